@@ -3,6 +3,7 @@
     python benchmarks/flow.py                 tables, and exit status 1 when a target is missed
     python benchmarks/flow.py --json          the same as JSON
     python benchmarks/flow.py --without-ray   ours alone: what is measured against Ray has no verdict then
+    python benchmarks/flow.py --old FOLDER    next to the code of another checkout: no row may be more than 5 % slower
     python benchmarks/flow.py --share 0.05    fewer inputs, to see that all of it runs
 
 Each stage returns what it is given, in a process of its own on both sides. Ray is the extra `cluster`.
@@ -11,14 +12,17 @@ Each stage returns what it is given, in a process of its own on both sides. Ray 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 import threading
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOPROPE_SIM", "910B4x1")
@@ -26,7 +30,7 @@ os.environ.setdefault("TOPROPE_SIM", "910B4x1")
 import numpy as np
 import torch
 from parts.processes import memory
-from parts.turns import Measure, Row, Work, one_by_one, several
+from parts.turns import SLOWER, Measure, Row, Work, one_by_one, several
 
 from toprope import flow
 from toprope.flow.exceptions import QUEUE_FULL
@@ -230,14 +234,69 @@ class Chains:
             side.close()
 
 
-def compare(ray: Any, share: float, rounds: int) -> list[Row]:
+class Old:
+    """The same chains with the code of another checkout, in a program of its own.
+
+    Args:
+        folder: the checkout.
+        hops, share: see `Chains`.
+    """
+
+    def __init__(self, folder: Path, hops: int, share: float) -> None:
+        environment = os.environ | {"PYTHONPATH": str(folder / "src")}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), "--answer", str(hops), "--share", str(share)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        found = self._answer()
+        if Path(found["code"]).resolve() != (folder / "src" / "toprope" / "__init__.py").resolve():
+            raise SystemExit(f"the old code was not used but {found['code']}. do: name a checkout with --old")
+        self.pids: list[int] = found["pids"]
+
+    def _answer(self) -> Any:
+        line = self._process.stdout.readline()  # type: ignore[union-attr]
+        if not line:
+            raise RuntimeError(f"the program of the old code has ended with status {self._process.wait()}")
+        return json.loads(line)
+
+    def measure(self, place: int) -> float:
+        """Microseconds of an input in the row at this place."""
+        self._process.stdin.write(f"{place}\n")  # type: ignore[union-attr]
+        self._process.stdin.flush()  # type: ignore[union-attr]
+        return float(self._answer())
+
+    def close(self) -> None:
+        self._process.communicate("")
+
+
+def answer(hops: int, share: float) -> None:
+    """Measure the rows whose places come on standard input, see `Old`."""
+    import toprope
+
+    chains = Chains(None, hops, share)
+    pids = sorted({pid for each in chains.sides for pid in each.pids()})
+    print(json.dumps({"code": toprope.__file__, "pids": pids}), flush=True)
+    for line in sys.stdin:
+        work = chains.work[int(line)]
+        print(json.dumps(work.once(work.ours)[0]), flush=True)
+    chains.close()
+    flow.finalize()
+
+
+def compare(ray: Any, share: float, rounds: int, old: Path | None) -> list[Row]:
     """All rows. One round before does not count."""
     rows = []
     for hops in (1, 3):
         chains = Chains(ray, hops, share)
+        before = None if old is None else Old(old, hops, share)
+        if before is not None:
+            for place, each in enumerate(chains.work):
+                each.old = functools.partial(before.measure, place)
         for number in range(rounds + 1):
             for each in chains.work:
-                each.turn(number > 0, chains.sides)
+                each.turn(number, chains.sides, () if before is None else before.pids)
+        if before is not None:
+            before.close()
         chains.close()
         rows += [each.row for each in chains.work]
     return rows
@@ -301,16 +360,22 @@ def show(rows: list[Row], grown: Growth, rounds: int) -> None:
     words = {None: "", True: "met", False: "missed"}
     load = os.getloadavg()[0]
     print(f"Medians of {rounds} rounds, measured here on {os.cpu_count()} processors with a load of {load:.1f}\n")
-    print("| microseconds for an input | toprope | Ray | toprope / Ray | target | | CPU toprope | CPU Ray |")
+    print("| microseconds for an input | toprope | Ray | toprope / Ray (interval) | target | | CPU toprope | CPU Ray |")
     print("|---|---:|---:|---:|---|---|---:|---:|")
     for row in rows:
         found = row.as_dict()
         ray = found["ray"]
         target = "" if row.limit is None else f"<= {row.limit:g}x"
-        text = ("", "", "") if ray is None else (f"{ray:.0f}", f"{found['ours'] / ray:.2f}", "")
+        text = ("", "") if ray is None else (f"{ray:.0f}", str(row.to_ray))
         theirs = "" if ray is None else f"{found['rays_processor']:.0f}"
         print(f"| {row.name} | {found['ours']:.0f} | {text[0]} | {text[1]} | {target} | {words[row.met]}"
               f" | {found['our_processor']:.0f} | {theirs} |")  # fmt: skip
+    if any(row.old for row in rows):
+        print(
+            "\n| median ratio to the old code | toprope / old (interval, confidence) | target | |\n|---|---:|---|---|"
+        )
+        for row in rows:
+            print(f"| {row.name} | {row.to_old} | <= {SLOWER:g} | {words[not row.is_slower]} |")
     before, after = grown.before / MB, grown.after / MB
     print(f"\n{grown.count} inputs of 100 KB through 3 stages, as many under way as fit: at most {grown.depth} in an")
     print(f"edge, driver and stages {before:.1f} MB before and {after:.1f} MB after: {words[grown.met]}")
@@ -326,12 +391,21 @@ def main() -> int:
     parser.add_argument(
         "--growth", type=int, default=0, help=f"inputs of the test of memory ({GROWTH}, or the share of it)"
     )
+    parser.add_argument("--old", type=Path, metavar="FOLDER", help="a checkout whose code takes turns with this one's")
+    parser.add_argument("--answer", type=int, metavar="HOPS", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.old is not None and not (arguments.old / "src" / "toprope").is_dir():
+        parser.error(f"--old {arguments.old}: there is no src/toprope in it. do: name the folder of a checkout")
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.old is not None:
+            arguments.old = arguments.old.resolve()
         os.chdir(folder)  # stages have a folder each, where the program is
+        if arguments.answer is not None:
+            answer(arguments.answer, arguments.share)
+            return 0
         grown = growth(arguments.growth or max(30, int(GROWTH * arguments.share)))  # Ray has threads in the driver too
         ray = None if arguments.without_ray else started_ray()
-        rows = compare(ray, arguments.share, arguments.rounds)
+        rows = compare(ray, arguments.share, arguments.rounds, arguments.old)
         flow.finalize()
         os.chdir("/")
     if arguments.json:
@@ -340,7 +414,7 @@ def main() -> int:
         print(json.dumps({"rows": [row.as_dict() for row in rows], "growth": found}, indent=1))
     else:
         show(rows, grown, arguments.rounds)
-    return 1 if not grown.met or any(row.met is False for row in rows) else 0
+    return 1 if not grown.met or any(row.met is False or row.is_slower for row in rows) else 0
 
 
 def end(code: int) -> None:

@@ -4,6 +4,8 @@
     python benchmarks/functions.py --json          the same as JSON
     python benchmarks/functions.py --without-ray   ours alone: what is measured against Ray has no verdict then
     python benchmarks/functions.py --share 0.05    fewer calls, to see that all of it runs
+    python benchmarks/functions.py --old FOLDER    next to the toprope of another work tree (git worktree add FOLDER
+                                                   COMMIT) in the place of Ray; exit status 1 when a row is slower
 
 Ray is the extra `cluster`. The card is a simulated one: a real card's own start comes on top of both sides.
 """
@@ -19,12 +21,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOPROPE_SIM", "910B4x2")
 
 import numpy as np
 from parts.footprint import Footprint, settled
+from parts.versions import Compared, Version, compare_versions, serve
 
 from toprope import functions as yr
 
@@ -183,8 +188,18 @@ def median_of(call: Callable[[], object], count: int) -> float:
     return statistics.median(times)
 
 
+Work = list[tuple[Row, Callable[[Side], float]]]
+
+
 def compare(sides: list[Side], share: float) -> list[Row]:
     """The rows about calls and arguments."""
+    work = calls(sides, share)
+    take_turns(sides, work)
+    return [row for row, _ in work]
+
+
+def calls(sides: list[Side], share: float) -> Work:
+    """How calls and arguments are measured."""
 
     def some(count: int) -> int:
         return max(3, int(count * share))
@@ -193,7 +208,7 @@ def compare(sides: list[Side], share: float) -> list[Row]:
     values = [np.frombuffer(each, "u1") for each in (small, middle, large)]
     refs = {id(side): side.put(values[2]) for side in sides}
     pipelined = some(PIPELINED)
-    work: list[tuple[Row, Callable[[Side], float]]] = [
+    return [
         (Row("a call and its reply", **faster(15)), lambda side: median_of(side.nothing, some(CALLS))),
         (Row("calls one after the other without waiting, each", **faster(15)),
          lambda side: median_of(lambda: side.pipelined(pipelined), 3) / pipelined),
@@ -204,11 +219,9 @@ def compare(sides: list[Side], share: float) -> list[Row]:
         (Row("100 MB by value", "no slower than Ray", lambda ours, ray: ours <= ray),
          lambda side: median_of(lambda: side.size(values[2]), some(10))),
     ]  # fmt: skip
-    take_turns(sides, work)
-    return [row for row, _ in work]
 
 
-def take_turns(sides: list[Side], work: list[tuple[Row, Callable[[Side], float]]], rounds: int = ROUNDS) -> None:
+def take_turns(sides: list[Side], work: Work, rounds: int = ROUNDS) -> None:
     """Measure in rounds; in each, every side once. One round before does not count."""
     for number in range(rounds + 1):
         for row, measure in work:
@@ -228,10 +241,7 @@ def creation(sides: list[Side], share: float) -> list[Row]:
     ]  # fmt: skip
     for number in range(max(3, int(ROUNDS * CREATED * share))):
         for side in sides:
-            time.sleep(0.3)  # the next worker gets warm
-            begin = time.perf_counter()
-            made = side.create()
-            found = (time.perf_counter() - begin) * 1e6
+            made, found = created(side)
             if isinstance(side, Ours):
                 rows[1].ours.append(median_of(lambda side=side, made=made: side.run(made), 1))
             if number:
@@ -240,13 +250,69 @@ def creation(sides: list[Side], share: float) -> list[Row]:
     return rows
 
 
+def created(side: Side) -> tuple[Any, float]:
+    """An instance that holds a card, and the microseconds until it has answered once."""
+    time.sleep(0.3)  # the next worker gets warm
+    begin = time.perf_counter()
+    made = side.create()
+    return made, (time.perf_counter() - begin) * 1e6
+
+
+# Another version
+
+
+def serve_rows(share: float) -> None:
+    """Measure rows of this process's toprope as another process asks for them."""
+    yr.init(yr.Config(num_cpus=16))
+    side = Ours()
+    rows: dict[str, Callable[[], float]] = {row.name: partial(measure, side) for row, measure in calls([side], share)}
+
+    def create() -> float:
+        made, found = created(side)
+        side.end(made)
+        return found
+
+    rows["the mission's class on a simulated card, made and asked once"] = lambda: statistics.median(
+        create() for _ in range(max(1, int(CREATED * share)))
+    )
+    import toprope
+
+    assert toprope.__file__ is not None
+    serve(rows, toprope.__file__, sys.stdin, sys.stdout)
+    side.close()
+    yr.finalize()
+
+
+def compare_with(old: Path, share: float, rounds: int) -> list[Compared]:
+    """The rows of this work tree and of another."""
+    here = Path(__file__).resolve()
+    versions = []
+    try:
+        for folder in (here.parents[1], old):
+            versions.append(Version(folder, str(here), "--share", str(share)))
+        return compare_versions(versions[0], versions[1], rounds)
+    finally:
+        for each in versions:
+            each.close()
+
+
+def show_versions(rows: list[Compared], old: Path, rounds: int) -> None:
+    """Print the table."""
+    print(f"Medians of {rounds} rounds next to {old}; new / old: geometric mean and 95 % interval\n")
+    print("| | new | old | new / old | interval | |\n|---|---:|---:|---:|---|---|")
+    for each in rows:
+        ratio, low, high = each.ratio
+        times = f"{time_of(statistics.median(each.new))} | {time_of(statistics.median(each.old))}"
+        print(f"| {each.name} | {times} | {ratio:.3f} | {low:.3f} to {high:.3f} | {each.verdict} |")
+
+
 def on_ray(ray: Any, share: float) -> list[Row]:
     """The same program on Ray, by us, beside Ray's own calls."""
     little_more = {"target": "<= 1.15x Ray's own", "holds": lambda ours, ray: ours <= 1.15 * ray}
     yr.init(yr.Config(server_address="ray"))
     value = np.zeros(MB, "u1")
     count = max(3, int(CALLS * share))
-    work: list[tuple[Row, Callable[[Side], float]]] = [
+    work: Work = [
         (Row("on Ray: a call and its reply", **little_more), lambda side: median_of(side.nothing, count)),
         (Row("on Ray: 1 MB argument", **little_more), lambda side: median_of(lambda: side.size(value), count // 5)),
     ]
@@ -364,7 +430,20 @@ def main() -> int:
     parser.add_argument(
         "--growth", type=int, default=0, help=f"instances made and ended ({GROWTH}, or the share of it)"
     )
+    parser.add_argument("--old", type=Path, metavar="FOLDER", help="a work tree of an older commit, measured in turns")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds with --old")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.serve:
+        serve_rows(arguments.share)
+        return 0
+    if arguments.old is not None:
+        compared = compare_with(arguments.old, arguments.share, arguments.rounds)
+        if arguments.json:
+            print(json.dumps({"rows": [each.as_dict() for each in compared]}, indent=1))
+        else:
+            show_versions(compared, arguments.old, arguments.rounds)
+        return 1 if any(each.verdict == "slower" for each in compared) else 0
     count = arguments.growth or max(5, int(GROWTH * arguments.share))
     rows, grown = measure(not arguments.without_ray, arguments.share, count)
     if arguments.json:

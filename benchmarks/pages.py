@@ -4,6 +4,8 @@
     python benchmarks/pages.py --loaded       where others use the machine: targets are held against a thread's CPU time
     python benchmarks/pages.py --json         the same figures as JSON
     python benchmarks/pages.py --size 1024    smaller matrices, to see that all of it runs; speed has no verdict then
+    python benchmarks/pages.py --old FOLDER   decoding and products with another checkout's code too, in turns; status 1
+                                              when one is more than 5 % slower now
 
 Every figure of a table is from this run; those that are compared took turns, in another order each round, so that each
 finds the cache filled by one of the others. Products are told twice: by all of torch's threads in wall time, and by one
@@ -23,15 +25,19 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from parts.old_code import Rows, compare, is_served, serve
+from parts.old_code import report as report_turns
 from torch.nn import functional
 
 from toprope.tiers import pages
-from toprope.tiers.quant import kernels as native
 
 ROUNDS = 25
 HELD = 4096
@@ -210,13 +216,71 @@ def products(report: Report, size: int, loaded: bool) -> None:
         report.add("Stored bytes after all products", unchanged, format=form, MB=page.nbytes / 1e6, target="unchanged")
 
 
+@contextmanager
+def decode_turns(size: int, form: str, dtype: torch.dtype) -> Iterator[Callable[[], float]]:
+    """Decoding a matrix into memory that is there."""
+    torch.manual_seed(0)
+    page, out = pages.encode(torch.randn(size, size), form, "reference"), torch.empty(size, size, dtype=dtype)
+    yield least(lambda: pages.decode(page, out=out))
+
+
+@contextmanager
+def product_turns(size: int, form: str, dtype: torch.dtype, batch: int) -> Iterator[Callable[[], float]]:
+    """Products of a few rows with a matrix."""
+    torch.manual_seed(0)
+    page, x = pages.encode(torch.randn(size, size).bfloat16(), form, "reference"), torch.randn(batch, size).to(dtype)
+    yield least(lambda: pages.product(x, page))
+
+
+def least(work: Callable[[], object]) -> Callable[[], float]:
+    """The least seconds of five calls."""
+
+    def measured() -> float:
+        took = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            work()
+            took.append(time.perf_counter() - begin)
+        return min(took)
+
+    measured()
+    return measured
+
+
+def turns(size: int) -> Rows:
+    """What is measured with an older code too."""
+    dtypes = (torch.bfloat16, torch.float32)
+    return {
+        **{f"decode {form}, {str(dtype)[6:]}": partial(decode_turns, size, form, dtype)
+           for form in pages.FORMATS for dtype in dtypes},
+        **{f"{form}, {str(dtype)[6:]}, {batch} rows": partial(product_turns, size, form, dtype, batch)
+           for form in pages.FORMATS for dtype in dtypes for batch in (1, 8, 32)},
+    }  # fmt: skip
+
+
+def against(old: Path, size: int, rounds: int, *, as_json: bool) -> int:
+    """The turns with both versions; the exit status."""
+    arguments: Sequence[str] = ["--size", str(size)]
+    return report_turns(compare(Path(__file__), arguments, old, list(turns(size)), rounds), as_json=as_json)
+
+
 def main() -> int:
     """Measure, print, and tell by the status whether a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="figures as JSON")
     parser.add_argument("--loaded", action="store_true", help="hold targets against one thread's CPU time")
     parser.add_argument("--size", type=int, default=4096, help="rows and columns of the weights")
+    parser.add_argument("--old", type=Path, metavar="FOLDER", help="a checkout of the code to compare with")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each row with --old")
     chosen = parser.parse_args()
+    if is_served():
+        with torch.no_grad():
+            serve(turns(chosen.size))
+        return 0
+    if chosen.old is not None:
+        return against(chosen.old, chosen.size, chosen.rounds, as_json=chosen.json)
+    from toprope.tiers.quant import kernels as native  # older code has it elsewhere
+
     kernels = native.kernels()
     if kernels is None:
         print(f"nothing to measure: {native.why_none()}", file=sys.stderr)

@@ -22,13 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from parts.processes import stopped
+from parts.ratios import ratio
 from parts.services import Service, litserve, ray_serve, toprope_serve
 
 CONNECTIONS = (4, 16, 64)
 BODY = json.dumps({"x": [[round(math.sin(number), 4) for number in range(64)]]}).encode()
 TARGET = 1.5
-T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-"""Student's t for a two-sided interval of 95 %, by degrees of freedom."""
 
 
 def fastest(service: Service, seconds: float, limit: float) -> tuple[float, float, int]:
@@ -63,19 +62,9 @@ def tuned(
     return best[1]
 
 
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Geometric mean of ratios, and its interval of 95 %."""
-    logs = [math.log(each) for each in ratios]
-    mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return math.exp(mean), 0.0, math.inf
-    half = T_95.get(len(logs) - 1, 2.0) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6, help="6 or more give an interval of 95 %%")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--limit-ms", type=float, default=50.0, help="of p99")
     parser.add_argument("--litserve", metavar="PYTHON", help="Python of an environment with LitServe")
@@ -138,8 +127,9 @@ def report(services: list[Service], rates: dict[str, list[tuple[float, float, in
             elif not all(theirs[0] for _, theirs in pairs):
                 row["ratio"] = None  # nothing of it within the limit
             else:
-                row["ratio"] = interval([mine[0] / theirs[0] for mine, theirs in pairs])
-                met = met and row["ratio"][0] >= TARGET and row["ratio"][1] > 1
+                found_ratio = ratio([mine[0] for mine, _ in pairs], [theirs[0] for _, theirs in pairs])
+                row["ratio"] = found_ratio
+                met = met and found_ratio.median >= TARGET and found_ratio.low > 1
         rows.append(row)
     if given.json:
         print(json.dumps({"limit_ms": given.limit_ms, "rows": rows, "met": met if peers else None}))
@@ -149,14 +139,8 @@ def report(services: list[Service], rates: dict[str, list[tuple[float, float, in
             "| --- | --- | --- | --- | --- |"
         )
         for row in rows:
-            ratio = row.get("ratio", ())
-            text = (
-                ""
-                if ratio == ()
-                else "none within the limit"
-                if ratio is None
-                else "{:.2f} ({:.2f} to {:.2f})".format(*ratio)
-            )
+            found = row.get("ratio", ())
+            text = "" if found == () else "none within the limit" if found is None else str(found)
             print(f"| {row['name']} | {row['rps']:.0f} | {row['p99_ms']:.1f} ms | {text} | {row['settings']} |")
     return int(bool(peers) and not met)
 

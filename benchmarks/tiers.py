@@ -4,6 +4,8 @@
     python benchmarks/tiers.py --json              the same as JSON
     python benchmarks/tiers.py --quick             a small model and few runs, to see that everything works
     python benchmarks/tiers.py --folder /data      where the model's 2.15 GB are written (and, for accelerate, again)
+    python benchmarks/tiers.py --old FOLDER        the same passes with another checkout's code, in turns; status 1 when
+                                                   one is more than 5 % slower now
 
 32 x Linear(4096, 4096) in fp32 lie on the disk, the device is an arena of 0.5 GB in the host's memory. A run is: the
 disk and the computation alone (calibration), a pass whose weights come from the disk, the same with accelerate, and the
@@ -34,12 +36,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from parts.limits import Row, line, row
+from parts.old_code import Rows, compare, is_served, report, serve
 from safetensors.torch import save_file
 from torch import nn
 
@@ -332,6 +337,74 @@ def from_host(plain: nn.Sequential, size: Size, rows: int) -> Row:
     return row(name, ratios, TARGETS.get(name), discarded, told)
 
 
+@contextmanager
+def disk_turns(folder: Path, size: Size, rows: int) -> Iterator[Callable[[], float]]:
+    """Passes whose weights come from the disk."""
+    torch.manual_seed(1)
+    x = torch.randn(rows, size.width)
+    with skeleton():
+        model = build(size)
+    with attach(model, size.arena, 0, folder):
+        for _ in range(3):
+            model(x)
+        yield lambda: timed(lambda: model(x))
+
+
+@contextmanager
+def host_turns(size: Size, rows: int, link: float | None) -> Iterator[Callable[[], float]]:
+    """Passes whose weights come from the host, over an emulated link where one is given."""
+    torch.manual_seed(1)
+    x = torch.randn(rows, size.width)
+    model = build(size)
+    with attach(model, size.arena, size.weights, link=link) as handle:
+        for _ in range(3):
+            model(x)
+        yield lambda: timed(lambda: model(x))
+        handle.close()  # the weights are not looked at again
+
+
+@contextmanager
+def small_turns() -> Iterator[Callable[[], float]]:
+    """Passes of small layers that come and go: time of Python."""
+    model, x = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(64))), torch.randn(1, 64)
+    with attach(model, 40 * 64 * 64 * 4, "1GB", small=1):
+        for _ in range(5):
+            model(x)
+        yield lambda: min(timed(lambda: model(x)) for _ in range(20))
+
+
+def turns(size: Size, folder: Path, counts: Sequence[int]) -> Rows:
+    """What is measured with an older code too."""
+    found: Rows = {
+        **{f"disk, {count} rows": partial(disk_turns, folder / "whole", size, count) for count in counts},
+        **{
+            f"disk, {count} rows, copied": partial(disk_turns, folder / "odd", size, count)
+            for count in counts
+            if count <= COPIED_ROWS
+        },
+        **{
+            f"host, {'no link' if link is None else f'{link / 1e9:g} GB/s'}, {count} rows": partial(
+                host_turns, size, count, link
+            )
+            for link in (None, size.link, 4 * size.link)
+            for count in (16, 128)
+        },
+        "64 small layers": small_turns,
+    }
+    return found
+
+
+def against(old: Path, given: argparse.Namespace, size: Size) -> int:
+    """The passes with the code of now and with an older one's, in turns; the exit status."""
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="toprope-bench-") as name:
+        folder = Path(name)
+        write(folder / "whole", size)
+        write(folder / "odd", size, 8)
+        arguments = ["--folder", name, *(["--quick"] if given.quick else []), "--rows", *map(str, given.rows)]
+        names = list(turns(size, folder, given.rows))
+        return report(compare(Path(__file__), arguments, old, names, given.rounds), as_json=given.json)
+
+
 def overhead() -> float:
     """Microseconds of Python a layer: small layers that come and go, against the same ones in memory."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(64)))
@@ -409,10 +482,18 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="how many rows the passes from the disk have")
     parser.add_argument("--folder", type=Path, help="where the model is written")
     parser.add_argument("--runs", type=int, help="how many runs must count")
+    parser.add_argument("--old", type=Path, metavar="FOLDER", help="a checkout of the code to compare with")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each row with --old")
     given = parser.parse_args()
     size = QUICK if given.quick else Size()
     if given.runs:
         size = replace(size, runs=given.runs, tries=2 * given.runs)
+    if is_served():
+        torch.set_grad_enabled(False)
+        serve(turns(size, given.folder, given.rows))
+        return 0
+    if given.old is not None:
+        return against(given.old, given, size)
     with tempfile.TemporaryDirectory(dir=given.folder, prefix="toprope-bench-") as folder:
         rows, figures = measure(size, Path(folder), given.rows)
     load = os.getloadavg()[0]

@@ -3,6 +3,8 @@
     python benchmarks/tiers_training.py                  a table, and exit status 1 when the target is missed
     python benchmarks/tiers_training.py --json
     python benchmarks/tiers_training.py --quick          a small model and few runs, to see that everything works
+    python benchmarks/tiers_training.py --old FOLDER     the same steps with another checkout's code, in turns; status 1
+                                                         when one is more than 5 % slower now
 
 A stack of square Linear layers in fp32 trains on the CPU; its weights stay in the arena, what forward saves and Adam's
 states go to a file. A run is: a step with everything in memory and the disk alone (calibration), a step with tiers, and
@@ -25,14 +27,22 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from parts.limits import Row, line, row
+from parts.old_code import Rows, compare, is_served, report, serve
 from torch import nn
 
 from toprope.tiers import attach
+
+if TYPE_CHECKING:
+    from toprope.tiers import Handle
 
 PIECE = 4 * 2**20
 
@@ -144,15 +154,20 @@ def calibrate(plain: Trained, folder: Path, size: Size) -> tuple[float, float, f
     return took, optimizer, write, read
 
 
+def attached(ours: Trained, folder: Path) -> Handle:
+    """With room for all weights and gradients, and for tiles of the optimizer's step."""
+    weights = sum(each.nbytes for each in ours.model.parameters())
+    return attach(
+        ours.model, 2 * weights + 2**26, 2**27, folder, on="cpu", training=True, states="disk", activations="disk"
+    )
+
+
 def training(folder: Path, size: Size, rows: int) -> Row:
     """Steps with tiers against steps in memory."""
     plain, ours = Trained(size, rows), Trained(size, rows)
     weights = sum(each.nbytes for each in ours.model.parameters())
     ratios, told, discarded = [], [], 0
-    # Room for all weights and gradients, and for tiles of the optimizer's step.
-    with attach(
-        ours.model, 2 * weights + 2**26, 2**27, folder, on="cpu", training=True, states="disk", activations="disk"
-    ) as handle:
+    with attached(ours, folder) as handle:
         handle.optimizer(ours.optimizer)
         for each in (plain, plain, ours, ours):
             each.step()
@@ -193,6 +208,22 @@ def training(folder: Path, size: Size, rows: int) -> Row:
     return row(f"training, {rows} rows", ratios, TARGET, discarded, told)
 
 
+@contextmanager
+def turns_of(folder: Path, size: Size, rows: int) -> Iterator[Callable[[], float]]:
+    """Steps with tiers."""
+    ours = Trained(size, rows)
+    with attached(ours, folder) as handle:
+        handle.optimizer(ours.optimizer)
+        for _ in range(3):
+            ours.step()
+        yield lambda: ours.step()[0]
+
+
+def turns(folder: Path, size: Size) -> Rows:
+    """What is measured with an older code too."""
+    return {f"training, {rows} rows": partial(turns_of, folder, size, rows) for rows in size.rows}
+
+
 def measure(folder: Path, size: Size) -> list[Row]:
     """All rows."""
     with torch.enable_grad():
@@ -206,13 +237,22 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="on which disk")
     parser.add_argument("--rows", type=int, nargs="*", help="rows of a batch")
     parser.add_argument("--runs", type=int, help="how many runs must count")
+    parser.add_argument("--old", type=Path, metavar="FOLDER", help="a checkout of the code to compare with")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each row with --old")
     given = parser.parse_args()
     size = QUICK if given.quick else Size()
     if given.runs:
         size = replace(size, runs=given.runs, tries=3 * given.runs)
     if given.rows:
         size = replace(size, rows=tuple(given.rows))
+    if is_served():
+        serve(turns(given.folder, size))
+        return 0
     with tempfile.TemporaryDirectory(dir=given.folder, prefix="toprope-bench-") as folder:
+        if given.old is not None:
+            names = list(turns(Path(folder), size))
+            arguments = ["--folder", folder, *(["--quick"] if given.quick else []), "--rows", *map(str, size.rows)]
+            return report(compare(Path(__file__), arguments, given.old, names, given.rounds), as_json=given.json)
         rows = measure(Path(folder), size)
     load = os.getloadavg()[0]
     if given.json:

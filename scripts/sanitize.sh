@@ -5,7 +5,10 @@
 # not looked for, since Python and torch keep what they allocate until they end.
 set -eu
 cd "$(dirname "$0")/.."
-CXX="g++ -fsanitize=address -fno-omit-frame-pointer"
+# Inductor takes CXX for the name of a program, and the build does as well.
+CXX="$PWD/.venv/bin/g++-address"
+printf '#!/bin/sh\nexec g++ -fsanitize=address -fno-omit-frame-pointer "$@"\n' >"$CXX"
+chmod +x "$CXX"
 export CXX
 .venv/bin/python -c 'from toprope.sim import build; build.ensure()'
 preload="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so)"

@@ -2,6 +2,8 @@
 
 import datetime
 import functools
+import importlib.abc
+import importlib.machinery
 import os
 import pathlib
 import platform
@@ -72,9 +74,37 @@ def pytest_configure(config):
     # nor what the user has started with `toprope start`
     folder = os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="toprope-tests-")
     os.environ["XDG_CONFIG_HOME"] = f"{folder}/config"  # nor the rates of the user's card
+    if not INNER:
+        sys.meta_path.insert(0, WithoutCard())
     if forkserver.ADDRESS not in os.environ:  # xdist's workers, and processes of tests, use the server of the run
         os.environ[forkserver.ADDRESS] = f"{folder}/forkserver"
         os.environ[forkserver.OWNER] = str(os.getpid())
+
+
+class WithoutCard(importlib.abc.MetaPathFinder):
+    """Has torch imported as on a machine without a simulated card, whatever variable a test has set by then.
+
+    torch loads its backends once, when it is imported: a test in whose session that happened first would leave the card
+    to all modules after it, and which test that is depends on what runs before.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module):
+                card = os.environ.pop("TOPROPE_SIM", None)
+                try:
+                    load(module)
+                finally:
+                    if card is not None:
+                        os.environ["TOPROPE_SIM"] = card
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 def pytest_unconfigure(config):
@@ -107,6 +137,7 @@ def shared_state():
     """What the tests of one process share and may change, by a name for each part."""
     variables = {f"${name}": text for name, text in os.environ.items() if not name.startswith(LIBRARIES_OWN)}
     torch = sys.modules.get("torch")
+    raylet = sys.modules.get("ray._raylet")
     return {
         **variables,
         "folder": os.getcwd(),
@@ -114,6 +145,7 @@ def shared_state():
         "Ctrl-C": signal.getsignal(signal.SIGINT),
         "modules named torch_npu": [name for name in sys.modules if name.partition(".")[0] == "torch_npu"],
         "torch.npu": getattr(torch, "npu", None),
+        "authentication of Ray": int(raylet.get_authentication_mode()) if raylet else 0,
         "default dtype": str(torch.get_default_dtype()) if hasattr(torch, "get_default_dtype") else "torch.float32",
     }
 

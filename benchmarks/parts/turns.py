@@ -1,16 +1,21 @@
-"""Two sides that take turns in rounds: what they measure, and what the rounds say."""
+"""Sides that take turns in rounds: what they measure, and what the rounds say."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from parts.processes import processor_time, stopped
+from parts.ratios import Ratio, ratio
 
-__all__ = ["Measure", "Row", "Side", "Work", "one_by_one", "several"]
+__all__ = ["SLOWER", "Measure", "Row", "Side", "Work", "one_by_one", "several"]
+
+SLOWER = 1.05
+"""Times the old code's time that ours may be."""
 
 
 class Side(Protocol):
@@ -38,6 +43,7 @@ class Row:
         limit: our time must be at most so many times Ray's; None for no target.
         ours, ray: a time for each round.
         our_processor, rays_processor: of driver and stages, for each input and round.
+        old: a time of the old code for each round.
     """
 
     name: str
@@ -46,6 +52,7 @@ class Row:
     ray: list[float] = field(default_factory=list)
     our_processor: list[float] = field(default_factory=list)
     rays_processor: list[float] = field(default_factory=list)
+    old: list[float] = field(default_factory=list)
 
     @property
     def met(self) -> bool | None:
@@ -54,10 +61,26 @@ class Row:
             return None
         return statistics.median(self.ours) <= self.limit * statistics.median(self.ray)
 
+    @property
+    def to_ray(self) -> Ratio | None:
+        """Our time by Ray's; None if that was not measured."""
+        return ratio(self.ours, self.ray) if self.ray else None
+
+    @property
+    def to_old(self) -> Ratio | None:
+        """Our time by the old code's; None if that was not measured."""
+        return ratio(self.ours, self.old) if self.old else None
+
+    @property
+    def is_slower(self) -> bool:
+        """True if the median ratio to the old code is more than a row may be slower."""
+        return self.to_old is not None and self.to_old.median > SLOWER
+
     def as_dict(self) -> dict[str, Any]:
         names = ("ours", "ray", "our_processor", "rays_processor")
         times = {name: statistics.median(found) if (found := getattr(self, name)) else None for name in names}
-        return {"name": self.name, "limit": self.limit, **times, "met": self.met}
+        found = {"name": self.name, "limit": self.limit, **times, "met": self.met}
+        return found if self.to_old is None else found | {"old": statistics.median(self.old), "to_old": self.to_old}
 
 
 Measure = Callable[[Side], tuple[float, int]]
@@ -66,27 +89,46 @@ Measure = Callable[[Side], tuple[float, int]]
 
 @dataclass
 class Work:
-    """What a row measures: our side, Ray's where it takes part, and what both do."""
+    """Measurement of a row: our side, Ray's where it takes part, and the same done by the old code."""
 
     row: Row
     ours: Side
     rays: Side | None
     measure: Measure
+    old: Callable[[], float] | None = None
 
-    def turn(self, counts: bool, everybody: Sequence[Side]) -> None:
-        """Measure each side once. All others are stopped meanwhile: an actor of Ray uses a processor while it waits."""
-        row = self.row
-        sides = [(self.ours, row.ours, row.our_processor), (self.rays, row.ray, row.rays_processor)]
-        for side, times, processor in sides:
-            if side is None:
-                continue
-            with stopped({pid for each in everybody for pid in each.pids()} - set(side.pids())):
-                before = processor_time(side.pids())
-                found, inputs = self.measure(side)
-                used = processor_time(side.pids()) - before
-            if counts:
+    def once(self, side: Side) -> tuple[float, float]:
+        """Microseconds of an input, and of processors for it."""
+        before = processor_time(side.pids())
+        found, inputs = self.measure(side)
+        return found, (processor_time(side.pids()) - before) / inputs * 1e6
+
+    def turn(self, number: int, everybody: Sequence[Side], others: Sequence[int] = ()) -> None:
+        """Measure each side once, in an order that changes from round to round; round 0 does not count.
+
+        All others are stopped meanwhile: an actor of Ray uses a processor while it waits.
+
+        Args:
+            number: of the round.
+            everybody: all sides.
+            others: processes of the old code.
+        """
+        row, pids = self.row, {pid for each in everybody for pid in each.pids()} | set(others)
+        turns: list[tuple[Callable[[], tuple[float, float]], Iterable[int], list[float], list[float]]] = [
+            (lambda: self.once(self.ours), self.ours.pids(), row.ours, row.our_processor)
+        ]
+        if self.rays is not None:
+            rays = self.rays
+            turns.append((lambda: self.once(rays), rays.pids(), row.ray, row.rays_processor))
+        if self.old is not None:
+            old = self.old
+            turns.append((lambda: (old(), 0.0), others, row.old, []))
+        for measure, its_own, times, processor in turns[:: 1 if number % 2 else -1]:
+            with stopped(pids - {*its_own, os.getpid()}):
+                found, used = measure()
+            if number:
                 times.append(found)
-                processor.append(used / inputs * 1e6)
+                processor.append(used)
 
 
 def one_by_one(is_large: bool, count: int) -> Measure:

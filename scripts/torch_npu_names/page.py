@@ -59,7 +59,8 @@ def markdown(
         "## What differs",
         _differences(found["all"], names["differences"]),
         "## What cannot be compared",
-        "torch_npu's compiled part makes these, and the wheel's Python files do not show how. They are here: "
+        "torch_npu's compiled part makes these, or they are of classes of torch's, and the wheel's Python files do not"
+        " show how. They are here: "
         + _list(found["all"].unread)
         + ". So are all fields of `get_device_properties()`: "
         + _list(names["properties"])

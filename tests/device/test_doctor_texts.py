@@ -128,6 +128,7 @@ TEXTS = [
     ("CAUTION: The operator 'torchvision::nms' is not currently supported on the NPU backend and will fall back to run on the CPU.", "cpu-fallback", "not an error"),
     ("RuntimeError: modulated_deform_conv_forward_impl: implementation for device npu:0 not found.", "operator-not-implemented", "FORCE_NPU"),
     ("RuntimeError: Expected all tensors to be on the same device, but found at least two devices, npu:0 and cpu!", "two-devices", "set_device"),
+    ("RuntimeError: Expected all tensors to be on the same device. Expected NPU tensor, please check whether the input tensor device is correct.", "two-devices", "set_device"),
     ("Reason: The IP address and port have been bound already.", "port-taken", "HCCL_IF_BASE_PORT"),
     ("wait socket establish timeout, role[1] rank[12] timeout[120]", "link-timeout", "tls"),
     ('TopoDetect ERROR occur !!! fault_info["Failed to connect agent[1,3,5,7,]"]', "rank-missing", "1,3,5,7"),

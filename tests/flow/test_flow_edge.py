@@ -4,6 +4,7 @@ import pickle
 import socket
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.flow.batch import batcher, check
-from toprope.flow.edge import DONE, LOST, SENT, TAKEN, InLink, InQueue, OutLink, Page
-from toprope.flow.edge_bell import Bell
-from toprope.flow.edge_codec import Codec
-from toprope.flow.edge_hub import Hub, Kind
+from toprope import flow
+from toprope.flow import edge, executor, worker
+from toprope.flow.edge.codec import Codec
+from toprope.flow.edge.connections import Connections, Kind
+from toprope.flow.edge.links import InLink, InQueue, OutLink
+from toprope.flow.edge.ring_buffer import DONE, LOST, SENT, TAKEN, RingBuffer, WakeUp
 from toprope.flow.exceptions import DATA_ALIGN_FAILED, SHAPE_INVALID, DfException
-from toprope.flow.gather import Align, Order, Source
+from toprope.flow.executor import runner
 from toprope.flow.metrics import Pages
 from toprope.flow.stage_spec import (
     EMPTY,
@@ -35,6 +37,9 @@ from toprope.flow.stage_spec import (
     TimeBatch,
 )
 from toprope.flow.trace import chrome
+from toprope.flow.worker.batch import batcher, check
+from toprope.flow.worker.gather import Align, Order, Source
+from toprope.functions import interrupts
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)
 
@@ -50,12 +55,12 @@ def ends(tmp_path):
         def handle(peer, message):
             if message.kind == Kind.LINK:
                 *key, name = message.meta
-                link = InLink(Page(tmp_path / name, new=False), peer, queue)
+                link = InLink(RingBuffer(tmp_path / name, new=False), peer, queue)
                 queue.links.append(link)
                 receiver.add_link(peer, tuple(key), link)
 
-        receiver = Hub(tmp_path, "b", handle, lambda peer: None)
-        sender = Hub(tmp_path, "a", lambda peer, message: None, lambda peer: None)
+        receiver = Connections(tmp_path, "b", handle, lambda peer: None)
+        sender = Connections(tmp_path, "a", lambda peer, message: None, lambda peer: None)
         queue = InQueue(receiver, codecs[1], depth, overwrites)
         link = OutLink(sender, (0, 0, 0), "b", depth, overwrites, codecs[0], True, "b")
         link.connect()
@@ -67,24 +72,24 @@ def ends(tmp_path):
         each.close()
 
 
-def test_a_receiver_is_woken_by_its_socket_until_its_bell_has_come(ends):
+def test_a_receiver_is_woken_by_its_socket_until_its_wake_up_has_come(ends):
     link, queue, codec, sender, receiver = ends()
     threading.Timer(0.1, lambda: put(link, codec, Message(PICKLED, 1))).start()
     assert receiver.wait(lambda: len(queue) == 1, time.monotonic() + 10)
     peer = sender.peer("b")
-    assert peer.bell is None
-    assert sender.wait(lambda: peer.bell is not None, time.monotonic() + 10)
+    assert peer.wake_up is None
+    assert sender.wait(lambda: peer.wake_up is not None, time.monotonic() + 10)
     threading.Timer(0.1, lambda: put(link, codec, Message(PICKLED, 2))).start()
     assert receiver.wait(lambda: len(queue) == 2, time.monotonic() + 10)
     assert [queue.take().payload, queue.take().payload] == [1, 2]
 
 
-def test_a_bell_that_does_not_come_is_none(tmp_path):
+def test_a_wake_up_that_does_not_come_is_none(tmp_path):
     ours, theirs = socket.socketpair()
     theirs.send(b"b")  # as where the receiver has no descriptor left for it
-    assert Bell.taken(ours, tmp_path, "b") is None
+    assert WakeUp.receive(ours, tmp_path, "b") is None
     theirs.close()
-    assert Bell.taken(ours, tmp_path, "b") is None
+    assert WakeUp.receive(ours, tmp_path, "b") is None
     ours.close()
 
 
@@ -265,8 +270,8 @@ def test_a_name_that_is_too_long_for_a_socket_is_reached_all_the_same(tmp_path):
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
     got = []
-    receiver = Hub(folder, "b", lambda peer, message: got.append(message.meta), lambda peer: None)
-    sender = Hub(folder, "a", lambda peer, message: None, lambda peer: None)
+    receiver = Connections(folder, "b", lambda peer, message: got.append(message.meta), lambda peer: None)
+    sender = Connections(folder, "a", lambda peer, message: None, lambda peer: None)
     try:
         sender.send(sender.connect("b"), Kind.WAKE, 0, "hello")
         assert receiver.wait(lambda: bool(got), time.monotonic() + 5)
@@ -358,6 +363,25 @@ def queues(count):
     return [InQueue(None, None, 1000) for _ in range(count)]
 
 
+def test_a_time_limit_that_a_message_sets_ends_the_wait_and_no_polling_interval_does(ends, monkeypatch):
+    """A batch went out up to 50 ms late: the wait had begun before the batch had a time limit."""
+    monkeypatch.setattr("toprope.flow.edge.connections._TURN", 600)
+    link, queue, codec, _, receiver = ends()
+    batches = Order([Source(queue, batcher(CountBatch(3, timeout=100)))])
+    aligned = Align([Source(queue), Source(InQueue(receiver, codec, 4))], 10, 100, drop=False)
+    for number, gather in enumerate((batches, aligned), 1):
+        message = Message(TENSOR, np.arange(2), Head(number))
+        threading.Timer(0.1, put, (link, codec, message)).start()
+        assert receiver.wait(gather.is_ready, time.monotonic() + 60, gather.due)
+        assert len(gather.take().messages) == number
+
+
+def test_a_time_limit_that_has_passed_still_reads(ends):
+    link, queue, codec, _, receiver = ends()
+    put(link, codec, Message(PICKLED, 1))
+    assert receiver.wait(lambda: len(queue) == 1, time.monotonic() + 60, lambda: 0.0)
+
+
 @given(st.permutations(range(1, 12)), st.permutations(range(1, 12)))
 def test_alignment_pairs_by_transaction_whatever_the_order(first, second):
     both = queues(2)
@@ -377,7 +401,7 @@ def test_alignment_pairs_by_transaction_whatever_the_order(first, second):
 
 def test_a_group_that_stays_incomplete_is_handed_on_or_dropped(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("toprope.flow.gather.clock", lambda: now[0])
+    monkeypatch.setattr("toprope.flow.worker.gather.clock", lambda: now[0])
     for drop in (False, True):
         both = queues(2)
         align = Align([Source(each) for each in both], 2, 10, drop)
@@ -404,7 +428,15 @@ def test_order_drops_what_a_killed_stage_had_sent_on_one_side_only():
     assert [each.payload for each in order.take().messages] == ["new", "new"]
 
 
-def test_metrics_tell_of_a_page_that_is_not_whole_yet(tmp_path):
+def test_an_interrupt_waits_for_the_work_of_every_module_of_flow():
+    """The runner in a package of its own would protect that package alone."""
+    folders = [Path(flow.__file__).parent, *(Path(each.__file__).parent for each in (edge, executor, worker))]
+    assert runner.__file__.startswith(str(folders[0]))
+    for folder in folders:
+        assert str(folder / "module.py").startswith(interrupts._rooms), folder
+
+
+def test_metrics_tell_of_a_ring_buffer_that_is_not_whole_yet(tmp_path):
     class One:
         edges, nodes, inputs = (), (), ()
 

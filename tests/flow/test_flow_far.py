@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from toprope.flow.edge import BYTES, DONE, LOST, SENT, TAKEN, InQueue, Page
-from toprope.flow.edge_codec import Codec
-from toprope.flow.edge_hub import Kind
-from toprope.flow.far_gate import Address, Gate, dial
-from toprope.flow.far_hub import FarHub, Mirror, Reporter, begin, is_far, reach
-from toprope.flow.far_link import FarInLink, in_link, out_link
-from toprope.flow.stage_loop import Status
+from toprope.flow.edge.codec import Codec
+from toprope.flow.edge.connections import Connections, Kind, Remote
+from toprope.flow.edge.links import InQueue, in_link, out_link
+from toprope.flow.edge.machines import Mirror, Reporter, begin, reach
+from toprope.flow.edge.ring_buffer import BYTES, DONE, LOST, SENT, TAKEN, RingBuffer
 from toprope.flow.stage_plan import DRIVER, HostPlan, Reach, Route, Target
 from toprope.flow.stage_spec import EMPTY, EOS, FAILURE, PICKLED, RAW, TENSOR, TORCH, Failure, Head, Message
+from toprope.flow.stage_status import Status
 from toprope.functions.local.folder import join_folder, leave_folder
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)
@@ -32,7 +31,8 @@ class Side:
         self.folder.mkdir()
         self.codec = Codec(self.folder, name)
         self.seen = []
-        self.hub = FarHub(self.folder, name, self.handle, lambda peer: None, Reach(SECRET, "m", ""), name, "127.0.0.1")
+        self.hub = Connections(self.folder, name, self.handle, lambda peer: None, SECRET, name, "127.0.0.1")
+        self.book = self.hub.book = {}
         self.queue = InQueue(self.hub, self.codec, depth, overwrites)
 
     def handle(self, peer, message):
@@ -66,7 +66,7 @@ def sides(tmp_path):
         found = [Side(tmp_path, name, **options) for name in names]
         made.extend(found)
         for one in made:
-            one.hub.book.update({each.hub.name: each.hub.address for each in made})
+            one.book.update({each.hub.name: each.hub.address for each in made})
         return found
 
     yield make
@@ -77,7 +77,7 @@ def sides(tmp_path):
 def linked(sender, receiver, depth=4, overwrites=False):
     route = Route(0, 0, (), depth, overwrites, "next")
     target = Target(receiver.hub.name, 0, 0, False)
-    link = out_link(sender.hub, (0, 0, 0), target, route, sender.codec, is_far=is_far(sender.hub, target.host))
+    link = out_link(sender.hub, (0, 0, 0), target, route, sender.codec)
     link.connect()
     return link
 
@@ -175,38 +175,53 @@ def test_what_is_taken_and_kept_is_done_with(sides):
     assert [bytes(receiver.take().payload) for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_who_does_not_know_the_secret_is_let_in_nowhere(sides):
+def remote(secret, taken=None):
+    """The TCP side of a process that knows this secret, and the sockets that it lets in."""
+    return Remote(secret, "127.0.0.1", "x", (taken if taken is not None else []).append)
+
+
+def test_a_process_that_does_not_know_the_secret_is_let_in_nowhere(sides):
     (side,) = sides("a")
     address = side.hub.address
     for secret in (b"", b"t" * 32):
-        with pytest.raises(OSError, match=r"hung up|reset"):
-            dial(address, secret)
+        stranger = remote(secret)
+        with pytest.raises(OSError, match="no process of this graph"):
+            stranger.connect(address)
+        stranger.close()
     with socket.create_connection(address[1:]) as sock:  # a message in place of a proof
         sock.sendall(b"\x00" * 64)
-        sock.settimeout(5)
-        assert len(sock.recv(1000)) == 32
-        assert sock.recv(1000) == b""
-    # one who answers without knowing the secret is not talked to
-    gate = Gate("127.0.0.1", b"t" * 32, lambda sock: sock.close())
-    with pytest.raises(OSError, match=r"hung up|reset"):
-        dial(Address("x", "127.0.0.1", gate.port), SECRET)
-    with socket.create_server(("127.0.0.1", 0)) as liar:
-
-        def lie():
-            with liar.accept()[0] as sock:
-                sock.sendall(b"\x01" * 64)
-                sock.recv(100)
-
-        answer = threading.Thread(target=lie)
-        answer.start()
-        with pytest.raises(OSError, match=r"not of this graph|hung up|reset"):
-            dial(Address("x", *liar.getsockname()), SECRET)
-        answer.join(5)
-    gate.close()
+        sock.settimeout(60)
+        try:
+            while sock.recv(1000):
+                pass
+        except ConnectionResetError:
+            pass
+    # one that answers without knowing the secret is not talked to
+    liar = remote(b"t" * 32)
+    knows = remote(SECRET)
+    with pytest.raises(OSError, match="no process of this graph"):
+        knows.connect(liar.address)
+    liar.close()
+    with pytest.raises(OSError, match="refused"):
+        knows.connect(liar.address)
+    knows.close()
     assert side.seen == []
     assert side.hub._peers == {}
-    with pytest.raises(OSError, match="refused"):
-        dial(Address("x", "127.0.0.1", gate.port), b"t" * 32)
+
+
+def test_a_connection_that_says_nothing_ends_and_keeps_no_other_out(sides, monkeypatch):
+    monkeypatch.setattr("toprope.flow.edge.connections._PATIENCE", 1)
+    taken = []
+    one = remote(SECRET, taken)
+    with socket.create_connection(one.address[1:]) as silent:
+        other = remote(SECRET)
+        other.connect(one.address).close()
+        silent.settimeout(60)
+        while silent.recv(1000):  # the challenge, and then the end
+            pass
+    assert len(taken) == 1
+    for each in (*taken, one, other):
+        each.close()
 
 
 def test_what_a_dead_receiver_may_have_had_is_sent_again_marked_and_dropped_by_who_had_the_results(sides):
@@ -219,7 +234,7 @@ def test_what_a_dead_receiver_may_have_had_is_sent_again_marked_and_dropped_by_w
     first.hub.close()
     link.page.cells[TAKEN] = 2  # as if the last news had been lost with its machine
     (second,) = sides("b-1", depth=16)
-    sender.hub.book["b-1"] = second.hub.address
+    sender.book["b-1"] = second.hub.address
     link.move("b-1", Failure(RuntimeError("dead"), "", "b", 564000))
     got = [second.take() for _ in range(6)]
     assert [(each.head.transaction_id, each.kind, each.replayed) for each in got] == [
@@ -250,19 +265,19 @@ def test_figures_of_another_machine_lie_in_the_drivers_folder(sides, tmp_path):
     (tmp_path / "m").mkdir()
     running = Status(tmp_path / "m" / "status-stage").cells(0)
     mirror = Mirror(tmp_path / "m", lambda name: {"stage": [running]}.get(name, []))
-    driver.hub._then = lambda peer, message: mirror.take(message) or driver.handle(peer, message)
+    driver.hub._handle = lambda peer, message: mirror.take(message) or driver.handle(peer, message)
     stage.hub.wait(lambda: stage.hub.peer(DRIVER) is not None, time.monotonic() + 5)
     put(stage, link, Message(RAW, b"x", Head(1)))
     began = time.monotonic_ns() - 10**9
     reporter = Reporter(stage.hub, [link], [memoryview(np.array([5, began], "u8"))])
-    told = mirror.told(["stage"])
-    assert not mirror.is_newer(told)
-    assert driver.hub.wait(lambda: mirror.is_newer(told), time.monotonic() + 5)
+    reported = mirror.reports(["stage"])
+    assert not mirror.is_newer(reported)
+    assert driver.hub.wait(lambda: mirror.is_newer(reported), time.monotonic() + 5)
     assert running[0] == 5
     assert abs(running[1] - began) < 5 * 10**8
-    page = Page(tmp_path / "m" / link.page.name, new=False)
+    page = RingBuffer(tmp_path / "m" / link.page.name, new=False)
     assert page.cells[SENT] == 1
-    assert isinstance(driver.queue.links[0], FarInLink)
+    assert driver.queue.links[0].page.name == ""  # its counters are sent
     reporter.close()
 
 

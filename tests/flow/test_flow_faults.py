@@ -1,5 +1,6 @@
 """Graphs in which something goes wrong: the others arrive, in order, none twice, and nothing hangs."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
 SOAK = os.environ.get("TOPROPE_SOAK") == "1"
 ROUNDS = 200 if SOAK else 10
+OWN_RAY = {"XDG_RUNTIME_DIR": "/none", "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"}
+"""Variables of a program that starts a Ray of its own, and does not join one that runs on this machine."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,15 +66,29 @@ def test_seeded_rounds_of_faults_and_interrupts_of_the_driver(tmp_path):
 
     In a program of its own: an interrupt that comes later than the wait that it was meant for ends no tests.
     """
+    rounds_of_faults(range(ROUNDS), tmp_path)
+
+
+def rounds_of_faults(seeds, folder, *address):
+    """Rounds of these seeds, and the interrupts, in a program of their own."""
     program = Path(__file__).resolve().parents[1] / "helpers" / "flow_rounds.py"
     done = subprocess.run(
-        [sys.executable, str(program), "0", str(ROUNDS), str(tmp_path)], start_new_session=True, text=True,
-        capture_output=True, timeout=ROUNDS * 25,
+        [sys.executable, str(program), str(seeds.start), str(seeds.stop), str(folder), *address],
+        start_new_session=True, text=True, capture_output=True, timeout=120 * bool(address) + len(seeds) * 25,
+        env={**os.environ, **OWN_RAY},
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout, done.stderr[-3000:])
     lines = done.stdout.splitlines()
-    assert [line.partition(":")[0] for line in lines[:ROUNDS]] == [f"seed {number}" for number in range(ROUNDS)]
-    assert lines[ROUNDS:] == ["Ctrl-C in fetch and drain", "Ctrl-C in feed"]
+    assert [line.partition(":")[0] for line in lines[: len(seeds)]] == [f"seed {number}" for number in seeds]
+    assert lines[len(seeds) :] == ["Ctrl-C in fetch and drain", "Ctrl-C in feed"]
+
+
+@pytest.mark.soak
+@pytest.mark.ray
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray, the extra `cluster`, is not installed")
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_seeded_rounds_of_faults_on_ray(tmp_path, first):
+    rounds_of_faults(range(first, first + 50), tmp_path, "ray")
 
 
 def test_a_stage_that_dies_too_often_breaks_the_graph_and_says_why():

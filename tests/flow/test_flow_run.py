@@ -22,8 +22,8 @@ from toprope.flow.exceptions import (
     USER_RAISE_EXCEPTION,
     DfException,
 )
+from toprope.flow.executor.runner import Runner
 from toprope.flow.graph import plan
-from toprope.flow.run import Runner
 from toprope.flow.stage_spec import EMPTY, EOS, PICKLED, TENSOR, CountBatch, Deploy, Head, Message, StageFunction
 from toprope.functions.serial import dumps
 from toprope.sim import counters, tracing

@@ -13,10 +13,10 @@ from flow_graphs import node as flow_node
 from functions_session import session
 from toprope import flow as df
 from toprope.flow import flow_func as ff
-from toprope.flow import flow_graph, run
+from toprope.flow import flow_graph
 from toprope.flow.exceptions import FAILED, MODEL_EXECUTE_TIMEOUT, QUEUE_EMPTY, QUEUE_FULL
+from toprope.flow.executor.placement import place
 from toprope.flow.graph import plan
-from toprope.flow.run_place import place
 from toprope.flow.stage_spec import Deploy, RunOptions
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
@@ -121,7 +121,7 @@ def test_fetch_before_the_first_feed_fails_under_strict_and_is_reported_after_a_
 
 
 def test_a_feeder_that_waits_while_nobody_fetches_was_silent(monkeypatch, caplog):
-    monkeypatch.setattr(run, "_UNFETCHED", 0.2)
+    monkeypatch.setattr("toprope.flow.executor.runner._UNFETCHED", 0.2)
     data = df.FlowData()
     node = df.pyflow(num_returns=2)(stages.copies).fnode()
     node.set_attr("_flow_attr_depth", 2)

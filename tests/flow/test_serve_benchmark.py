@@ -23,3 +23,14 @@ def test_ours_alone():
     assert row["name"] == "toprope serve"
     assert row["rps"] > 0
     assert 0 < row["p99_ms"] <= 60000
+
+
+def test_the_interval_of_a_ratio_leaves_out_as_many_rounds_as_95_percent_allow(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from parts.ratios import ratio
+
+    for count, low in ((1, 1), (5, 1), (6, 1), (8, 1), (9, 2), (15, 4)):
+        found = ratio(range(1, count + 1), [1] * count)
+        assert (found.median, found.low, found.high) == ((count + 1) / 2, low, count + 1 - low)
+        assert (found.coverage >= 0.95) == (count >= 6)
+    assert str(ratio([3, 1, 2], [2, 2, 2])) == "1.00 (0.50 to 1.50, 75 %)"

@@ -163,6 +163,46 @@ def test_overload_for_half_a_minute(tmp_path):
 # Deaths
 
 
+@pytest.mark.soak
+def test_stages_and_the_server_are_killed_under_overload(tmp_path):
+    """Each accepted request is answered, or reported as failed, and after each death the others go on."""
+    options = ("--max-ongoing-requests", "8")
+    with (
+        Server(tmp_path, "work", *options, SERVE_INSTANCES="2", SERVE_RESTARTS="100") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        overload(server, 16, 3)
+        before, killed = server.memory(), []
+        running = pool.submit(overload, server, 16, 30)
+        while not running.done():
+            answer = server.work("victim")
+            if answer.status_code == 200:
+                killed.append(answer.json()["done"]["pid"])
+                os.kill(killed[-1], signal.SIGKILL)
+                time.sleep(3)
+        answers = [each for client in running.result() for each in client]
+        assert killed
+        assert {answer.status_code for _, answer in answers} <= {200, 429, 500}
+        for value, answer in answers:
+            if answer.status_code == 200:
+                assert answer.json()["done"]["value"] == value
+            elif answer.status_code == 500:
+                assert "has ended while it had this input" in answer.json()["detail"]
+        within(LONG, lambda: server.metric("toprope_requests_ongoing") == 0)
+        within(LONG, lambda: server.metric("toprope_stage_restarts_total") == len(killed))
+        within(LONG, lambda: server.work("last").status_code == 200)
+        assert server.memory() - before < 64 * 2**20
+        children = server.children()
+        running = pool.submit(overload, server, 16, 30)
+        time.sleep(3)
+        server.process.kill()
+        for client in running.result():
+            assert all(getattr(answer, "status_code", 0) in (200, 429) for _, answer in client[:-1])
+            assert isinstance(client[-1][1], httpx.TransportError)
+        _, left = psutil.wait_procs(children, 60)
+        assert not left
+
+
 def test_a_stage_that_dies_is_reported_and_started_again(tmp_path):
     with Server(tmp_path, "work") as server:
         calls = [

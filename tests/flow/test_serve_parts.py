@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import flow as df
-from toprope.flow.dynamic_batch import Collector, check_batch, chunks, rows_of
 from toprope.flow.exceptions import DfException, DfTypeError
 from toprope.flow.futures import ResultStream
-from toprope.flow.gather import Group
 from toprope.flow.graph import FlowData, FlowNode, plan
 from toprope.flow.metrics import EdgeMetrics, StageMetrics, stage_metrics
 from toprope.flow.service.prometheus import RequestFigures, exposition
@@ -31,6 +29,8 @@ from toprope.flow.stage_spec import (
 )
 from toprope.flow.stage_status import BUCKETS, CELLS, MORE_INPUTS, Recorder, Status
 from toprope.flow.streams import stream_ends
+from toprope.flow.worker.dynamic_batch import Collector, check_batch, chunks, rows_of
+from toprope.flow.worker.gather import Group
 
 # Options
 

@@ -337,6 +337,21 @@ def test_long_texts_and_bytes_arrive(way, size):
         assert way.there(value) == value
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_large_bytes_were_copied_into_the_pickle_and_then_into_shared_memory(folder, kind):
+    arena, reader = Arena(folder, "a"), Reader(folder)
+    data = kind(os.urandom(MB))
+    for value in (data, ((data, 1), {"more": data})):
+        packed = pack(value, arena)
+        assert len(packed.data) < 1000
+        assert {block[2] for block in packed.blocks()} == {MB}
+        found = unpack(packed.data, packed.spec, packed.parts, reader, lambda key: None)
+        assert found == value
+        first = found if value is data else found[0][0]
+        assert type(first) is kind
+    assert pack((data[:100],), arena).blocks() == []
+
+
 def test_what_only_cloudpickle_takes_arrives(way):
     big = np.ones(100000)
 

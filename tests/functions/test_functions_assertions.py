@@ -30,6 +30,10 @@ from toprope import functions as yr
 pytestmark = pytest.mark.process
 
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
+IN_TIME = {"local": 10, "ray": 60}
+"""Seconds in which something has come to hold; a process of Ray's takes long to begin next to other programs."""
+AT_ONCE = {"local": 5, "ray": 25}
+"""Seconds of what waits for nothing: less than the 30 s of the shortest wait that it could be taken for."""
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -41,7 +45,7 @@ def backend(request):
 @pytest.fixture(autouse=True)
 def _all_cards_come_back(backend):
     yield
-    assert until(lambda: free_cards() == 2), yr.resources()
+    assert until(lambda: free_cards() == 2, IN_TIME[backend]), (yr.resources(), yr.list_instances())
 
 
 @pytest.mark.slow
@@ -91,7 +95,7 @@ def test_06_a_shortage_is_told_after_its_time_and_not_before(backend):
         third = Thing.options(opt(1, schedule_timeout_ms=2000)).invoke()
         with pytest.raises(yr.YRequestError) as caught:
             yr.get(third.pid.invoke())
-        assert 1.9 < time.monotonic() - begin < 10
+        assert 1.9 < time.monotonic() - begin < IN_TIME[backend]
         assert caught.value.code == 1002
         assert "the instance cannot be scheduled within 2000 ms" in str(caught.value)
         assert "card count: Not Enough" in str(caught.value)
@@ -121,8 +125,8 @@ def test_08_an_end_gives_the_cards_back_and_leaves_no_child(backend, how):
             one.terminate()
         else:
             os.kill(pid, signal.SIGKILL)
-        assert until(lambda: free_cards() == 2)
-        assert until(lambda: not any(map(alive, [pid, *spawned])))
+        assert until(lambda: free_cards() == 2, IN_TIME[backend])
+        assert until(lambda: not any(map(alive, [pid, *spawned])), IN_TIME[backend])
         with pytest.raises(RuntimeError, match="this instance is terminated" if how == "terminate" else "SIGKILL"):
             yr.get(one.pid.invoke())
 
@@ -159,7 +163,7 @@ def test_10_to_13_what_makes_no_sense_is_refused_at_once(backend, asked, message
         with pytest.raises(yr.YRequestError, match=message) as caught:
             yr.get(call())
         assert caught.value.code == 1006
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < AT_ONCE[backend]  # and not the 30 s that resources are waited for
 
 
 def test_13_shares_of_a_card(backend):
@@ -303,7 +307,7 @@ def test_21_waiting_is_for_all_and_keeps_the_order(backend):
     assert yr.wait(refs, 1) == ([refs[0]], refs[1:])
     begin = time.monotonic()
     assert yr.wait(refs, 3, 0.3) == ([refs[0], refs[2]], [refs[1]])
-    assert 0.3 <= time.monotonic() - begin < 5
+    assert 0.3 <= time.monotonic() - begin < AT_ONCE[backend]
     with pytest.raises(yr.YRTimeoutError, match="failed to get object, code: 4005, module code: 30, msg: ") as caught:
         yr.get(refs, 0.2)
     assert isinstance(caught.value, TimeoutError)
@@ -433,7 +437,7 @@ def test_24_a_crash_without_recovery_calls_no_hook_and_ends_the_instance(backend
         assert not path.exists()
         second = Plain.invoke(str(path))
         os.kill(yr.get(second.pid.invoke()), signal.SIGTERM)
-        assert until(path.exists)
+        assert until(path.exists, IN_TIME[backend])
 
 
 def test_25_options_stay_with_functions_and_not_with_instances(backend):

@@ -96,7 +96,7 @@ def test_04_08_18_a_parents_mask_is_handed_on_and_finalize_frees_all(backend):
         assert yr.get(none.env.invoke(MASK)) == ["5,6"]  # what the host has is inherited
         pids = [*yr.get([first.pid.invoke(), none.pid.invoke()]), *yr.get(first.spawn.invoke())]
         assert all(map(alive, pids))
-    assert until(lambda: not any(map(alive, pids)))
+    assert until(lambda: not any(map(alive, pids)), 60 if backend == "ray" else 10)
 
 
 def test_16_off_has_no_card_and_an_unknown_mode_no_session(backend):

@@ -17,14 +17,21 @@ BESIDE_RAY = 5
 """Rows whose target is one beside Ray."""
 
 
-def measured(*arguments: str, timeout: int = 280):
+def run(*arguments: str, timeout: int = 280):
     environment = {name: value for name, value in os.environ.items() if name != "TOPROPE_SIM"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "benchmarks/functions.py", "--json", "--share", "0.005", *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip
+
+
+def measured(*arguments: str, timeout: int = 280):
+    done = run(*arguments, timeout=timeout)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)
+    if "growth" not in found:
+        assert done.returncode == ("slower" in [row["verdict"] for row in found["rows"]])
+        return found
     assert all(row["ours"] > 0 for row in found["rows"])
     verdicts = [row["met"] for row in found["rows"] if row["target"]]
     assert done.returncode == (not found["growth"]["met"] or False in verdicts)
@@ -38,6 +45,20 @@ def test_ours_alone():
     assert all(row["ray"] is None for row in found["rows"])
     assert found["growth"]["met"], found["growth"]
     assert found["growth"]["before"]["processes"] >= 3
+
+
+def test_beside_another_version():
+    """Itself: which is faster is not asked here."""
+    found = measured("--old", str(ROOT), "--rounds", "2")["rows"]
+    assert len(found) == 7
+    assert all(row["interval"][0] <= row["ratio"] <= row["interval"][1] for row in found)
+    assert {row["verdict"] for row in found} <= {"slower", "undecided: more rounds", "no more than 5% slower"}
+
+
+def test_a_folder_that_is_no_work_tree_is_refused(tmp_path):
+    done = run("--old", str(tmp_path))
+    assert done.returncode == 1
+    assert f"{tmp_path} is no work tree of toprope" in done.stderr
 
 
 @pytest.mark.soak

@@ -1,5 +1,6 @@
 """What requests mean to Ray, and Ray's nodes as the ledger sees them; without Ray."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,17 @@ from toprope.functions.cards import Card
 from toprope.functions.objects import ObjectRef
 from toprope.functions.ray import refs
 from toprope.functions.ray.mapping import amounts, card_labels, plain_key, share, whole_resources
-from toprope.functions.ray.view import Seen, allowed_nodes, fits, node_of, resources_of, shortage, smallest_hbm
+from toprope.functions.ray.view import (
+    Seen,
+    allowed_nodes,
+    charged,
+    fits,
+    has_bundle_room,
+    node_of,
+    resources_of,
+    shortage,
+    smallest_hbm,
+)
 from toprope.functions.resources import CardRequest, Request, parse
 
 
@@ -51,6 +62,31 @@ def test_shares_by_memory_never_come_to_more_than_a_card(hbm, stream, total):
     assert many * asked.hbm <= total
     assert many * stream <= 110
     assert round(part * 10000) == pytest.approx(part * 10000)
+
+
+def test_what_living_instances_hold_is_not_free_before_the_node_says_so():
+    """A request behind them had room then, and its limit did not hold."""
+    there, other = charged(
+        [seen("a", cards=2), seen("b", cards=2, used=2)], [("a", {"NPU": 1.0, "CPU": 0.5}), ("a", {"NPU": 1.0})]
+    )
+    assert (there.free["NPU"], there.free["CPU"]) == (0, 7.5)
+    assert other.free["NPU"] == 0
+    assert not fits([there, other], asked(1))
+    again = charged([there], [("a", {"NPU": 1.0})])[0]
+    assert again.free["NPU"] == 0  # what the node has said counts too
+    late = charged([seen("c", scalars={"ssd": 1})], [("c", {"ssd": 2.0, "tape": 1.0})])[0]
+    assert late.free["ssd"] == 0
+
+
+def test_room_in_a_bundle_is_not_that_of_the_node():
+    """A node whose cards all belong to bundles had none for the instances in them, which ended with 1002 too early."""
+    full = seen("a", cards=2, used=2)
+    inside = dict(full.free) | {"NPU_group_1_pg": 1.0, "CPU_group_1_pg": 0.5, "memory_group_1_pg": 500 * 2**20}
+    node = replace(full, free=inside)
+    assert not fits([node], asked(1))
+    assert has_bundle_room([node], asked(1), ["_group_0_pg", "_group_1_pg"])
+    assert not has_bundle_room([node], asked(1), ["_group_0_pg"])
+    assert not has_bundle_room([node], asked(2), ["_group_1_pg"])
 
 
 def test_a_node_tells_of_its_cards_by_resources_and_labels():

@@ -35,12 +35,44 @@ yr.finalize()
 """
 
 
+LEAVES = """
+import os
+import yr
+
+@yr.instance
+class Left:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __yr_shutdown__(self, seconds):
+        open(self.folder + "/hook", "w").close()
+
+    def nothing(self):
+        pass
+
+yr.init()
+opt = yr.InvokeOptions(name="left", custom_extensions={"lifecycle": "detached"})
+yr.get(Left.options(opt).invoke(os.getcwd()).nothing.invoke())
+yr.finalize()
+"""
+
+ENDS = """
+import yr
+
+yr.init()
+yr.kill_instance("yr_defalut_namespace-left")
+yr.finalize()
+"""
+
+
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_start_program_status_and_stop_with_ray(tmp_path):
     home, run = tmp_path / "home", tmp_path / "run"
     home.mkdir()
     run.mkdir(mode=0o700)
-    (tmp_path / "program.py").write_text(PROGRAM)
+    for name, text in {"program": PROGRAM, "leaves": LEAVES, "ends": ENDS}.items():
+        (tmp_path / f"{name}.py").write_text(text)
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*FOREIGN, "PYTEST"))}
     environment = {
         **kept, "HOME": str(home), "XDG_RUNTIME_DIR": str(run),
@@ -50,7 +82,7 @@ def test_start_program_status_and_stop_with_ray(tmp_path):
 
     def toprope(*words):
         done = subprocess.run(
-            [sys.executable, "-m", "toprope", *words], cwd=tmp_path, env=environment, timeout=120, capture_output=True,
+            [sys.executable, "-m", "toprope", *words], cwd=tmp_path, env=environment, timeout=280, capture_output=True,
             text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -64,6 +96,13 @@ def test_start_program_status_and_stop_with_ray(tmp_path):
         assert (mask, device, labels) == ("0", "npu:0", "['HOST_IP', 'NODE_ID', 'zone']")
         assert b"raylet" in Path(f"/proc/{parent}/cmdline").read_bytes()
         assert re.search(r"node .*ssd 5 of 5 free, NPU/910B3 2 of 2 free", toprope("status"))
+        toprope("run", "--quiet", "leaves.py")
+        assert re.search(
+            r"instance  yr_defalut_namespace-left: Left, runs, its session has ended, process \d+", toprope("status")
+        )
+        toprope("run", "--quiet", "ends.py")
+        assert (tmp_path / "hook").exists()
+        assert until(lambda: "yr_defalut_namespace-left" not in toprope("status"), 60)  # others may have some
         assert (home / ".ray" / "auth_token").stat().st_mode & 0o077 == 0
     finally:
         toprope("stop", "--force")

@@ -3,6 +3,7 @@
 import ast
 import fcntl
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -16,7 +17,12 @@ import pytest
 import toprope.functions
 from functions_session import session
 from toprope import functions as yr
+from toprope.errors import EnvironmentProblem
+from toprope.functions import deployed
+from toprope.functions.deploy import Deployment
+from toprope.functions.ledger import Ledger
 from toprope.functions.local import folder as folders
+from toprope.functions.nodes import Node
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -93,9 +99,8 @@ def test_another_user_gets_at_nothing(living):
     _, backend, _ = living
     segments = [str(each) for each in backend.folder.iterdir()]
     pids = processes(backend)
+    files = [backend.folder / "lock", *map(Path, segments)]
     code = f"""
-import os, sys
-os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 folder, segments, pids = {str(backend.folder)!r}, {segments!r}, {pids!r}
 tries = [lambda: os.listdir(folder), lambda: os.rename(folder, folder + "x"), lambda: os.rmdir(folder),
          lambda: open(folder + "/mine", "w"), lambda: os.symlink("/etc", folder + "/link"),
@@ -106,6 +111,15 @@ for each in segments:
 for pid in pids:
     tries += [lambda pid=pid: os.listdir(f"/proc/{{pid}}/fd"), lambda pid=pid: open(f"/proc/{{pid}}/mem", "rb"),
               lambda pid=pid: os.kill(pid, 0)]
+"""
+    assert tried_by_nobody(code) == (6 + 3 * len(segments) + 3 * len(pids), [])
+    assert all(each.exists() for each in files)
+
+
+def tried_by_nobody(code):
+    """The number of functions in the list `tries` that this code makes, and which of them another user may do."""
+    told = by_nobody(f"""
+{code}
 done = []
 for number, each in enumerate(tries):
     try:
@@ -114,9 +128,16 @@ for number, each in enumerate(tries):
     except PermissionError:
         pass
 print(len(tries), done)
-"""
-    said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == f"{6 + 3 * len(segments) + 3 * len(pids)} []\n"
+""")
+    count, _, done = told.partition(" ")
+    return int(count), ast.literal_eval(done)
+
+
+def by_nobody(code):
+    """What a program of another user prints."""
+    become = f"import os, sys\nos.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+    command = [sys.executable, "-S", "-c", become + code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
 
 
 def test_sockets_have_no_names(living):
@@ -233,6 +254,81 @@ def test_the_folder_of_another_user_is_left_alone(base):
     os.chown(folder, NOBODY, NOBODY)
     folders._sweep(base)
     assert folder.exists()
+
+
+# What lies at a path that others can work out
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A folder where every user may make files, as /tmp is, with the user's run-time directory in it."""
+    folder = Path(tempfile.mkdtemp(prefix="toprope-shared-"))
+    folder.chmod(0o1777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("TOPROPE_OBJECT_STORE", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@as_root
+def test_another_user_can_neither_read_nor_replace_what_was_started(shared, tmp_path, monkeypatch):
+    before = os.umask(0)
+    try:
+        state = Path(deployed.share_cards(""))
+        path = deployed.keep(Deployment(cards=str(state)))
+        with deployed.claims().known(Ledger([Node("here", 1000, 1000)]), "here"):
+            pass
+        folder, held = folders.join_folder("pipeline")
+    finally:
+        os.umask(before)
+    try:
+        code = (
+            f"tries = []\nfor each in {[str(each) for each in (path.parent, state, folder)]!r}:"
+            + """
+    tries += [lambda each=each: os.listdir(each), lambda each=each: os.rename(each, each + "x"),
+              lambda each=each: os.chmod(each, 0o777), lambda each=each: open(each + "/lock", "rb"),
+              lambda each=each: open(each + "/mine", "w"), lambda each=each: os.unlink(each + "/started.json")]
+"""
+        )
+        assert tried_by_nobody(code) == (18, [])
+        assert deployed.read().cards == str(state)
+    finally:
+        folders.leave_folder(folder, held)
+        deployed.end()
+    assert not state.exists()
+
+
+@as_root
+@pytest.mark.parametrize("made", ["os.mkdir(path, 0o700)", "os.mkdir(path, 0o777)", "os.symlink('/etc', path)"])
+def test_what_another_user_has_made_beforehand_is_refused(shared, made):
+    """`toprope stop` ended in a PermissionError there; what lay there could have been taken for one's own."""
+    started = Deployment(boot=deployed._boot()).format()
+    names = ("toprope", f"toprope-{os.getuid()}-pipeline")
+    for name in names:
+        by_nobody(f"path = {str(shared / name)!r}\n{made}")
+    assert deployed.read() is None
+    assert deployed.end() is None
+    with pytest.raises(EnvironmentProblem, match="belongs to another user") as caught:
+        deployed.keep(Deployment())
+    assert "set XDG_RUNTIME_DIR" in str(caught.value)
+    with pytest.raises(PermissionError, match="belongs to somebody else, or others may enter it"):
+        folders.join_folder("pipeline")
+    if "mkdir" in made:
+        (shared / "toprope" / "started.json").write_text(started)  # even a file of one's own, as a hard link would be
+        (shared / "toprope" / "started.json").chmod(0o600)
+        assert deployed.read() is None
+    assert all(os.path.lexists(shared / name) for name in names)
+
+
+@as_root
+def test_cards_whose_folder_another_user_has_made_again_are_refused(shared, tmp_path):
+    folder = shared / "toprope-cards-gone"
+    by_nobody(f"os.mkdir({str(folder)!r}, 0o755)\nopen({str(folder / 'cards')!r}, 'w')")
+    with pytest.raises(EnvironmentProblem, match="belongs to another user") as caught:
+        deployed.join_cards(tmp_path, Deployment(cards=str(folder)))
+    assert "toprope stop" in str(caught.value)
 
 
 # Pickles

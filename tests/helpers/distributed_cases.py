@@ -184,6 +184,27 @@ def case_the_backend_of_a_group() -> None:
     assert dist.reinit_process_group(rebuild_link=False) is None
 
 
+def case_one_options_object_serves_several_groups() -> None:
+    options = type(dist.group.WORLD._get_backend(torch.device("npu"))).Options()
+    options.hccl_config = {"hccl_buffer_size": 300}
+    groups = [dist.new_group(pg_options=options)]
+    options.hccl_config = {"hccl_buffer_size": 200}
+    groups.append(dist.new_group(pg_options=options))
+    options.hccl_config["hccl_buffer_size"] = 7  # of a copy, as with torch_npu
+    kept = [group._get_backend(torch.device("npu")).options for group in groups]
+    assert [each.hccl_config["hccl_buffer_size"] for each in kept] == [300, 200]
+    assert kept[0].group_id != kept[1].group_id
+    assert options.hccl_config == {"hccl_buffer_size": 200}
+    assert options.group_id == ""
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def case_a_group_destroyed_by_one_member_while_another_still_connected_broke_there() -> None:
+    for _ in range(50):
+        dist.destroy_process_group(dist.new_group())
+
+
 def case_gloo_does_not_serve_cards() -> None:
     group = dist.new_group(backend="gloo")
     with pytest.raises(RuntimeError, match="No backend type associated with device type npu"):

@@ -85,3 +85,25 @@ def case_the_rest_runs() -> None:
         tensor = here(dtype)
         dist.all_reduce(tensor)
         same(tensor, reduced(ReduceOp.SUM, dtype))
+
+
+def case_the_first_collective_refuses_settings_of_a_wrong_type() -> None:
+    options = type(dist.group.WORLD._get_backend(torch.device("npu"))).Options()
+    for name, value, text in (
+        ("qos_service_level", "123", "Value type of qos_service_level should be int"),
+        ("hccl_buffer_size", -1, "Value type of hccl_buffer_size should be int"),
+        ("hccl_job_id", 5, "Value type of hccl_job_id should be int"),  # C++ takes it for a uint32
+        ("group_name", 123, "Value type of group_name should be string"),
+        ("hccl_exec_timeout", 2**31, r"exceeds INT32_MAX\(2147483647\)"),
+    ):
+        options.hccl_config = {name: value}
+        group = dist.new_group(pg_options=options)
+        with pytest.raises(RuntimeError, match=text):
+            dist.all_reduce(here(), group=group)
+        dist.destroy_process_group(group)
+    options.hccl_config = {"hccl_exec_timeout": -1, "hccl_job_id": 2**40, "another": 1}
+    group = dist.new_group(pg_options=options)
+    dist.all_reduce(here(), group=group)
+    dist.destroy_process_group(group)
+    with pytest.raises(TypeError, match="'hccl_algo' is float"):
+        options.hccl_config = {"hccl_algo": 1.5}

@@ -3,10 +3,11 @@
 import contextlib
 import glob
 import os
+import time
 from dataclasses import dataclass, field, replace
 
+from toprope.flow.executor.runner import Runner
 from toprope.flow.graph import FlowData, FlowNode, plan
-from toprope.flow.run import Runner
 from toprope.flow.stage_spec import (
     EMPTY,
     PICKLED,
@@ -93,8 +94,10 @@ def running(graph, **options):
         pids = {**pids, **runner.pids()}
         runner.close()
         assert not folder.exists()
-    left = [pid for pid in pids.values() if os.path.exists(f"/proc/{pid}")]
-    assert not left, left
+    until = time.monotonic() + (0 if runner._is_local else 60)  # Ray ends processes a moment later
+    while left := [pid for pid in pids.values() if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
 
 
 def feed(runner, *values, timeout=10_000, **head):

@@ -70,8 +70,13 @@ def feed_all(runner, messages, at, kill, interrupts):
             kill()
 
 
-def one_round(seed: int) -> str:
-    """An exception in every tenth input, a stage killed, one that hangs, EOS in the middle, the driver interrupted."""
+def one_round(seed: int, death: str = "SIGKILL") -> str:
+    """An exception in every tenth input, a stage killed, one that hangs, EOS in the middle, the driver interrupted.
+
+    Args:
+        seed: of what happens in the round.
+        death: text in the error of an input whose stage was killed.
+    """
     chosen = random.Random(seed)
     count = chosen.randrange(20, 60)
     victim = chosen.choice([None, "s1", "s2", "s3"])
@@ -124,7 +129,7 @@ def one_round(seed: int) -> str:
             assert "deadline" in str(value.error), because
         elif code:  # stages of one process go together, with what is between them
             assert victim or (hang and colocate), because
-            assert ("SIGKILL" if victim else "deadline") in str(value.error), because
+            assert (death if victim else "deadline") in str(value.error), because
             lost += 1
         else:
             assert value == id + 1, because
@@ -172,15 +177,17 @@ def ctrl_c_while_feed_waits(folder: Path) -> str:
     return "Ctrl-C in feed"
 
 
-def main(first: int, last: int, folder: str) -> None:
-    """Rounds of these seeds; without any, the interrupts alone."""
+def main(first: int, last: int, folder: str, address: str = "") -> None:
+    """Rounds of these seeds; without any, the interrupts alone. In a session on Ray where its address is given."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
-    with session("910B4x2"):
+    on_ray = {"server_address": address} if address else {}
+    death = "has ended while it had this input" if on_ray else "SIGKILL"  # Ray does not say how a process ended
+    with session("910B4x2", **on_ray):
         for seed in range(first, last):
-            print(one_round(seed), flush=True)
+            print(one_round(seed, death), flush=True)
         for check in (ctrl_c_in_fetch, ctrl_c_while_feed_waits):
             print(check(Path(folder)), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

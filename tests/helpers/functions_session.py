@@ -17,7 +17,7 @@ def session(cards: str = "910B4x2", **config):
     os.environ["TOPROPE_SIM"] = cards
     os.environ.pop("ASCEND_RT_VISIBLE_DEVICES", None)
     try:
-        yr.init(yr.Config(num_cpus=16, **{"recycle_time": 0.2, **config}))
+        yr.init(yr.Config(**{"num_cpus": 16, "recycle_time": 0.2, **config}))
         yield yr
         within(60, lambda: all(each["capacity"] == each["allocatable"] for each in yr.resources()))
     finally:

@@ -204,7 +204,10 @@ def together(calls):
 
 
 def overload(server, clients, seconds):
-    """Clients that send one request after the other, for some seconds: for each client (value, answer) in its order."""
+    """Clients that send one request after the other, for some seconds: for each client (value, answer) in its order.
+
+    The answer is the error where the server does not answer, and the client's last one.
+    """
     until = time.monotonic() + seconds
 
     def client(number):
@@ -212,7 +215,11 @@ def overload(server, clients, seconds):
         with httpx.Client(base_url=server.url, timeout=120) as session:
             while time.monotonic() < until:
                 value = f"{number}-{len(found)}"
-                found.append((value, session.post("/predict", json={"task": {"value": value, "sleep": 0.01}})))
+                try:
+                    found.append((value, session.post("/predict", json={"task": {"value": value, "sleep": 0.01}})))
+                except httpx.TransportError as error:
+                    found.append((value, error))
+                    break
         return found
 
     return together([lambda number=number: client(number) for number in range(clients)])

@@ -146,7 +146,7 @@ def test_a_layer_that_is_called_as_torchs_own_is_a_module():
 
 
 RUN = {
-    "TR020": "import argparse\np = argparse.ArgumentParser()\np.add_argument('--no-cuda')",
+    "TR045": "repr(torch.version.cuda)",
     "TR070": "os.environ['NCCL_DEBUG'] = 'INFO'",
     "TR071": "os.environ.get('CUDA_VISIBLE_DEVICES')",
     "TR072": "os.environ['CUDA_LAUNCH_BLOCKING'] = '1'",
@@ -157,8 +157,10 @@ RUN = {
     "TR076": "torch.backends.cuda.enable_flash_sdp(False)",
     "TR084b": "import importlib.util\nimportlib.util.find_spec('flash_attn')",
     "TR088": "torch.jit.trace(lambda x: x + len('cuda'), torch.zeros(1))",
+    "TR091a": "order = 'self_cuda_time_total'",
     "TR102": "from torch import cuda",
     "TR102b": "from unittest import mock\nwith mock.patch('torch.cuda.device_count'):\n    pass",
+    "TR104b": "providers = ['CUDAExecutionProvider', 'CPUExecutionProvider']",
 }
 
 

@@ -33,9 +33,9 @@ def body(done):
 
 
 GUARDED = [
-    "T = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor\n",
-    "T = torch.FloatTensor if not torch.cuda.is_available() else torch.cuda.FloatTensor\n",
-    "T = torch.FloatTensor if os.name == 'nt' or not torch.cuda.is_available() else torch.cuda.FloatTensor\n",
+    "T = torch.cuda.CUDAGraph if torch.cuda.is_available() else torch.FloatTensor\n",
+    "T = torch.FloatTensor if not torch.cuda.is_available() else torch.cuda.CUDAGraph\n",
+    "T = torch.FloatTensor if os.name == 'nt' or not torch.cuda.is_available() else torch.cuda.CUDAGraph\n",
     "if torch.cuda.is_available() and os.name != 'nt':\n    x.cuda()\n    torch.cuda.cudart()\n",
     "if torch.cuda.is_available() is False:\n    pass\nelse:\n    torch.cuda.cudart()\n",
     "if torch.cuda.device_count() > 1:\n    torch.cuda.cudart()\n",
@@ -43,7 +43,7 @@ GUARDED = [
     "def f(x):\n    if not torch.cuda.is_available():\n        return x\n    return torch.cuda.CUDAGraph()\n",
     "def f(x):\n    if torch.cuda.is_available():\n        g()\n    else:\n        return\n    torch.cuda.cudart()\n",
     "for x in y:\n    if not torch.cuda.is_available():\n        continue\n    torch.cuda.cudart()\n",
-    "cuda = torch.cuda.is_available()\nT = torch.cuda.FloatTensor if cuda else torch.FloatTensor\n",
+    "cuda = torch.cuda.is_available()\nT = torch.cuda.CUDAGraph if cuda else torch.FloatTensor\n",
     "cuda = True if torch.cuda.is_available() else False\nif cuda:\n    x.cuda()\n    torch.cuda.cudart()\n",
     "args.cuda = not args.no_cuda and torch.cuda.is_available()\nif args.cuda:\n    torch.cuda.cudart()\n",
     "o['cuda'] = torch.cuda.is_available()\nif o['cuda']:\n    torch.cuda.cudart()\n",
@@ -83,7 +83,7 @@ CONVERTED = [
     ("if torch.cuda.is_available():\n    x['cuda'] = 1\n", "portable.is_available"),
     ("if torch.cuda.is_available():\n    pass\nelse:\n    torch.cuda.cudart()\n", "portable.is_available"),
     ("if not torch.cuda.is_available():\n    raise OSError\ntorch.cuda.cudart()\n", "portable.is_available"),
-    ("if torch.cuda.is_available() and torch.version.cuda:\n    torch.cuda.cudart()\n", "portable.version()"),
+    ("if torch.cuda.is_available() and torch.version.cuda:\n    torch.cuda.cudart()\n", "torch.version.cuda"),
     ("if torch.cuda.is_available():\n    if torch.cuda.get_device_capability() > (7,):\n        torch.cuda.cudart()\n",
      "if portable.is_available"),
     ("if torch.cuda.is_available():\n    try:\n        import apex\n    except ImportError:\n        apex = None\n",

@@ -182,7 +182,8 @@ def test_the_benchmark_runs(tmp_path):
     )  # fmt: skip
     said = json.loads(done.stdout)
     (row,) = said["repositories"]
-    assert (row["files"], row["lines"], row["neither"], row["broken"]) == (1, TRAINER.count("\n"), 1, [])
+    # neither: a CUDA name in a text, and two that need nothing (cuDNN's switch, a loader's pin_memory)
+    assert (row["files"], row["lines"], row["neither"], row["broken"]) == (1, TRAINER.count("\n"), 3, [])
     assert row["edits"] >= row["converted"] >= 7
     assert said["all"]["met"]["a second run changes nothing"]
     assert said["all"]["preserving_converted"] == 1

@@ -17,7 +17,7 @@ from toprope.port.write import write
 NAMES = {
     "TR106": "requirements.txt", "TR106a": "requirements.txt", "TR106c": "requirements.txt", "TR107": "Dockerfile",
     "TR108": "run.sh", "TR108a": "run.sh", "TR110": "README.md",  # TR109: test_port_notebooks.py
-    "TR120": "ops.cu", "TR120a": "ops.cpp",
+    "TR110a": "config.yaml", "TR120": "ops.cu", "TR120a": "ops.cpp",
 }  # fmt: skip
 CASES = [
     pytest.param(rule, example, id=f"{code}-{number}")
@@ -57,7 +57,8 @@ def test_names():
         "docker-compose.yaml": FileKind.IMAGE, ".github/workflows/test.yml": FileKind.WORKFLOW,
         "scripts/run.sh": FileKind.SHELL, "README.md": FileKind.DOCUMENT,
     }  # fmt: skip
-    assert [kind_of(name) for name in ("notes.txt", "config.yaml", "main.rs")] == [None] * 3
+    assert [kind_of(name) for name in ("notes.txt", "main.rs")] == [None] * 2
+    assert {kind_of(name) for name in ("config.yaml", "a.json", "b.toml", "c.ini", "d.cfg")} == {FileKind.CONFIG}
     assert [kind_of(name) for name in ("ops.cu", "ops.cuh", "main.cpp", "a.h")] == [FileKind.CUDA] * 2 + [
         FileKind.CPP
     ] * 2
@@ -195,7 +196,7 @@ PINS = {
     "requirements.txt": {
         "torch==1.13.1": True, "torch==1.12.1+cpu": True, "torch>=1.7": True, "torch~=1.11": True, "torch<2": True,
         "torch<=1.13": True, "torch >= 1.8, <2.3": True, "torch==2.0.1": False, "torch": False, "torch<3": False,
-        "torch>=2.1,!=1.9": False, "torchvision==0.14": False, "# torch==1.13.1": False, "torch==1.*": True,
+        "torch>=2.1,!=1.9": False, "torchvision==0.14": True, "# torch==1.13.1": False, "torch==1.*": True,
     },
     "environment.yml": {"  - pytorch=1.12.1": True, "  - pytorch==1.7.1=py3.8_cuda11": True, "  - pytorch>=2.2": False},
     "pyproject.toml": {

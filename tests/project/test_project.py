@@ -1,5 +1,6 @@
 """The project's own papers agree with each other and with the house."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -224,3 +225,17 @@ def test_ci_is_executable_and_stops_at_the_first_failure():
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
     assert lines[-2:] == ["make test", "make check"]
+
+
+def test_torch_is_imported_without_the_card_that_a_test_has_named(request, tmp_path, monkeypatch):
+    """The card stayed for the modules after it; which test that was depended on what had imported torch before."""
+    conftest = request.config.pluginmanager.getplugin(str(ROOT / "tests" / "conftest.py"))
+    (tmp_path / "torch.py").write_text("import os\ncard = os.environ.get('TOPROPE_SIM')\n")
+    monkeypatch.setenv("TOPROPE_SIM", "910B3")
+    finder = conftest.WithoutCard()
+    spec = finder.find_spec("torch", [str(tmp_path)])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.card is None
+    assert os.environ["TOPROPE_SIM"] == "910B3"
+    assert finder.find_spec("numpy") is None

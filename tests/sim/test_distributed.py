@@ -114,7 +114,10 @@ TRAINING = cases("distributed_training")
 REFUSALS = cases("distributed_refusals")
 FUSED = tuple(cases("distributed_fused"))
 
-SYNCHRONOUS = ("with_a_time_limit", "one_after_the_other", "does_not_come", "the_backend_of_a_group", "serve_the_host")
+SYNCHRONOUS = (
+    "with_a_time_limit", "one_after_the_other", "does_not_come", "the_backend_of_a_group", "serves_several_groups",
+    "serve_the_host",
+)  # fmt: skip
 """What does not go with torch's checks, which wait in the call and stand in front of the backend, or with gloo."""
 
 CHECKED = [case for case in COLLECTIVES if not case.endswith(SYNCHRONOUS)]

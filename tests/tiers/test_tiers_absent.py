@@ -156,19 +156,27 @@ def test_an_outer_module_of_an_attached_one_is_refused():
 class Shared(nn.Module):
     """A module that gives a weight of another module to a function."""
 
-    def __init__(self):
+    def __init__(self, others=()):
         super().__init__()
         self.layers = net()
         self.last = nn.Linear(WIDTH, WIDTH)
+        self.others = others  # modules that are not in this one, as torch sees it
 
     def forward(self, x):
-        return functional.linear(self.layers(x), self.last.weight)
+        x = functional.linear(self.layers(x), self.last.weight)
+        for each in self.others:
+            x = functional.linear(x, each.weight)
+        return x
 
 
 def test_a_weight_given_to_a_function_outside_of_its_module_is_no_nan():
     model = Shared()
-    with attached(model, device=50_000), torch.no_grad(), pytest.raises(TierAbsentError, match=r"last\.weight"):
-        model(OTHER)
+    want = model(OTHER)
+    with attached(model, device=70_000), torch.no_grad():
+        assert torch.equal(model(OTHER), want)  # its code says that it needs the weight of `last`
+        model.others = list(model.layers)
+        with pytest.raises(TierAbsentError, match=r"layers\.\d\.weight is not on the device"):
+            model(OTHER)
 
 
 def test_a_users_forward_hook_sees_the_weights_of_its_module():
@@ -207,6 +215,67 @@ def test_weights_can_be_read_and_changed_in_a_visit(place, tmp_path):
         with handle.weights(model[3]):
             assert torch.equal(model(OTHER), same(OTHER))  # the model runs meanwhile
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), same.parameters(), strict=True))
+
+
+class Changing(nn.Module):
+    """Changes weights while it runs: a table with a largest norm, and a layer that is clamped."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.layers = nn.Embedding(WIDTH, WIDTH, max_norm=1.0), net()
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_weights_that_are_changed_while_their_module_runs_keep_the_changes(place, tmp_path):
+    """They were lost with the slot."""
+
+    def clamp(layer, _args, _output):
+        with torch.no_grad():
+            layer.weight.clamp_(-0.05, 0.05)
+            layer.weight.mul_(0.9)
+
+    model, same, tokens = Changing(), Changing(), torch.arange(9)
+    for each in (model, same):
+        each.layers[4].register_forward_hook(clamp)
+    with attached(model, None if place == "host" else tmp_path) as handle, torch.no_grad():
+        streamed = {weight.name for unit in handle._engine._units for weight in unit.weights}
+        assert {"embed.weight", "layers.4.weight"} & streamed
+        for _ in range(3):
+            assert torch.equal(model(tokens), same(tokens))
+    assert all(torch.equal(*each) for each in zip(model.parameters(), same.parameters(), strict=True))
+
+
+class TiedNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.layers, self.head = nn.Embedding(WIDTH, WIDTH), net(3), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.layers(self.embed(tokens)))
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("name", ["embed", "head"])
+def test_a_visit_changes_a_tied_weight_for_all_its_modules(name, place, tmp_path):
+    """The slot of the other module had the former values already, and it computed with them."""
+    model, same, tokens = TiedNet(), TiedNet(), torch.arange(9)
+    with attached(model, None if place == "host" else tmp_path, device=36_000, slots=2) as handle, torch.no_grad():
+        assert handle._engine.model.weights["embed.weight"].home is not None
+        for number in range(4):
+            assert torch.equal(model(tokens), same(tokens))
+            with handle.weights(model.get_submodule(name)):
+                model.embed.weight.data[number] = float(number)
+            same.embed.weight.data[number] = float(number)
+            assert torch.equal(model(tokens), same(tokens))
 
 
 def test_a_visit_that_changes_nothing_writes_nothing(tmp_path):
@@ -446,6 +515,70 @@ def test_distributed_data_parallel_is_refused_and_gradients_are_averaged_by_hand
         nn.parallel.DistributedDataParallel(model)(x).sum().backward()  # detached, it is as any other
     finally:
         torch.distributed.destroy_process_group()
+
+
+RANK = """
+import sys, torch
+from torch import nn
+from toprope.errors import TierAbsentError
+from toprope.tiers import attach
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+
+whole = nn.parallel.DistributedDataParallel(net())
+model = net()
+torch.manual_seed(rank)
+batches = torch.randn(3, 5, 64)
+with attach(model, 150_000, "10MB", on="cpu", small=1000, training=True) as handle:
+    try:
+        nn.parallel.DistributedDataParallel(model)
+    except TierAbsentError as error:
+        assert "torch.distributed.all_reduce" in str(error)
+    else:
+        raise AssertionError("accepted")
+    assert handle.plan.slots
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.01) for each in (model, whole)]
+    for batch in batches:
+        for each, optimizer in zip((model, whole), optimizers):
+            optimizer.zero_grad()
+            each(batch).square().sum().backward()
+            if each is model:
+                for parameter in model.parameters():
+                    values = parameter.grad.clone()
+                    torch.distributed.all_reduce(values)
+                    parameter.grad.copy_(values / 2)
+            optimizer.step()
+same = [torch.equal(*each) for each in zip(model.parameters(), whole.module.parameters(), strict=True)]
+assert all(same), same
+torch.distributed.barrier()
+print("same")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_average_gradients_train_as_distributed_data_parallel_does(tmp_path):
+    program, store = tmp_path / "rank.py", tmp_path / "store"
+    program.write_text(RANK)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, program, str(rank), store], env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        ended = [each.communicate(timeout=250) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    assert [out for out, _ in ended] == ["same\n", "same\n"], ended
 
 
 CARD = """

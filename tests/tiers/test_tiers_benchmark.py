@@ -85,6 +85,60 @@ def test_a_link_carries_no_more_than_it_may(bench):
     assert bench.time.perf_counter() - begin >= 0.045
 
 
+TURNS = """
+import sys
+from contextlib import contextmanager
+import toprope
+from parts.old_code import is_served, serve
+
+speed = getattr(toprope, "SPEED", 1.0)
+
+@contextmanager
+def row():
+    print("not an answer")
+    yield lambda: speed
+
+@contextmanager
+def new():
+    if speed == 2.0:
+        raise ImportError("the old code has no such thing")
+    yield lambda: speed
+
+assert is_served()
+serve({"both": row, "new": new, "last": row})
+"""
+
+
+@pytest.mark.usefixtures("bench")
+def test_rows_are_compared_with_the_code_of_another_checkout(tmp_path):
+    from parts.old_code import compare, report
+
+    script, old = tmp_path / "turns.py", tmp_path / "old" / "src" / "toprope"
+    script.write_text(TURNS)
+    (tmp_path / "parts").symlink_to(ROOT / "benchmarks" / "parts")
+    old.mkdir(parents=True)
+    (old / "__init__.py").write_text("SPEED = 2.0\n")
+    both, new, last = compare(script, [], tmp_path / "old", ["both", "new", "last"], 6)
+    assert (both.ratio, both.new, both.old, both.rounds, both.met) == (0.5, 1.0, 2.0, 6, True)
+    assert (new.met, new.rounds) == (False, 0)
+    assert new.missing == "the old code: ImportError: the old code has no such thing"
+    assert last.ratio == 0.5
+    assert report([both, last], as_json=False) == 0
+    assert report([both, new], as_json=True) == 1
+    with pytest.raises(SystemExit, match="has no toprope"):
+        compare(script, [], tmp_path / "nowhere", ["both"], 1)
+
+
+@pytest.mark.usefixtures("bench")
+def test_the_interval_of_a_median_is_one_between_two_of_the_rounds():
+    from parts.old_code import interval
+
+    assert interval([9, 1, 2, 8, 3, 7, 4, 6, 5]) == (2, 8, pytest.approx(0.961, abs=1e-3))
+    assert interval([3, 1, 2]) == (1, 3, 0.75)
+    assert interval([1]) == (1, 1, 0)
+    assert interval(range(30))[2] >= 0.95
+
+
 def test_the_code_in_the_docs_runs(capsys):
     page = (ROOT / "docs" / "tiers.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -95,7 +95,7 @@ def test_no_budget_is_passed_and_every_use_finds_its_group(
         return  # the next test
     assert made.resident_bytes + made.slots * made.slot_bytes + budgets.reserve <= budgets.device
     assert made.bytes_in("host") + made.staging * made.slot_bytes <= budgets.host
-    assert made.slots == 0 or 2 <= made.slots <= 8
+    assert made.slots == 0 or (2 if training else 1) <= made.slots <= 8
     if training:
         assert made.bytes_in("disk") <= (budgets.disk or 0)
     assert budgets.disk is not None or not made.bytes_in("disk")
@@ -274,9 +274,12 @@ def test_budgets_that_cannot_do_are_refused_with_what_would() -> None:
     order = [each.name for each in groups]
     with pytest.raises(PlanError, match="one tensor alone is larger than the device's budget: 0") as error:
         plan(groups, order, Budgets(5 * MB, 10**9), LINKS)
+    assert error.value.do == "give the device at least 10.1 MB"
+    with pytest.raises(PlanError, match="no room for 2 slots") as error:
+        plan(groups, training_order(order), Budgets(15 * MB, 10**9), LINKS, training=True)
     assert error.value.do == "give the device at least 20.1 MB"
-    with pytest.raises(PlanError, match="no room for 2 slots"):
-        plan(groups, order, Budgets(15 * MB, 10**9), LINKS)
+    with pytest.raises(PlanError, match="no room for 1 slot"):
+        plan([*groups, Group("norm", (Member("norm", 6 * MB, "norm"),))], order, Budgets(15 * MB, 10**9), LINKS)
     with pytest.raises(PlanError, match="there is no disk"):
         plan(groups, order, Budgets(25 * MB, 5 * MB), LINKS)
     with pytest.raises(PlanError, match="host and disk have no room"):
@@ -287,6 +290,41 @@ def test_budgets_that_cannot_do_are_refused_with_what_would() -> None:
         plan(groups, order, Budgets(25 * MB, 10**9), LINKS, slots=1)
     with pytest.raises(PlanError, match="names a group that there is not"):
         plan(groups, ["9"], Budgets(25 * MB), LINKS)
+
+
+def test_a_budget_below_two_slots_has_one_where_nothing_trains() -> None:
+    """Two slots of the largest tensor were the least, where accelerate needs one: 12 % of a Llama, 4 % of a UNet."""
+    groups = [Group.of(str(number), size * MB, 0.01) for number, size in enumerate((10, 10, 9, 10))]
+    order = [each.name for each in groups]
+    made = plan(groups, order, Budgets(17 * MB, 10**9), LINKS)
+    assert made.slots == 1
+    assert made.device_bytes <= 17 * MB
+    carried_out(made)
+    assert any("1 slot of 10.0 MB: two have no room" in each for each in made.reasons)
+    assert plan(groups, order, Budgets(21 * MB, 10**9), LINKS).slots == 2
+    with pytest.raises(PlanError, match="no room for 3 slots"):
+        plan(groups, order, Budgets(17 * MB, 10**9), LINKS, slots=3)
+
+
+WIDE = tuple(Member(f"wide.{place}", 4 * MB) for place in range(4))
+
+
+@pytest.mark.parametrize(
+    ("together", "least"),
+    [((), 1), ((("wide.0", "wide.1"),), 2), ((("wide.0", "wide.1", "wide.2"), ("wide.3",)), 3), (None, 2)],
+)
+def test_parts_that_a_module_needs_at_the_same_time_have_a_slot_each(
+    together: tuple[tuple[str, ...], ...] | None, least: int
+) -> None:
+    """With two slots for three tensors of one module the plan was accepted, and its first call had no slot."""
+    groups = [Group("wide", WIDE, 0.4, together=together), Group.of("next", 4 * MB)]
+    size = aligned(4 * MB)
+    made = plan(groups, ["wide", "next"], Budgets(least * size, 10**9), LINKS)
+    assert (made.slots, made.slot_bytes) == (least, size)
+    assert made.split
+    carried_out(made)
+    with pytest.raises(PlanError, match=f"no room for {least} slot|one tensor alone"):
+        plan(groups, ["wide", "next"], Budgets(least * size - 1, 10**9), LINKS)
 
 
 @given(st.integers(0, 10**14))

@@ -111,6 +111,7 @@ def port(
     from toprope.port import config, trace
     from toprope.port import vendor as vendoring
     from toprope.port.context import target
+    from toprope.port.dependency import missing_requirement
     from toprope.port.scan import Choice, port_files, survey
     from toprope.port.write import check_clean
     from toprope.port.write import write as write_file
@@ -139,6 +140,8 @@ def port(
         progress = Progress(display.step, total=len(files), unit="file", after=1.0)
         done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, card=card, progress=progress.step))
     notes = [f"  the pattern {each.text!r} matches nothing" for each in (*excluded, *included) if not each.used]
+    if vendored is None and (missing := missing_requirement(done)):
+        notes.append(missing)
     if vendored is not None and vendor:
         notes += [
             f"  {each.path} may not find the file in {vendor}: put that on its path, or leave the folder out (--vendor)"

@@ -16,13 +16,14 @@ import importlib
 import importlib.util
 import operator
 import os
+import sys
 import time
 import types
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, TypeVar
 
 import torch
 
-OutOfMemoryError: type[RuntimeError] = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
+_Full: type[RuntimeError] = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 _BACKENDS = {"npu": "hccl", "cuda": "nccl", "xpu": "xccl"}
 _MASKS = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 _T = TypeVar("_T")
@@ -53,7 +54,6 @@ def _chosen() -> torch.device:
     return _device
 
 setattr(_chosen, "_dynamo_marked_constant", True)  # torch.compiler.assume_constant_result, without importing dynamo
-
 def _module() -> Any:
     return None if _chosen().type == "cpu" else getattr(torch, _chosen().type)
 
@@ -107,14 +107,11 @@ class attribute:
 
     def __init__(self, what: Any, by: Callable[[Any], Any] = resolve) -> None: self._what, self._by = what, by
     def __get__(self, instance: Any, owner: Any = None) -> Any: return self._by(self._what)
-
 def _index(spec: Any) -> int | None:
     return None if spec is None else device(spec).index
-
 def _given(spec: Any) -> tuple[int, ...]:
     index = _index(spec)
     return () if index is None else (index,)
-
 def _is_host(kind: str) -> bool: return kind in ("cpu", "meta")
 
 def is_accelerator(what: Any) -> bool:
@@ -170,9 +167,7 @@ class _Properties:
     major: Any = None
     minor: Any = None
     multi_processor_count: Any = None
-
 def _total_memory() -> int: return _host_memory()[1]
-
 setattr(_total_memory, "_dynamo_marked_constant", True)
 
 def get_device_properties(device: Any = None) -> Any:
@@ -233,7 +228,6 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     return _ask("mem_get_info", (0, 0), *_given(device))
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
     _ask("set_per_process_memory_fraction", None, fraction, *_given(device))
-
 def manual_seed(seed: int) -> None: _ask("manual_seed", None, seed)
 def manual_seed_all(seed: int) -> None: _ask("manual_seed_all", None, seed)
 def seed() -> None: _ask("seed", None)
@@ -359,7 +353,6 @@ def _of_autocast(name: str, *values: Any) -> Any:
     first, _, last = name.rpartition("_")
     own = {"cuda": "gpu_" if last == "dtype" else "", "cpu": "cpu_", "xpu": "xpu_"}.get(kind)
     return getattr(_module() if own is None else torch, f"{first}_{own or ''}{last}")(*values)
-
 def is_autocast_enabled() -> bool: return bool(_of_autocast("is_autocast_enabled"))
 def set_autocast_enabled(enabled: bool) -> None: _of_autocast("set_autocast_enabled", enabled)
 def set_autocast_dtype(dtype: torch.dtype) -> None: _of_autocast("set_autocast_dtype", dtype)
@@ -405,7 +398,6 @@ def map_location(storage: Any, location: str) -> Any:
     target = device("cuda:" + (location.partition(":")[2] or "0"))
     restore: Any = torch.serialization.default_restore_location
     return restore(storage, str(target))
-
 def dist_backend() -> str: return _BACKENDS.get(_chosen().type, "gloo")
 def reduced_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype for a tensor that is reduced between processes: HCCL, the NPUs' backend, reduces no float64."""
@@ -418,16 +410,24 @@ def pin_memory(tensor: Any) -> Any:
     torchs = kind.__module__.partition(".")[0] == "torch" or kind.pin_memory is torch.Tensor.pin_memory
     return tensor if torchs and not is_available() else tensor.pin_memory()
 def pin_memory_device() -> str: return _chosen().type if is_available() else ""
-
 def tensor(dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
     """Make a tensor as torch.cuda.FloatTensor(...) and its like do: of sizes an empty one, of data one that holds it."""
     empty: Any = torch.empty(0, dtype=dtype, device=device())
     made: torch.Tensor = empty.new(*arguments)
     return made
+class _TensorType(type):
+    """The type of what takes the place of torch.cuda.FloatTensor: it makes tensors, and isinstance asks about them."""
+    def __call__(cls: Any, *arguments: Any) -> Any: return tensor(cls.dtype, *arguments)
+    def __instancecheck__(cls: Any, what: object) -> bool: return is_tensor(what, cls.dtype)
+def tensor_type(dtype: torch.dtype) -> Any:
+    """torch.cuda.FloatTensor for the device in use, as a class: that one on CUDA, torch.FloatTensor on the CPU."""
+    own = {"cuda": torch.cuda, "cpu": torch}.get(kind())
+    name = torch.empty(0, dtype=dtype, device="cpu").type().rpartition(".")[2]
+    made = _TensorType(f"torch.{kind()}.{name}", (), {"dtype": dtype})  # Tensor.type goes by the name of a class
+    return made if own is None else getattr(own, name)
 def to_type(what: Any, dtype: torch.dtype) -> Any:
     """what.type(torch.cuda.FloatTensor): of this dtype and on an accelerator. On which one stays as it is."""
-    if isinstance(what, torch.nn.Module):
-        return getattr(what, "_apply")(lambda each: to_type(each, dtype))
+    if isinstance(what, torch.nn.Module): return getattr(what, "_apply")(lambda each: to_type(each, dtype))
     return what.to(dtype) if is_accelerator(what) else what.to(device(), dtype)
 def is_tensor(what: object, dtype: torch.dtype | None = None) -> bool:
     """Test for a tensor on an accelerator, of this dtype where one is given."""
@@ -435,7 +435,6 @@ def is_tensor(what: object, dtype: torch.dtype | None = None) -> bool:
 def set_default_tensor_type(dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     torch.set_default_device(device())
-
 def _tools() -> Any: return torch.cuda if _chosen().type == "cuda" else None
 def range_push(msg: str) -> Any: return _tools().nvtx.range_push(msg) if _tools() else 0
 def range_pop() -> Any: return _tools().nvtx.range_pop() if _tools() else 0
@@ -452,29 +451,29 @@ def profiler_activities() -> list[Any]:
 _USE_DEVICE = "use_device" in torch.autograd.profiler.profile.__init__.__code__.co_varnames  # torch 2.1 and newer
 def profiler_device() -> dict[str, Any]:
     """The argument of torch.autograd.profiler.profile for the device in use: use_device since torch 2.1."""
-    if _USE_DEVICE:
-        return {"use_device": kind()} if is_available() else {}
+    if _USE_DEVICE: return {"use_device": kind()} if is_available() else {}
     return {"use_cuda": True} if kind() == "cuda" else {}
 def profiler_key(name: str) -> str:
     """The column of a profiler's table that is called "self_cuda_time_total" before torch 2.4."""
     unified = hasattr(torch.autograd.profiler_util.FormattedTimesMixin, "device_time")
     return name.replace("cuda_", "device_") if unified else name
-
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, OutOfMemoryError) or "out of memory" in str(error).lower()
+    return isinstance(error, _Full) or "out of memory" in str(error).lower()
+if TYPE_CHECKING: OutOfMemoryError = _Full
+def __getattr__(name: str) -> Any:
+    """`except portable.OutOfMemoryError`: torch_npu up to 7.3.0 raises a RuntimeError, whose class is the answer then."""
+    if name != "OutOfMemoryError": raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    error = sys.exc_info()[1]
+    return type(error) if isinstance(error, RuntimeError) and is_out_of_memory(error) and kind() == "npu" else _Full
 def attention_implementation(wanted: Any) -> Any:
     """The wanted attention of transformers, or "sdpa" where it needs flash_attn and there is none."""
     flash = "flash" in str(wanted) and not (_chosen().type == "cuda" and importlib.util.find_spec("flash_attn"))
     return "sdpa" if flash else wanted
-
 def _attention(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None) -> torch.Tensor:
-    if scale is not None and not _SCALES:
-        q = q * (scale * float(q.shape[-1]) ** 0.5)
+    if scale is not None and not _SCALES: q = q * (scale * float(q.shape[-1]) ** 0.5)
     keywords: dict[str, Any] = {} if scale is None or not _SCALES else {"scale": scale}
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **keywords)
-
 _SCALES = "scale=" in str(torch.nn.functional.scaled_dot_product_attention.__doc__)  # torch 2.1 and newer
-
 def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None,
                     causal: bool = False, window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
                     deterministic: bool = False, return_attn_probs: bool = False) -> torch.Tensor:

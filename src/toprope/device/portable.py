@@ -30,10 +30,11 @@ if not TYPE_CHECKING:  # a type checker and an editor see the names above, and n
         if name.startswith("__"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         _bind()
-        try:
+        if name in globals():
             return globals()[name]
-        except KeyError:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        from toprope.device import _portable_runtime
+
+        return getattr(_portable_runtime, name)  # a class that depends on the error that is handled
 
     def __dir__() -> list[str]:
         _bind()

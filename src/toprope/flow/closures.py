@@ -153,7 +153,7 @@ class _Graph:
 
     def _started(self) -> Any:
         if self._runner is None:
-            from toprope.flow.run import Runner
+            from toprope.flow.executor.runner import Runner
 
             runner = Runner(self._plan, self._options)
             runner.start()

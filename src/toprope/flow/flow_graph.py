@@ -34,9 +34,9 @@ from toprope.flow.streams import generators
 from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:
+    from toprope.flow.executor.runner import Fetched, Runner
     from toprope.flow.futures import Futures, ResultStream
     from toprope.flow.metrics import EdgeMetrics, StageMetrics
-    from toprope.flow.run import Fetched, Runner
 
 __all__ = ["FlowGraph"]
 
@@ -93,7 +93,7 @@ class FlowGraph(GraphSettings):
         """The running graph; None where it cannot run, which is logged."""
         with self._lock:
             if self._runner is None and not self._closed and self._last_error is None:
-                from toprope.flow.run import Runner
+                from toprope.flow.executor.runner import Runner
 
                 try:
                     runner = Runner(self._plan, self.run_options())

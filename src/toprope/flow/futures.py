@@ -17,7 +17,7 @@ from toprope.flow.stage_spec import END, MORE, Message
 from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:
-    from toprope.flow.run import Fetched, Runner
+    from toprope.flow.executor.runner import Fetched, Runner
 
 __all__ = ["DeadlineExceeded", "Futures", "QueueFull", "ResultStream", "size_of"]
 

@@ -124,7 +124,7 @@ class MetaRunContext:
     """What a function may do while it is called.
 
     Args:
-        activation: the call (`toprope.flow.stage_calls.Activation`).
+        activation: the call (`toprope.flow.worker.calls.Activation`).
         outputs: numbers of the function's outputs, of those of its process point.
         closures: models and graphs that it may run, by their keys.
         balance: "scatter" or "gather" where its node may use BalanceConfig.

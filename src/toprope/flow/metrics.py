@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toprope.flow.edge import CELLS, Page
+from toprope.flow.edge.ring_buffer import CELLS, RingBuffer
 from toprope.flow.graph import Plan
 from toprope.flow.stage_plan import StagePlan
 from toprope.flow.stage_spec import StageFunction
@@ -97,18 +97,18 @@ class Pages:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder = folder
         self._plan = plan
-        self._pages: dict[str, Page] = {}
+        self._pages: dict[str, RingBuffer] = {}
 
     def _look(self) -> None:
         for path in self._folder.glob("link-*"):
             if path.name not in self._pages:
                 try:
-                    self._pages[path.name] = Page(path, new=False)
+                    self._pages[path.name] = RingBuffer(path, new=False)
                 except (OSError, ValueError):
                     continue  # it is being made
 
     def quiet(self, living: Iterable[str]) -> int:
-        """How many messages were sent, where all of them are done with; else -1. Twice the same number is a proof.
+        """Number of messages that were sent, if all of them are done with; else -1. Twice the same number is a proof.
 
         Args:
             living: names of the processes that are there; what others have sent does not count.

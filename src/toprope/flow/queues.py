@@ -14,7 +14,7 @@ class FlowMsgQueue(queue.Queue[Any]):
     """An input of a function with stream input, from which it takes as many values as it likes.
 
     Args:
-        source: where they come from (`toprope.flow.stage_calls.InputQueue`).
+        source: where they come from (`toprope.flow.worker.calls.InputQueue`).
     """
 
     def __init__(self, source: Any) -> None:

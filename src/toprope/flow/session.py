@@ -78,7 +78,7 @@ def finalize() -> None:
     with _lock:
         _options = None
     forget_names()
-    running = sys.modules.get("toprope.flow.run")
+    running = sys.modules.get("toprope.flow.executor.runner")
     if running is not None:
         running.end_session()
 

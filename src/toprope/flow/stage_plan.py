@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from toprope.flow.stage_spec import Batching, StageContext, StageSpec
 
-__all__ = ["DRIVER", "HostPlan", "Reach", "Route", "StagePlan", "Target"]
+__all__ = ["DRIVER", "Address", "HostPlan", "Reach", "Route", "StagePlan", "Target"]
 
 DRIVER = "driver"
 """Name of the process that feeds and fetches."""
@@ -78,6 +79,19 @@ class StagePlan:
     catches: bool = False
     replies: bool = False
     ends: frozenset[str] = frozenset()
+
+
+class Address(NamedTuple):
+    """Address of a process for those on other machines.
+
+    Attributes:
+        node: the machine, as Ray knows it.
+        host, port: where it listens.
+    """
+
+    node: str
+    host: str
+    port: int
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ class StageSpec:
         name: of the node; in errors, metrics and traces.
         kind: how its functions are called. "python": with the values, they return a value, a tuple of as many as
             there are outputs, or a generator of such. "npu": the same with tensors on the stage's device, in and out.
-            "messages": with one `Activation` (toprope.flow.stage_calls), which has the messages and sends others; the
+            "messages": with one `Activation` (toprope.flow.worker.calls), which has the messages and sends others; the
             result is a code.
         code: pickle of a function that is given the `StageContext` and returns a `StageObject`.
         functions: what it runs; empty for one, "run", of all inputs and outputs of its node.
@@ -289,7 +289,7 @@ class StageObject:
         functions: by `StageFunction.name`.
         wrap: a value that a function returned as kind and payload.
         unwrap: kind and payload as the value that a function is given.
-        queue: makes what a function with stream input is given of an `InputQueue` (toprope.flow.stage_calls).
+        queue: makes what a function with stream input is given of an `InputQueue` (toprope.flow.worker.calls).
         close: called when the stage ends.
     """
 

@@ -8,6 +8,7 @@ once nobody uses it; readers map blocks privately, so that what a reader writes 
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import threading
@@ -204,9 +205,15 @@ class Reader:
                 raise OSError(number, os.strerror(number))
         finally:
             os.close(file)
-        holder = (ctypes.c_char * block.size).from_address(address)
+        holder = _bytes_type(block.size).from_address(address)
         weakref.finalize(holder, _unmap, address, block.size, unused).atexit = False
         return memoryview(holder).cast("B")
+
+
+@functools.lru_cache(maxsize=64)
+def _bytes_type(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    """The type of this many bytes. ctypes forgets a type that nobody uses, and making one is making a class."""
+    return ctypes.c_char * size
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -17,7 +17,7 @@ from toprope.functions.deploy import Deployment
 from toprope.sim import cards
 from toprope.whole_file import writing_whole
 
-__all__ = ["address", "claims", "cluster", "end", "join_cards", "keep", "read", "share_cards"]
+__all__ = ["address", "claims", "cluster", "end", "is_own", "join_cards", "keep", "read", "share_cards"]
 
 FILE = "started.json"
 HELD = "held.json"
@@ -26,8 +26,10 @@ HELD = "held.json"
 def read() -> Deployment | None:
     """What was started and not stopped since the machine booted; None for nothing.
 
-    A file that is not this user's, or that others may write to, is not heeded.
+    A file or folder that is not this user's, or that others may write to, is ignored.
     """
+    if not is_own(_folder(), 0o022):
+        return None
     try:
         with open(os.open(_folder() / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
             facts = os.fstat(file.fileno())
@@ -71,8 +73,7 @@ def keep(deployment: Deployment) -> Path:
         raise UsageError("it runs already.", looked_at=str(folder / FILE), do="toprope stop, or yr stop, ends it")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        if not is_own(folder, 0):
             raise PermissionError(f"{folder} belongs to another user")
         folder.chmod(0o700)
         with writing_whole(folder / FILE, mode=0o600) as file:
@@ -87,6 +88,8 @@ def keep(deployment: Deployment) -> Path:
 def end() -> Deployment | None:
     """Forget what was started: what it was; None for nothing."""
     found = read()
+    if not is_own(_folder(), 0o022):
+        return None  # another user has made it: what lies in it is none of ours
     for name in (FILE, HELD):
         (_folder() / name).unlink(missing_ok=True)
     if found is not None and found.cards:
@@ -113,7 +116,17 @@ def share_cards(run: str) -> str:
 
 
 def join_cards(run: Path, deployment: Deployment) -> None:
-    """Have a run use the state of the cards that were started; for its folder is new."""
+    """Have a run use the state of the cards that were started; for its folder is new.
+
+    Raises:
+        EnvironmentProblem: the folder with that state is gone, and another user has made one of its name.
+    """
+    if os.path.lexists(deployment.cards) and not is_own(Path(deployment.cards), 0o077):
+        raise EnvironmentProblem(
+            f"{deployment.cards}, the folder of the cards that were started, belongs to another user, or others may "
+            "enter it.",
+            do="toprope stop, then toprope start again",
+        )
     state = Path(deployment.cards) / cards.FILE
     try:
         os.link(state, run / cards.FILE)
@@ -136,6 +149,15 @@ def cluster() -> Any:
         raise EnvironmentProblem(
             f"Ray cannot be used: {error}.", do=f"{advice('cluster')}, or start without --ray on one machine"
         ) from error
+
+
+def is_own(folder: Path, others: int) -> bool:
+    """True if a folder is this user's, no link, and others have none of these rights to it."""
+    try:
+        facts = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & others
 
 
 def _folder() -> Path:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 
 __all__ = ["Handles", "handles"]
 
 
 class Handles:
-    """Counts handles. Every method may be called at any moment, also by the garbage collector: none takes a lock."""
+    """Counts handles. All methods but `count` may be called at any moment, also by the garbage collector: none of them
+    takes a lock."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._sent: set[str] = set()
         self._news: deque[tuple[str, int]] = deque()
+        self._counting = threading.Lock()
 
     def add(self, id: str, number: int) -> None:
         """A handle was made (1), or is gone (-1)."""
@@ -28,12 +31,13 @@ class Handles:
         self._sent.discard(id)
 
     def count(self, id: str) -> int | None:
-        """Handles to an instance; None where other processes may have some. For one thread at a time."""
-        while self._news:
-            changed, number = self._news.popleft()
-            self._counts[changed] += number
-            if self._counts[changed] <= 0:
-                del self._counts[changed]
+        """Handles to an instance; None where other processes may have some."""
+        with self._counting:
+            while self._news:
+                changed, number = self._news.popleft()
+                self._counts[changed] += number
+                if self._counts[changed] <= 0:
+                    del self._counts[changed]
         return None if id in self._sent else self._counts[id]
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "Stage",
     "State",
     "admitted",
+    "freed",
     "grace_of",
     "is_detached",
     "terminated",
@@ -247,7 +248,7 @@ class Life(Generic[C]):
         """Nobody can call it any more; it ends once nothing is left for it to do."""
         if is_busy or self.queue or self.state not in (State.WAITING, State.READY):
             return []
-        return self.end(YRRuntimeError("this instance was freed: its handles are gone", CODES["instance exited"]))
+        return self.end(freed())
 
     def _start(self) -> list[Command]:
         self.state, self._has_process = State.STARTING, True
@@ -502,6 +503,11 @@ def _may_run_again(error: BaseException) -> bool:
     if isinstance(error, YRInvokeError):
         return True
     return isinstance(error, YRError) and error.code in (1003, 1007, 1009, 2002, 3001, 3002, 3008, 4202, 4203, 4204)
+
+
+def freed() -> YRRuntimeError:
+    """The error of calls of an instance that was ended because nobody had a handle to it."""
+    return YRRuntimeError("this instance was freed: its handles are gone", CODES["instance exited"])
 
 
 def terminated() -> YRRuntimeError:

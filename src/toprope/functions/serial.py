@@ -97,6 +97,7 @@ def pack(value: Any, arena: Arena | None) -> Packed:
     data = plain(value)
     if data is not None:
         return Packed(data)
+    value = _with_blobs(value)
     spec: list[BlockKey | None] = []
     parts: list[bytes] = []
     taken: list[Block] = []
@@ -128,6 +129,35 @@ def pack(value: Any, arena: Arena | None) -> Packed:
         raise
     finally:
         local.refs = outer
+
+
+class _Blob:
+    """Bytes that are pickled as a buffer: inside of the pickle they would be copied once more."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = data
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self._data), (pickle.PickleBuffer(self._data),)
+
+
+SIMPLE.add(_Blob)
+
+
+def _with_blobs(value: Any) -> Any:
+    """A value, or the arguments of a call, with large bytes in it as blobs; they arrive as the bytes they were."""
+    if value.__class__ in (bytes, bytearray):
+        return _Blob(value) if len(value) >= INLINE else value
+    if value.__class__ is not tuple or len(value) != 2:
+        return value
+    arguments, keywords = value
+    if arguments.__class__ is not tuple or keywords.__class__ is not dict:
+        return value
+    if not any(each.__class__ in (bytes, bytearray) for each in (*arguments, *keywords.values())):
+        return value
+    return tuple(map(_with_blobs, arguments)), {name: _with_blobs(each) for name, each in keywords.items()}
 
 
 def plain(value: Any) -> bytes | None:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from toprope.port.answers import is_given
+from toprope.port.compared import LOOKED_UP
+from toprope.port.compiled import compiled_uses
 from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
@@ -26,10 +28,16 @@ QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
 
 RUNS = frozenset({
-    "TR020", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088", "TR102",
-    "TR102b",
+    "TR045", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088",
+    "TR091a", "TR102", "TR102b", "TR104b",
 })  # fmt: skip
 """Rules whose place does no harm on another device when it is left as it is. All others are taken to fail there."""
+
+_OF_THE_MACHINE = {"TR001", "TR001a", "TR024"}
+"""Questions whose answer is one for the whole program. Where one stays, all that decide where tensors are do."""
+_CHOICE = "TR003"
+_PLACES = {"devices", "moves", "numbers", "tensors"}
+_ALSO = "decides where tensors are, as line"
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _HELD = "the condition "
@@ -83,28 +91,35 @@ def hold_back(
     nodes = [(finding, node) for finding, node in file.places]
     wanted, left = set(map(id, findings)), set(map(id, deselected))
     asked = [(f, n) for f, n in nodes if id(f) in wanted and f.converted and f.rule.code in QUESTIONS]
-    if not asked:
+    anchor = _choice_that_stays(nodes, wanted)
+    if not asked and not anchor:
         return
     stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
-    if not stays and not elsewhere:
+    if not stays and not elsewhere and not anchor:
         return
     questions = []
     for finding, node in asked:
-        followed = Opened(file)
+        followed = Opened(file, raises=finding.rule.code not in _OF_THE_MACHINE)
         questions.append(_Question(finding, list(followed.by(node, not is_negative(node))), followed.keys))
     questions.sort(key=lambda each: sum(_length(file, part) for part, _ in each.opened))
     held: list[tuple[ast.AST, ast.AST]] = []
     for finding, node in nodes:
         if finding.rule.code in QUESTIONS and finding.held_back.startswith(_HELD):  # in an earlier round
             held += opened_by(file, node)
+            if finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, held, nodes):
+                anchor = anchor or finding.line
     changed = True
     while changed:
         changed = False
         for question in [each for each in questions if each.finding.converted]:
+            places = question.finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, question.opened, nodes)
             why = _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
+            if not why and anchor and places:
+                why = f"{_ALSO} {anchor} does, which stays"
             if not why:
                 continue
             changed = True
+            anchor = anchor or (question.finding.line if places else 0)
             question.finding.held_back = f"{_HELD}{why}"
             held += question.opened
             stays += _set_there_alone(file, question)
@@ -113,6 +128,27 @@ def hold_back(
                 for finding, node in nodes:
                     if id(finding) in wanted and finding.converted and _within(file, node, whole):
                         finding.held_back = f"it stays with the condition in line {question.finding.line}"
+    for finding, _ in nodes if anchor else ():
+        if finding.rule.code == _CHOICE and finding.converted and id(finding) in wanted:
+            finding.held_back = f"it {_ALSO} {anchor} does, which stays"
+
+
+def _choice_that_stays(nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> int:
+    """Return the line of a choice between CUDA and the CPU that stays for the sake of its text; 0 without one."""
+    for finding, _ in nodes:
+        if finding.rule.code == _CHOICE and finding.held_back.startswith(LOOKED_UP) and id(finding) in wanted:
+            return finding.line
+    return 0
+
+
+def _places_tensors(
+    file: File, opened: Iterable[tuple[ast.AST, ast.AST]], nodes: Sequence[tuple[Finding, ast.AST]]
+) -> bool:
+    """Return whether code that a question opens says on which device tensors are."""
+    places = [
+        node for found, node in nodes if found.rule.family in _PLACES and found.rule.code not in ("TR101", "TR103")
+    ]
+    return any(_within(file, node, part) for part, _ in opened for node in places)
 
 
 def guards(
@@ -157,6 +193,9 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
                 yield _Stays(node, f"guards {_short(finding)}, which other devices do not answer ({finding.rule.code})")
         elif _fails(file, finding, node):
             yield _Stays(node, f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})")
+    for use in compiled_uses(file):
+        if not _behind_cuda(file, use):
+            yield _Stays(use, f"guards {file.text(use)} in line {use.lineno}, which is compiled for CUDA (TR121)")
 
 
 def _reached(file: File, question: _Question, stays: Iterable[_Stays], held: list[tuple[ast.AST, ast.AST]]) -> str:
@@ -295,7 +334,7 @@ def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
     if own:  # a method of the project, whose own code is ported
         return False
     if isinstance(node, ast.Import | ast.ImportFrom) and finding.rule.kind is not Kind.PRESERVING:
-        return not _is_tried(file, node)
+        return not file.is_tried(node)
     if code == "TR101":
         return not _is_shown(file, node)
     return True
@@ -305,16 +344,6 @@ def _is_read(file: File, node: ast.AST) -> bool:
     """Return whether it is a variable that must be set: `os.environ["CUDA_HOME"]`, read."""
     around = file.parent(node)
     return isinstance(around, ast.Subscript) and around.slice is node and isinstance(around.ctx, ast.Load)
-
-
-def _is_tried(file: File, node: ast.AST) -> bool:
-    """Return whether an import stands in a try that goes on without it."""
-    inner = node
-    for around in file.ancestors(node):
-        if isinstance(around, ast.Try) and inner in around.body and around.handlers:
-            return True
-        inner = around
-    return False
 
 
 def _is_shown(file: File, node: ast.AST) -> bool:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toprope import chips
+from toprope.port.folders import submodules
 from toprope.support.operators_on_card import Release, find_release
 
 __all__ = ["Context", "Target", "extensions_of", "target"]
 
 DEFAULT_CHIP = "910B3"
 _BUILDERS = ("CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension")
+_SAYS_CUDA = re.compile(r"(?:.+_)?cuda(?:_.+)?|_C|.*_ext|csrc")
+_LOADS = re.compile(rb"cpp_extension\s+import\b[^\n]*\bload|cpp_extension\.load")
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,17 @@ class Context:
 
     Attributes:
         target: the card.
-        extensions: names of modules that a setup.py among them builds, or that lie next to them as binary files.
+        extensions: names of modules that a setup.py among them or of a submodule builds, or that lie next to them as
+            binary files.
         sources: names of the CUDA sources among them.
+        compiled: names of the project's own modules that build an extension for CUDA, and of the packages around
+            CUDA sources whose name says so: `nerf.cuda`, whose functions load it when they are called.
     """
 
     target: Target = field(default_factory=target)
     extensions: frozenset[str] = frozenset()
     sources: str = ""
+    compiled: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, files: Iterable[Path], card: Target | None = None) -> Context:
@@ -70,12 +77,44 @@ class Context:
         for file in files:
             if file.suffix == ".py":
                 extensions |= _built_by(file)
+        for folder in {parent for file in files for parent in (file.parent, *file.parent.parents[:2])}:
+            extensions |= _built_by_submodules(folder)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
-        return cls(card or target(), frozenset(extensions), sources)
+        return cls(card or target(), frozenset(extensions), sources, frozenset(_compiled(files)))
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""
         return any(name.encode() in data for name in self.extensions)
+
+
+def _compiled(files: Iterable[Path]) -> Iterator[str]:
+    for file in files:
+        if file.suffix == ".cu":
+            packages = (each for each in file.parents if (each / "__init__.py").exists())
+            package = next(packages, None)
+            if package is not None and _SAYS_CUDA.fullmatch(package.name):
+                yield package.name
+        elif file.suffix == ".py" and file.name != "setup.py":
+            try:
+                data = file.read_bytes()
+            except OSError:
+                continue
+            if _LOADS.search(data):
+                yield file.parent.name if file.name == "__init__.py" else file.stem
+
+
+def _built_by_submodules(folder: Path) -> set[str]:
+    """Names that the submodules of a folder build for CUDA: of modules, and of the packages around them.
+
+    A submodule that is not checked out has no sources; one named for CUDA is taken for such a package.
+    """
+    found: set[str] = set()
+    for path in submodules(folder / ".gitmodules") if (folder / ".gitmodules").is_file() else ():
+        name = re.sub(r"\W", "_", path.rpartition("/")[2])
+        built = _built_by(folder / path / "setup.py")
+        if built or (not (folder / path / "setup.py").is_file() and "cuda" in name.lower()):
+            found |= built | ({name} if re.fullmatch(r"[A-Za-z_]\w+", name) else set())
+    return found
 
 
 def _built_by(file: Path) -> set[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from toprope.port import conditions
+from toprope.port.compared import hold_compared
 from toprope.port.context import Context
 from toprope.port.edits import Edit, OverlapError, drops_a_comment, render
 from toprope.port.family import Handler
@@ -168,6 +169,7 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
 
 def _settle(file: File, findings: list[Finding]) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
+    hold_compared(file, findings)
     for finding in findings:
         if finding.converted and any(drops_a_comment(file.source, edit) for edit in finding.edits):
             finding.held_back = "a comment is in the middle of it"

@@ -10,9 +10,19 @@ from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.stand_ins import refused
 
-__all__ = ["Family"]
+__all__ = ["Family", "report_not_called"]
 
 AS_CLASS = "it is used as a class here, and stays CUDA's; torch.device is every device's"
+NOT_CALLED = "the function is not called, and always true: write () behind it, and run the port again"
+
+
+def report_not_called(file: File, rule: Rule, node: ast.expr) -> None:
+    """Report a function that is taken for true or false itself; the first of a file, since the others are its like."""
+    if not any(each.held_back == NOT_CALLED for each in file.findings):
+        file.report(rule, node, held_back=NOT_CALLED)
+
+
+NOT_ENTERED = "no `with` enters it here: what it shows or is compared with stays CUDA's"
 
 Handler = Callable[[File, Any], bool | None]
 """Looks at one node. True says that the node and all in it is dealt with, and is not looked at again."""
@@ -115,9 +125,13 @@ class Family:
             parent = file.parent(node)
             called = parent if isinstance(parent, ast.Call) and parent.func is node else None
             name = table[file.dotted(node) or ""]
-            if function and called is None:
+            if called is None and name[0].islower() and file.decides(node):
+                report_not_called(file, rule, node)
+            elif function and called is None:
                 if isinstance(getattr(node, "ctx", None), ast.Load):
                     file.report(rule, node, held_back=AS_CLASS)
+            elif function and not _is_entered(file, called):
+                file.report(rule, node, held_back=NOT_ENTERED)
             elif not isinstance(node, ast.Name) or file.by_star(node):
                 held = refused(name, called) if called is not None else ""
                 file.report(rule, node, edits=file.replace(node, file.portable(name)), held_back=held)
@@ -131,3 +145,17 @@ class Family:
             return function
 
         return add
+
+
+def _is_entered(file: File, call: ast.expr | None) -> bool:
+    """Return whether a context may be entered: in a `with`, or where it is kept, handed on or returned.
+
+    One that is a statement, alone or in a tuple, is only made or displayed, as at the end of a notebook's cell.
+    """
+    around = None if call is None else file.parent(call)
+    while isinstance(around, ast.Tuple | ast.List | ast.Dict | ast.IfExp | ast.JoinedStr | ast.FormattedValue):
+        around = file.parent(around)
+    if isinstance(around, ast.Call):
+        return not any(file.is_builtin(around.func, name) for name in ("print", "str", "repr", "type", "isinstance"))
+    is_asked = isinstance(around, ast.Attribute) and around.attr != "__enter__"
+    return not is_asked and not isinstance(around, ast.Expr | ast.Compare | ast.Subscript)

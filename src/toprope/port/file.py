@@ -13,7 +13,7 @@ from toprope.port.project import Project
 from toprope.port.reexports import full_name
 from toprope.port.rule import Rule
 from toprope.port.scopes import Binding, Scope, Walk
-from toprope.port.scripted import scripted_functions
+from toprope.port.scripted import scripted_functions, styled_functions
 from toprope.port.source import Source, UnreadableError, parse
 
 __all__ = ["RUNTIME", "VENDORED", "File", "is_runtime", "is_vendored_runtime"]
@@ -91,10 +91,9 @@ class File:
 
     def _find_scripted(self) -> list[tuple[int, int]]:
         """Return where the functions begin and end that TorchScript compiles."""
-        scripted = self.project.scripted
-        if not scripted:
-            return []
-        found = scripted_functions(self.walk.module.node, scripted)
+        scripted, tree = self.project.scripted, self.walk.module.node
+        found = scripted_functions(tree, scripted) if scripted else []
+        found += styled_functions(tree, self.source.data)
         return [self.source.span(each) for each in found]
 
     # What it means
@@ -172,6 +171,48 @@ class File:
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that a node is part of."""
         return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))
+
+    def assigned_above(self, node: ast.Attribute) -> list[ast.Attribute]:
+        """Return the places of the same scope before this one that give an attribute another value."""
+        text, scope = ast.unparse(node), self.scope(node)
+        return [
+            each for each, where in self.walk.scopes.items()
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and where is scope
+            and each.attr == node.attr and (self.statement(each).end_lineno or 0) < node.lineno
+            and ast.unparse(each) == text
+        ]  # fmt: skip
+
+    def is_tried(self, node: ast.AST) -> bool:
+        """Return whether an import is in a try that goes on without it, and does not end the program."""
+        inner = node
+        for around in self.ancestors(node):
+            if isinstance(around, ast.Try) and inner in around.body:
+                handlers = [each for each in around.handlers if _catches_import(each)]
+                if handlers and not any(map(_ends_program, handlers)):
+                    return True
+            inner = around
+        return False
+
+    def at_import(self, node: ast.AST) -> bool:
+        """Return whether an expression is evaluated when the module is imported."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        inner = node
+        for outer in self.ancestors(node):
+            if isinstance(outer, kinds) and not isinstance(inner, ast.arguments):
+                return inner in getattr(outer, "decorator_list", ())
+            inner = outer
+        return True
+
+    def decides(self, node: ast.AST) -> bool:
+        """Return whether a value is taken for true or false: it is a condition, or is behind `not` or in skipif."""
+        inner, outer = node, self.parent(node)
+        while isinstance(outer, ast.BoolOp) or (isinstance(outer, ast.UnaryOp) and isinstance(outer.op, ast.Not)):
+            inner, outer = outer, self.parent(outer)
+        if inner is not node:
+            return True
+        if isinstance(outer, ast.Call) and outer.args[:1] == [inner]:
+            return getattr(outer.func, "attr", "") in ("skipif", "skipIf", "skipUnless")
+        return isinstance(outer, ast.If | ast.IfExp | ast.While | ast.Assert) and outer.test is inner
 
     def in_fstring(self, node: ast.AST) -> bool:
         """Whether a node stands inside the braces of an f-string, where Python 3.11 does not say exactly where."""
@@ -318,3 +359,22 @@ class File:
         rest = text[end:close]
         comma = rest.find(",")
         return Edit(start, end + comma + 1 if comma >= 0 and not rest[:comma].strip() else end, ())
+
+
+def _catches_import(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler is for errors of an import."""
+    if handler.type is None:
+        return True
+    names = {each.id for each in ast.walk(handler.type) if isinstance(each, ast.Name)}
+    caught = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "OSError", "RuntimeError"}
+    return bool(names & caught)
+
+
+def _ends_program(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler raises, or ends the program: `raise`, `exit()`, `sys.exit()`."""
+    last = handler.body[-1]
+    if isinstance(last, ast.Raise):
+        return True
+    called = last.value.func if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in ("exit", "quit", "_exit", "abort")

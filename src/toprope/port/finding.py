@@ -13,6 +13,7 @@ __all__ = ["DEPENDS", "KNOWN", "Finding", "Ported"]
 
 KNOWN = ""
 """Key of calls that the tables of operators decide, in `Ported.operators`."""
+_MOST_SHOWN = 70
 DEPENDS = "*"
 """Key of calls that run on the card or on the host by their arguments."""
 
@@ -61,6 +62,13 @@ class Finding:
         if self.rule.kind is Kind.PRESERVING and not self.converted and (self.edits or self.held_back):
             return Kind.REVIEW
         return self.rule.kind
+
+    @property
+    def said(self) -> str:
+        """Text for reports: the message, else the text of the place with the consequence of its rule."""
+        text = " ".join(self.before.split())
+        shown = text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+        return self.message if self.message and not self.held_back else f"{shown}: {self.rule.consequence}"
 
     @property
     def is_site(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-__all__ = ["EXCLUDED", "LeftAlone", "Pattern", "why_left_alone"]
+__all__ = ["EXCLUDED", "LeftAlone", "Pattern", "submodules", "why_left_alone"]
 
 EXCLUDED = "excluded"
 _VENDORED = {
@@ -129,13 +129,14 @@ def _is_submodule(folder: str | Path) -> bool:
         file = above / ".gitmodules"
         if file.is_file():
             relative = os.path.relpath(whole, above).replace(os.sep, "/")
-            return relative in _submodules(file)
+            return relative in submodules(file)
         if (above / ".git").exists():
             break
     return False
 
 
-def _submodules(file: Path) -> Iterable[str]:
+def submodules(file: Path) -> Iterable[str]:
+    """The paths that a .gitmodules names."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

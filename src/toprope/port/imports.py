@@ -53,7 +53,9 @@ def runtime_import(file: File, used: int) -> Edit:
     if head:  # `"docstring"; import torch`
         _, end = source.span(body[head - 1])
         return Edit(end, end, (f"; {text}",))
-    start = _line_start(file, source.span(_first_node(body[0]))[0])
+    # a bare `pass` is a command of a notebook that was set aside: the import goes into the first cell of Python
+    first_line = next((each for each in body if not isinstance(each, ast.Pass)), body[0])
+    start = _line_start(file, source.span(_first_node(first_line))[0])
     return Edit(start, start, (text + source.newline,))
 
 

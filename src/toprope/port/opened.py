@@ -30,14 +30,21 @@ def is_negative(question: ast.AST) -> bool:
 class Opened:
     """Follows the answer of a question to the code that runs because of it.
 
-    Attributes:
+    Args:
         file: the file.
+        raises: whether `if not x.is_cuda: raise` opens what is behind it. A program that raises where there is no CUDA
+            at all has no other way to go, so that its question is converted with what it can be.
+
+    Attributes:
+        file: as given.
+        ends: statements that leave the function or the loop, so that what is behind them runs with the other answer.
         keys: under which other files and cells reach the answer: "use_cuda" for a name of the module, ".use_cuda" for
             an attribute of anything, ".has_cuda()" for a function or method that is called as one.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, *, raises: bool = False) -> None:
         self.file = file
+        self.ends = (*_ENDS, ast.Raise) if raises else _ENDS
         self.keys: set[str] = set()
         self._seen: set[tuple[int, bool | None]] = set()
 
@@ -115,9 +122,9 @@ class Opened:
                     yield from ((each, test) for each in outer.body)
                 if positive is not True:
                     yield from ((each, test) for each in outer.orelse)
-                    if isinstance(outer, ast.If) and not outer.orelse and isinstance(outer.body[-1], _ENDS):
+                    if isinstance(outer, ast.If) and not outer.orelse and isinstance(outer.body[-1], self.ends):
                         yield from ((each, test) for each in self._behind(outer))
-                if positive is not False and outer.orelse and isinstance(outer.orelse[-1], _ENDS):
+                if positive is not False and outer.orelse and isinstance(outer.orelse[-1], self.ends):
                     yield from ((each, test) for each in self._behind(outer))
             case ast.Assign(targets=targets):
                 for each in targets:

@@ -54,6 +54,7 @@ class _Facts:
         wanders: whether it goes to another folder while it runs.
         roots: folders that are on the path when it is imported by its name.
         own: packages around it that it imports from by their absolute names.
+        flat: whether it imports a file next to it by that file's bare name.
         importers: the files that import it by relative names.
         depth: how many folders around it are packages however it is loaded, as far as the project says it.
     """
@@ -67,6 +68,7 @@ class _Facts:
     wanders: bool = False
     roots: set[Path] = field(default_factory=set)
     own: set[Path] = field(default_factory=set)
+    flat: bool = False
     importers: list[_Facts] = field(default_factory=list)
     depth: int = 0
 
@@ -99,15 +101,25 @@ class Tree:
         for facts in self._facts.values():
             for name in {each[:end] for each in facts.names for end in _ends(each)}:
                 self._import(facts, name)
+        self._flat = self._find_flat()
         self._spread()
         self._count()
+
+    def _find_flat(self) -> set[Path]:
+        """Find the folders that are on the path themselves, whatever `__init__.py` they have: by the imports in them.
+
+        `from utils import f` next to `utils.py` only runs where the folder is on the path, so that its files are no
+        part of a package for each other. One import that goes by the package's name says that it is one.
+        """
+        found = {each.folder for each in self._facts.values() if each.flat}
+        return found - {each.folder for each in self._facts.values() if each.level or each.own}
 
     def place(self, path: Path) -> Place:
         """Choose where a file finds the vendored one, without a wish of the user."""
         facts = self._facts.get(Path(os.path.abspath(path)))
         if facts is None:
             return Place(VENDORED, (self.top,))
-        around = package_of(facts.folder)
+        around = None if facts.folder in self._flat and not facts.level else package_of(facts.folder)
         package = None if facts.notebook else around
         if facts.level:
             return _relative(facts, facts.depth)
@@ -188,6 +200,7 @@ class Tree:
                 importer.own.add(root / parts[0])
             if facts is not importer:
                 facts.roots.add(root)
+                importer.flat |= root == importer.folder == facts.folder
 
     def _spread(self) -> None:
         """A file that is imported by a relative name has the folders of the one that imports it."""

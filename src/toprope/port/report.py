@@ -18,6 +18,7 @@ from toprope.port.source import Source, UnreadableError
 __all__ = ["Totals", "as_dict", "diff", "text", "totals", "unknown_operators"]
 
 _MOST_NAMES = 8
+_FOLLOWS = "it stays with the condition in line "
 _HINTS = "advice on code that is not CUDA's; --check does not fail for it"
 _NAMES = {Kind.PRESERVING: "converted", Kind.REVIEW: "to review", Kind.NOT_CONVERTIBLE: "left"}
 
@@ -129,7 +130,7 @@ def text(
     elif sums.changed:
         lines.append("nothing was written. See it: --diff · do it: --write · in CI: --check")
     for each in files:
-        lines += [_line(each, finding) for finding in each.findings if _is_for_a_person(finding)]
+        lines += _places(each)
     lines += [f"{each.path}: skipped, {each.skipped}" for each in files if each.skipped]
     return "\n".join(lines) + "\n"
 
@@ -184,14 +185,33 @@ def _most(files: Sequence[Ported]) -> str:
     return ", ".join(f"{what} ({number})" for what, number in found.most_common(2))
 
 
+def _places(file: Ported) -> list[str]:
+    """A line for each place that needs a person; one for all that stay with the same condition."""
+    found = [finding for finding in file.findings if _is_for_a_person(finding)]
+    lines, said = [], set()
+    for finding in found:
+        with_it = [each for each in found if (each.cell, each.held_back) == (finding.cell, finding.held_back)]
+        if not finding.held_back.startswith(_FOLLOWS) or len(with_it) == 1:
+            lines.append(_line(file, finding))
+        elif (finding.cell, finding.held_back) not in said:
+            said.add((finding.cell, finding.held_back))
+            codes = ", ".join(sorted({each.rule.code for each in with_it}))
+            numbers = ", ".join(map(str, sorted({each.line for each in with_it})))
+            where = f"{file.path}:{finding.line}:{finding.column}{_cell(finding)}"
+            what = finding.held_back.replace("it stays", f"{len(with_it)} places stay")
+            lines.append(f"{where}  {codes} {finding.label}  {what}: lines {numbers}")
+    return lines
+
+
+def _cell(finding: Finding) -> str:
+    return f" (cell {finding.cell})" if finding.cell is not None else ""
+
+
 def _line(file: Ported, finding: Finding) -> str:
-    said = finding.message or finding.rule.title
-    if finding.held_back:
-        said = f"{finding.rule.title}; left as it is: {finding.held_back}"
+    said = f"{finding.said}; left as it is: {finding.held_back}" if finding.held_back else finding.said
     if finding.seen:
         said += f" (asked {_many(finding.seen, 'time')} in the trace)"
-    cell = f" (cell {finding.cell})" if finding.cell is not None else ""
-    return f"{file.path}:{finding.line}:{finding.column}{cell}  {finding.rule.code} {finding.label}  {said}"
+    return f"{file.path}:{finding.line}:{finding.column}{_cell(finding)}  {finding.rule.code} {finding.label}  {said}"
 
 
 def diff(file: Ported) -> str:
@@ -271,7 +291,7 @@ def _finding(file: Ported, finding: Finding) -> dict[str, Any]:
         "rewritten": finding.converted,
         "before": finding.before,
         "after": finding.after,
-        "message": finding.message or finding.rule.title,
+        "message": finding.said,
         "held_back": finding.held_back,
         "seen": finding.seen,
         "known": finding.known,

@@ -117,7 +117,7 @@ def _file(file: Ported) -> Iterator[str]:
 
 def _row(finding: Finding) -> str:
     place = f"{finding.line}" if finding.cell is None else f"cell {finding.cell}: {finding.line}"
-    text = finding.message or finding.rule.title
+    text = finding.said
     if finding.held_back:
         text += f" (not rewritten: {finding.held_back})"
     if finding.seen:

@@ -95,7 +95,7 @@ def _place(path: str, root: Path | None) -> dict[str, Any]:
 
 
 def _result(place: dict[str, Any], finding: Finding, index: dict[str, int]) -> dict[str, Any]:
-    text = finding.message or finding.rule.title
+    text = finding.said
     if finding.held_back:
         text = f"{text} (not rewritten: {finding.held_back})"
     elif finding.converted:

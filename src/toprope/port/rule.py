@@ -80,6 +80,16 @@ class Rule:
         return HINT if self.hint else str(self.kind)
 
     @property
+    def consequence(self) -> str:
+        """The title without the example in front: what becomes of a place."""
+        inside, at = False, -1
+        for number, character in enumerate(self.title):
+            inside ^= character == '"'
+            if not inside and self.title.startswith(": ", number):
+                at = number + 2
+        return self.title[at:] if at > 0 else self.title
+
+    @property
     def page(self) -> str:
         """The command that prints the rule's page of the documentation."""
         return f"toprope explain {self.code}"

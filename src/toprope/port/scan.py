@@ -36,6 +36,10 @@ _LEFT_OUT = {
 }  # fmt: skip
 
 
+_MOST_CONFIGURATION = 200_000
+"""Files in JSON and its like that are larger hold data."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which rules are wanted.
@@ -279,6 +283,8 @@ def _one(
         size = path.stat().st_size
         if size > (MOST_NOTEBOOK_BYTES if kind is FileKind.NOTEBOOK else MOST_BYTES):
             return Ported(name, skipped=f"it has {size / 1e6:.1f} MB: taken for a generated file")
+        if kind is FileKind.CONFIG and size > _MOST_CONFIGURATION:
+            return Ported(name)  # data
         data = path.read_bytes()
     except OSError as error:
         return Ported(name, skipped=f"it cannot be read: {error.strerror}")

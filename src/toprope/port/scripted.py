@@ -7,12 +7,14 @@ traced, exported or compiled by torch.compile runs as Python and is none of this
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 __all__ = [
     "ANY_MODULE", "Scripts", "full_name", "imports_of", "is_outside", "reached", "scripted_functions", "scripts_of",
+    "styled_functions",
 ]  # fmt: skip
 
 ANY_MODULE = "*"
@@ -111,6 +113,54 @@ def scripted_functions(tree: ast.AST, scripted: frozenset[str]) -> list[_Functio
         for function, name in _functions(tree, "")
         if name in scripted and not {names.get(_dotted(each)) for each in function.decorator_list} & _LEFT_OUT
     ]
+
+
+_SCRIPT_TYPES = re.compile(
+    r"(?:torch\.)?(?:Tensor|device|dtype)|(?:typing\.)?(?:Optional|List|Tuple|Dict|Union|list|tuple|dict)|int|float|bool|str"
+    r"|None|Final|(?:jit\.|torch\.jit\.)?Final"
+)
+_TYPE_COMMENT = re.compile(rb"#\s*type:\s*\(.*\)\s*->")
+
+
+def styled_functions(tree: ast.AST, data: bytes) -> list[_Function]:
+    """The functions of a file that are written for TorchScript, whether or not anything in the project scripts them.
+
+    A library's functions are scripted by its users. All arguments have types that TorchScript knows, and the function
+    says that it may be compiled: by a name of torch.jit in it, a comment with its types, or a call of torch.ops.
+    """
+    if not (b"torch.ops." in data or b"jit" in data or _TYPE_COMMENT.search(data)):
+        return []
+    comments = {number for number, line in enumerate(data.splitlines(), 1) if _TYPE_COMMENT.search(line)}
+    return [function for function, name in _functions(tree, "") if _is_styled(function, name, comments)]
+
+
+def _is_styled(function: _Function, name: str, comments: set[int]) -> bool:
+    if comments.intersection(range(function.lineno, function.body[0].lineno + 1)):
+        return True
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    arguments = arguments[1:] if "." in name and arguments[:1] and arguments[0].arg == "self" else arguments
+    if not arguments or function.args.vararg or function.args.kwarg:
+        return False
+    if not all(each.annotation is not None and _is_script_type(each.annotation) for each in arguments):
+        return False
+    dotted = (_dotted(each) for each in ast.walk(function) if isinstance(each, ast.Attribute))
+    return any(
+        re.match(r"torch\.ops\.(?!aten\.)\w+\.\w|(?:torch\.)?jit\.(?:is_scripting|annotate)", each) for each in dotted
+    )
+
+
+def _is_script_type(node: ast.expr) -> bool:
+    names = [_dotted(each) or "?" for each in _outermost(node)]
+    return all(_SCRIPT_TYPES.fullmatch(each) for each in names)
+
+
+def _outermost(node: ast.AST) -> list[ast.AST]:
+    """The names of an annotation, those with dots as a whole."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        return [node]
+    if isinstance(node, ast.Constant):
+        return [] if node.value is None else [node]
+    return [each for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.expr) for each in _outermost(inner)]
 
 
 def _jit_names(tree: ast.AST) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from toprope.port.file import File
 
-__all__ = ["dtype_of", "is_tensor", "on_host"]
+__all__ = ["all_on_host", "dtype_of", "is_tensor", "on_host"]
 
 _CASTS = {
     "double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32",
@@ -181,6 +181,15 @@ def on_host(file: File, node: ast.expr, depth: int = _DEPTH) -> bool:
         if any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in said):
             return False
     return on_host(file, node.func.value, depth - 1)
+
+
+def all_on_host(file: File, node: ast.expr) -> bool:
+    """Return True if the text says that a tensor, or each of a list, a tuple or a dictionary, is in host memory."""
+    value = _only_value(file, node) if isinstance(node, ast.Name) else None
+    node = value or node
+    if isinstance(node, ast.List | ast.Tuple | ast.Dict):
+        return all(all_on_host(file, each) for each in (node.values if isinstance(node, ast.Dict) else node.elts))
+    return on_host(file, node) and "set_default_" not in file.source.text
 
 
 def _is_cpu(node: ast.expr) -> bool:

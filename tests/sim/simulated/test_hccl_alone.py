@@ -48,12 +48,13 @@ def test_buffers_of_a_communicator_count_once_from_its_first_collective(
 ) -> None:
     tensor = torch.ones(8).npu()
     with toprope.sim.rehearse() as rehearsal:
-        assert [one.runtime for one in rehearsal.so_far().memory] == [0]
+        assert {one.runtime for one in rehearsal.so_far().memory} == {0}  # other tests of the process used other cards
         for _ in range(3):
             dist.all_reduce(tensor)
         monkeypatch.setenv("HCCL_BUFFSIZE", "50")
         dist.all_reduce(tensor, group=dist.new_group([0]))
-    (memory,) = rehearsal.facts.memory
+    memory, *others = rehearsal.facts.memory
+    assert {one.runtime for one in others} <= {0}
     assert memory.runtime == 2 * (200 + 50) * 2**20
     assert memory.need[0] == memory.peak + memory.runtime
 

@@ -120,10 +120,10 @@ def run(function: Callable[..., Any], given: tuple[Any, Any, Any], device: str, 
 
 def run_on_host(function: Callable[..., Any], given: tuple[Any, Any, Any], **more: Any) -> Outcome:
     """`run` on the host, and once more to see whether it draws: under a dispatch mode torch inverts complex wrongly."""
-    again = on("cpu", given)
+    again, others = on("cpu", given), on("cpu", more)  # also `out`, which the second run would write over
     outcome = run(function, given, "cpu", **more)
     with Draws() as draws:
-        run(function, again, "cpu", **more)
+        run(function, again, "cpu", **others)
     outcome.drew = draws.seen
     return outcome
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +26,11 @@ from toprope.flow.service.openapi import description
 from toprope.flow.service.ports import ports_of
 from toprope.flow.service.problems import MEDIA_TYPE as PROBLEM
 from toprope.flow.service.problems import Problem
-from toprope.flow.stage_calls import Cancelled
 from toprope.flow.streams import generators
+from toprope.flow.worker.calls import Cancelled
+from toprope.http_bodies import Message, Receive, Send, bounded, declared_length, read, send_start, send_whole
 
 __all__ = ["Limits", "Service"]
-
-_Scope = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _EVENTS = "text/event-stream"
 _BYTES = "application/octet-stream"
@@ -196,12 +193,12 @@ class Service:
         header = request.headers.get("content-type", "")
         media_type = header.partition(";")[0].strip().lower()
         limit = self._limits.body
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > limit:
+        length = declared_length(request.headers) or 0
+        if length > limit:
             raise _too_large(limit)
         if media_type == "multipart/form-data":
-            return await self._of_form(request), media_type, int(length or 0)
-        body = await _read(request, limit)
+            return await self._of_form(request), media_type, length
+        body = await read(bounded(request.receive, limit, _too_large), ClientDisconnect)
         if media_type in ("", "application/json", "application/x-www-form-urlencoded") or media_type.endswith("+json"):
             # curl -d sends JSON under the type of forms
             found = await _apart(len(body), bodies.values_of_json, body, self.ports)
@@ -223,10 +220,10 @@ class Service:
 
     async def _of_form(self, request: Request) -> dict[str, Any]:
         inputs, limit = self.ports.inputs, self._limits.body
-        bounded = Request(request.scope, _bounded(request.receive, limit))
+        limited = Request(request.scope, bounded(request.receive, limit, _too_large))
         try:
             # a part that is no input is refused below: it must not be the number of parts that is refused
-            form = await bounded.form(max_files=len(inputs) + 8, max_fields=len(inputs) + 8, max_part_size=limit)
+            form = await limited.form(max_files=len(inputs) + 8, max_fields=len(inputs) + 8, max_part_size=limit)
         except (MultiPartException, HTTPException) as error:
             text = error.message if isinstance(error, MultiPartException) else error.detail
             raise Problem(400, f"the body is no form: {text}") from None
@@ -290,9 +287,9 @@ class _Answer(Response):
         self._seconds = 0.0
         self.background = None
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer, as an ASGI application."""
-        service, status = self._service, _GONE
+        service, status, send = self._service, _GONE, _patient(send)
         is_in = False
         try:
             try:
@@ -302,7 +299,7 @@ class _Answer(Response):
                 status = await self._run(receive, send)
             except Problem as problem:
                 status = problem.status
-                await _send_whole(send, problem.status, PROBLEM, problem.body(), problem.headers)
+                await send_whole(send, problem.status, PROBLEM, problem.body(), problem.headers)
         except (_ClientGone, ClientDisconnect, TimeoutError):
             status = _GONE  # the server closes a connection whose answer is not complete
         finally:
@@ -312,7 +309,7 @@ class _Answer(Response):
     def _left(self) -> float:
         return self._seconds - (time.monotonic() - self._began)
 
-    async def _run(self, receive: _Receive, send: _Send) -> int:
+    async def _run(self, receive: Receive, send: Send) -> int:
         try:
             async with asyncio.timeout(self._left()):
                 found, media_type, size = await self._service.inputs_of(self._request)
@@ -354,7 +351,7 @@ class _Answer(Response):
 
     # One result
 
-    async def _one(self, future: asyncio.Future[list[Any]], form: str, receive: _Receive, send: _Send) -> int:
+    async def _one(self, future: asyncio.Future[list[Any]], form: str, receive: Receive, send: Send) -> int:
         watch: list[asyncio.Future[None]] = []
 
         def look() -> None:
@@ -380,7 +377,7 @@ class _Answer(Response):
             body = _event("result", bodies.json_of_values(found, self._service.ports)) + _event("end", b"{}")
         else:
             body = await _apart(size_of(found), self._encoded, found, form)
-        await _send_whole(send, 200, form, body)
+        await send_whole(send, 200, form, body)
         return 200
 
     def _encoded(self, found: list[Any], form: str) -> bytes:
@@ -394,16 +391,17 @@ class _Answer(Response):
 
     # Several results
 
-    async def _stream(self, stream: ResultStream, form: str, watch: asyncio.Future[None], send: _Send) -> int:
+    async def _stream(self, stream: ResultStream, form: str, watch: asyncio.Future[None], send: Send) -> int:
         results = _items(stream, watch)
         try:
             if form != _EVENTS:
                 rows = [dict(zip(self._service.ports.outputs, each, strict=True)) async for each in results if each]
-                await _send_whole(send, 200, form, bodies.json_of({"results": rows}))
+                await send_whole(send, 200, form, bodies.json_of({"results": rows}))
                 return 200
             first = await anext(results, None)  # an error before the first result is the status of the answer
             data = b"" if first is None else self._event_of(first)
-            await send(_start(200, _EVENTS, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}))
+            headers = {"Content-Type": _EVENTS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            await send_start(send, 200, headers)
             try:
                 while data:
                     await _write(send, data, more=True)
@@ -430,7 +428,7 @@ class _ClientGone(Exception):  # noqa: N818 - no error
     """The client has closed its connection."""
 
 
-async def _gone(receive: _Receive) -> None:
+async def _gone(receive: Receive) -> None:
     """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -511,30 +509,6 @@ def _text(error: BaseException | None) -> str:
 # Bodies
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _bounded(receive: _Receive, limit: int) -> _Receive:
-    size = 0
-
-    async def bounded() -> MutableMapping[str, Any]:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > limit:
-            raise _too_large(limit)
-        return message
-
-    return bounded
-
-
 def _too_large(limit: int) -> Problem:
     return Problem(413, f"the body has more than {limit} bytes", "send less, or start the service with --max-body")
 
@@ -565,22 +539,18 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
-def _start(status: int, media_type: str, headers: Mapping[str, str]) -> dict[str, Any]:
-    named = {"content-type": media_type, **headers}
-    raw = [(key.lower().encode("latin-1"), value.encode("latin-1")) for key, value in named.items()]
-    return {"type": "http.response.start", "status": status, "headers": raw}
+def _patient(send: Send) -> Send:
+    """Give up on a client that does not read a large part of its answer."""
+
+    async def send_some(message: Message) -> None:
+        is_small = len(message.get("body", b"")) < 65536
+        await (send(message) if is_small else asyncio.wait_for(send(message), _WRITE))
+
+    return send_some
 
 
-async def _send_whole(
-    send: _Send, status: int, media_type: str, body: bytes, headers: Mapping[str, str] | None = None
-) -> None:
-    await send(_start(status, media_type, {"Content-Length": str(len(body)), **(headers or {})}))
-    await _write(send, body, more=False)
-
-
-async def _write(send: _Send, body: bytes, *, more: bool) -> None:
-    message = {"type": "http.response.body", "body": body, "more_body": more}
-    await (send(message) if len(body) < 65536 else asyncio.wait_for(send(message), _WRITE))
+async def _write(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def _of_http(request: Request, error: HTTPException) -> Response:

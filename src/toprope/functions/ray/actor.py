@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from toprope.functions.arguments import lower
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.lifecycle import freed
 from toprope.functions.local.concurrency import HOOK
 from toprope.functions.ray.attach import BARE
 from toprope.functions.ray.failures import RaisedError
@@ -71,7 +72,7 @@ class _Base:
         import ray
 
         self.making = making
-        self.ended = False
+        self.ended = self.left = False
         context = ray.get_runtime_context()
         try:
             prepare(making.setup)
@@ -82,6 +83,7 @@ class _Base:
                 context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), vendor,
                 tuple(int(each) for each in cards if str(each).isdecimal()), making.labels, making.grace,
                 making.of, making.request.cpu, making.request.memory, making.request.scalars,
+                {key: float(amount) for key, amount in context.get_assigned_resources().items()},
             )  # fmt: skip
             self._tell(Manager.place, placed)
             self._attach()
@@ -174,6 +176,19 @@ class _Base:
             except Exception:
                 traceback.print_exc()
 
+    def __ray_shutdown__(self) -> None:
+        """Nobody has a handle any more, and the calls have ended: Ray ends this process after this."""
+        if not self.left and not self.ended:
+            self.end(self.making.grace)
+            self._tell(Manager.fail, RaisedError.of(freed()).data)
+
+    def leave(self) -> None:
+        """End this process as the user's code asked for; Ray does not start it again then."""
+        import ray
+
+        self.left = True
+        ray.actor.exit_actor()
+
     def about(self) -> bytes:
         """The class."""
         return self.making.blob
@@ -191,7 +206,7 @@ class Host(_Base):
         except Exception as error:
             raise self._failure(error) from None
         except SystemExit:
-            _leave()
+            self.leave()
 
     def stream(self, call: tuple[str, Any, Any], /, *values: Any) -> Iterator[Any]:
         """Call a generator method: its name, its arguments, and the objects that they refer to."""
@@ -227,7 +242,7 @@ class AsyncHost(_Base):
         except Exception as error:
             raise self._failure(error) from None
         except SystemExit:
-            _leave()
+            self.leave()
 
     async def stream(self, call: tuple[str, Any, Any], /, *values: Any) -> AsyncIterator[Any]:
         """Call a generator method: its name, its arguments, and the objects that they refer to."""
@@ -292,10 +307,3 @@ def _is_brought_back(context: Any) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray warns of its own use of what it has deprecated
         return bool(context.was_current_actor_reconstructed)
-
-
-def _leave() -> None:
-    """End this process as the user's code asked for; Ray does not start it again then."""
-    import ray
-
-    ray.actor.exit_actor()

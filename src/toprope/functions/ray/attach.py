@@ -11,10 +11,13 @@ from toprope.functions import current
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
 
-__all__ = ["BARE", "NAMESPACE", "attached", "manager_name"]
+__all__ = ["BARE", "NAMESPACE", "SESSION", "attached", "manager_name"]
 
 NAMESPACE = "toprope"
 """The namespace of Ray in which all instances are, of all programs."""
+
+SESSION = "session-"
+"""Prefix of the names of the actors that serve sessions; instances have other names."""
 
 BARE = "bare_"
 """What the names of an actor's methods begin with that are the user's own, called without arguments."""
@@ -24,7 +27,7 @@ def manager_name() -> str:
     """The name of the actor that serves this job."""
     import ray
 
-    return f"session-{ray.get_runtime_context().get_job_id()}"
+    return f"{SESSION}{ray.get_runtime_context().get_job_id()}"
 
 
 def attached() -> Any:

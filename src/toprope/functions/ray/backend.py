@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, InstanceGroups, ResourceGroups, listed_names
@@ -16,17 +20,20 @@ from toprope.functions.lifecycle import Stage
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import Config, InvokeOptions
 from toprope.functions.ray import refs as references
-from toprope.functions.ray.attach import NAMESPACE, manager_name
+from toprope.functions.ray.attach import NAMESPACE, SESSION, manager_name
 from toprope.functions.ray.failures import translated
 from toprope.functions.ray.functions import Functions
 from toprope.functions.ray.instances import Instances
 from toprope.functions.ray.manager import Manager
+from toprope.functions.ray.nodes import registration_limit
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.tensors import forget_tensors, know_tensors
 from toprope.functions.ray.view import resources_of
 from toprope.functions.timers import Clock
 
 __all__ = ["RayBackend"]
+
+_log = logging.getLogger("toprope")
 
 A = TypeVar("A", bound=Manager)
 P = ParamSpec("P")
@@ -40,11 +47,11 @@ class RayBackend(Backend):
         config: of the session.
         manager: the actor that serves the session; None to look for it when it is needed.
         is_manager: whether this process is that actor.
-        ends_ray: whether Ray ends with the session, which began it.
+        end: ends Ray, where the session has begun it.
     """
 
     def __init__(
-        self, config: Config, manager: Any = None, *, is_manager: bool = False, ends_ray: bool = False
+        self, config: Config, manager: Any = None, *, is_manager: bool = False, end: Callable[[], None] | None = None
     ) -> None:
         import ray
 
@@ -52,7 +59,7 @@ class RayBackend(Backend):
         self.config = config
         self.is_manager = is_manager
         self._manager = manager
-        self._ends_ray = ends_ray
+        self._end = end
         self._process = os.getpid()
         self._known: weakref.WeakValueDictionary[bytes, Entry] = weakref.WeakValueDictionary()
         self._blobs: dict[Any, bytes] = {}
@@ -64,6 +71,10 @@ class RayBackend(Backend):
         self.groups: InstanceGroups = self.instances.groups
         self.resource_groups: ResourceGroups = self.instances.placing.resource_groups
         self.pairs = _Pairs(self)
+        self._unreferenced: SimpleQueue[str | None] = SimpleQueue()  # instances of which a handle is gone
+        self._counts_handles = manager is not None  # only the program's own handles end instances
+        if self._counts_handles:
+            threading.Thread(target=self._look_at_handles, name="toprope handles", daemon=True).start()
 
     # The session
 
@@ -76,6 +87,11 @@ class RayBackend(Backend):
             else:
                 self._manager = self.ray.get_actor(manager_name(), NAMESPACE)
         return self._manager
+
+    @cached_property
+    def registration(self) -> float:
+        """Seconds in which a process that Ray starts has to register with it."""
+        return registration_limit()
 
     def ask(self, what: Callable[Concatenate[A, P], R], *arguments: P.args, **keywords: P.kwargs) -> R:
         """What a method of the manager returns.
@@ -297,6 +313,18 @@ class RayBackend(Backend):
         """End an instance."""
         self.instances.terminate(instance, is_sync)
 
+    def unreferenced(self, instance: str) -> None:
+        """A handle to an instance is gone."""
+        if self._counts_handles:
+            self._unreferenced.put(instance)
+
+    def _look_at_handles(self) -> None:
+        while (instance := self._unreferenced.get()) is not None:
+            try:
+                self.instances.unreferenced(instance)
+            except Exception:
+                _log.debug("the handles of %s", instance, exc_info=True)  # such as Ray's end
+
     def is_alive(self, instance: str) -> bool:
         """Whether an instance is there."""
         return self.instances.is_alive(instance)
@@ -319,7 +347,7 @@ class RayBackend(Backend):
     def list_instances(self) -> list[dict[str, Any]]:
         """The living instances."""
         told = [each.as_dict() for each in self.ask(Manager.holders)]
-        return [each | {"handles": handles.count(each["id"])} for each in told]
+        return [each | {"handles": handles.count(each["id"])} for each in told]  # as of now
 
     def list_named_instances(self, all_namespaces: bool) -> list[Any]:
         """Names of the living instances that have one, of other sessions too."""
@@ -327,7 +355,7 @@ class RayBackend(Backend):
         ids = [
             each["name"]
             for each in self.ray.util.list_named_actors(all_namespaces=True)
-            if each["namespace"] == NAMESPACE and not each["name"].startswith(("session-", "instance-"))
+            if each["namespace"] == NAMESPACE and not each["name"].startswith((SESSION, "instance-"))
         ]
         return listed_names([known.get(id) or _parted(id) for id in ids], self.namespace, all_namespaces)
 
@@ -357,9 +385,10 @@ class RayBackend(Backend):
         except (ray.exceptions.RayError, ValueError):
             pass  # Ray has ended before
         finally:
+            self._unreferenced.put(None)
             self.clock.close()
-            if self._ends_ray:
-                ray.shutdown()
+            if self._end is not None:
+                self._end()
                 forget_tensors()
 
 

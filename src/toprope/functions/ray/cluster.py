@@ -20,15 +20,16 @@ import ray  # noqa: F401  says at once, by an ImportError, that there is none
 
 from toprope.errors import EnvironmentProblem
 from toprope.functions.deploy import Deployment
+from toprope.functions.holders import Holder
 from toprope.functions.ray.attach import NAMESPACE
-from toprope.functions.ray.nodes import Offer, has_token, keep_token, offer, use_token
+from toprope.functions.ray.nodes import Offer, has_token, keep_token, offer, private_folder, use_token
 from toprope.functions.ray.start import import_ray
 from toprope.functions.ray.view import resources_of
 
 if TYPE_CHECKING:
     import psutil
 
-__all__ = ["join", "start", "status", "stop"]
+__all__ = ["join", "listing_of", "start", "status", "stop"]
 
 PORT = 6379
 """Where others join, unless it is taken."""
@@ -97,7 +98,7 @@ def stop(deployment: Deployment, force: bool = False) -> None:
 
 
 def status(deployment: Deployment) -> str:
-    """The nodes of the Ray, and what is free of each, in lines."""
+    """The nodes of the Ray, what is free of each, and the instances of all programs, in lines."""
     if not _processes(deployment.address):
         return "  Ray has ended on this machine"
     module = import_ray()
@@ -107,14 +108,16 @@ def status(deployment: Deployment) -> str:
             address=deployment.address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False,
             configure_logging=True,
         )  # fmt: skip
+        from toprope.functions.ray.listing import listed
         from toprope.functions.ray.manager import seen_nodes
 
-        told = [resources_of(seen) for seen in seen_nodes()]
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        told = [_line(resources_of(seen)) for seen in seen_nodes()]
+        told += [listing_of(*each) for each in listed(module)]
+    except (ConnectionError, RuntimeError, ValueError, module.exceptions.RayError) as error:
         return f"  Ray at {deployment.address} does not answer: {error}"
     finally:
         module.shutdown()
-    return "\n".join(_line(node) for node in told)
+    return "\n".join(told)
 
 
 def _line(node: dict[str, Any]) -> str:
@@ -123,12 +126,29 @@ def _line(node: dict[str, Any]) -> str:
     return f"  node      {node['labels']['HOST_IP']} {node['id'][:8]}: {', '.join(amounts)}"
 
 
+def listing_of(session: str, holder: Holder) -> str:
+    """The line of an instance.
+
+    Args:
+        session: its session; "" where that has ended.
+        holder: the instance, and what it holds.
+    """
+    name = f"  instance  {holder.name or holder.id}: {holder.of or 'unknown class'}"
+    program = f"of session {session}" if session else "its session has ended"
+    held = f", {holder.amounts}" if holder.cpu or holder.memory else ""
+    process = f", process {holder.pid} on node {holder.node[:8]}" if holder.pid else ""
+    return f"{name}, {holder.state}, {program}{held}{process}{', no handle left' * (holder.handles == 0)}"
+
+
 def _run(words: Sequence[str], offered: Offer, deployment: Deployment) -> str:
     """Run `ray start`; what it says."""
     command = [
         sys.executable, "-c", _QUIET, "start", *words, "--disable-usage-stats", f"--num-cpus={offered.cpus}",
         f"--num-gpus={offered.gpus}", f"--resources={json.dumps(dict(offered.resources))}",
     ]  # fmt: skip
+    folder = private_folder()
+    if folder is not None:
+        command.append(f"--temp-dir={folder}")
     if offered.memory:
         command.append(f"--memory={offered.memory}")
     if offered.labels:
@@ -144,7 +164,11 @@ def _run(words: Sequence[str], offered: Offer, deployment: Deployment) -> str:
     if failed:
         if deployment.cards:
             shutil.rmtree(deployment.cards, ignore_errors=True)
-        raise EnvironmentProblem("Ray does not start.", looked_at=_last_words(said), do="see /tmp/ray/session_latest")
+        raise EnvironmentProblem(
+            "Ray does not start.",
+            looked_at=_last_words(said),
+            do=f"see session_latest/logs in {folder or os.environ['RAY_TMPDIR']}",
+        )
     return said
 
 

@@ -15,6 +15,7 @@ from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray import task
 from toprope.functions.ray.manager import Manager
+from toprope.functions.ray.placing import Asked
 from toprope.functions.ray.process import Setup
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.tensors import know_tensors
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Functions"]
 
 _KEPT = 256
+_LOOK = 0.5
 _SURE = 2.0
 """Seconds within which a worker that has begun a call has told so."""
 
@@ -44,6 +46,7 @@ class Pool:
         request: resources of each call.
         run, stream: what Ray calls.
         plain, where: `run` without its options, and these.
+        asked: the first of these calls, as Ray was asked for it.
         setup: how a process of their own is set up; None where any worker will do.
     """
 
@@ -55,6 +58,7 @@ class Pool:
     setup: Setup | None
     plain: Any
     where: dict[str, Any]
+    asked: Asked
 
 
 class Functions:
@@ -151,7 +155,7 @@ class Functions:
         pool = Pool(
             options, uuid.uuid4().hex[:12], request, run.options(**where),
             stream.options(num_returns="streaming", **where), setup if apart or setup.path else None,
-            run, where,
+            run, where, placing.asked(request, options),
         )  # fmt: skip
         with self._lock:
             if len(self._pools) >= _KEPT:
@@ -185,6 +189,9 @@ class _Late:
         wait = self._limit / 1000 + _SURE
         if idle is not None and idle < wait:
             backend.clock.after(wait - idle, self)
+            return
+        if idle is None and pool.asked.may_begin:  # the first worker for such calls is on its way
+            backend.clock.after(_LOOK, self)
             return
         why, code = backend.instances.placing.shortage(pool.request, pool.options)
         if "[" not in why:  # there is room: it waits for its arguments, or is about to begin

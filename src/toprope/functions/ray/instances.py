@@ -18,7 +18,8 @@ from toprope.functions.exceptions import (
     YRTimeoutError,
     fresh,
 )
-from toprope.functions.lifecycle import Command, Do, Gone, admitted, grace_of, is_detached, terminated
+from toprope.functions.handles import handles
+from toprope.functions.lifecycle import GRACE, Command, Do, Gone, admitted, freed, grace_of, is_detached, terminated
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.failures import RaisedError
@@ -132,6 +133,7 @@ class Instances:
             **where,
         )
         record.hold(actor.remote(making, packed, refs))
+        backend.tell(Manager.ask_for, record.id, code.name)
         record.arguments = ((), {})
         if options.name:
             backend.tell(
@@ -233,6 +235,7 @@ class Instances:
                 raise MissingInstanceError(id)
             time.sleep(0.05)
         record = self.record(id)
+        self._backend.tell(Manager.handles, id, None)
         is_of_session = id in self._backend.ask(Manager.names)
         while is_of_session and not self._backend.ask(Manager.is_made, id):
             if not self.is_alive(id):
@@ -257,6 +260,7 @@ class Instances:
             match command:
                 case Gone(error):
                     record.arguments = ((), {})
+                    handles.forget(record.id)
                     try:
                         self._backend.tell(Manager.fail, record.id, RaisedError.of(error).data)
                     except ValueError:
@@ -285,13 +289,40 @@ class Instances:
             return
         ray, handle = self._backend.ray, record.handle
         placed = self._backend.ask(Manager.placed, record.id)
-        if placed is not None:
-            done = handle.shutdown.remote(placed.grace)
-            ray.wait([done], timeout=None if is_sync else placed.grace)
+        if placed is not None or self._is_of_another_session(record):
+            grace = GRACE if placed is None else placed.grace
+            done = handle.shutdown.remote(grace)
+            ray.wait([done], timeout=None if is_sync else grace)
         self.do(record, record.fail(error))
         until = time.monotonic() + _GONE
         while not self.has_ended(record) and time.monotonic() < until:
             time.sleep(0.01)
+
+    def unreferenced(self, id: str) -> None:
+        """A handle of this program to an instance is gone."""
+        if handles.count(id) != 0:
+            return
+        record = self._records.get(id)
+        if record is None or record.is_over:
+            return
+        options = record.options
+        is_kept = bool(options.name or options.group_name) or is_detached(options) or not record.is_ours
+        if is_kept or not self._backend.config.free_unreferenced:
+            self._backend.tell(Manager.handles, id, 0)
+            return
+        with self._lock:
+            record.fail(freed())  # nothing is to be done: Ray ends it, once its calls have ended
+            record.let_go()
+            self._records.pop(id, None)
+        self.placing.settled(record)
+
+    def _is_of_another_session(self, record: Record) -> bool:
+        """True if an instance runs that this session knows nothing of; one that waits for resources runs no hook."""
+        from ray._private import state
+
+        if record.is_ours or self._backend.ray.util.client.ray.is_connected():
+            return False
+        return bool(state.actors(record.handle._actor_id.hex()).get("State") == "ALIVE")
 
     def end_all(self, error: BaseException) -> None:
         """End all instances that this process has created with the session; their hooks run side by side."""

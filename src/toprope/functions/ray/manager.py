@@ -11,10 +11,11 @@ from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.holders import Holder
 from toprope.functions.lifecycle import State
 from toprope.functions.pairs import Pairs
+from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.failures import RaisedError
-from toprope.functions.ray.view import Seen
+from toprope.functions.ray.view import Seen, charged
 
-__all__ = ["Manager", "Placed", "seen_nodes"]
+__all__ = ["Manager", "Placed", "living_names", "seen_nodes"]
 
 _FRESH = 0.25
 """Seconds within which every node has told what is free of it."""
@@ -33,6 +34,7 @@ class Placed:
         grace: seconds that its end may take.
         of: its class.
         cpu, memory, resources: what it holds, as of `Holder`.
+        amounts: what it holds by Ray's names.
     """
 
     node: str
@@ -46,6 +48,7 @@ class Placed:
     cpu: int = 0
     memory: int = 0
     resources: Mapping[str, float] = field(default_factory=dict)
+    amounts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,6 +74,13 @@ def seen_nodes() -> list[Seen]:
     ]  # fmt: skip
 
 
+def living_names() -> set[str]:
+    """The names of the actors of all sessions that Ray has, those that wait for resources too."""
+    from ray import util
+
+    return {each["name"] for each in util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE}
+
+
 class Manager:
     """The manager of a session: what its processes have to know of each other.
 
@@ -84,6 +94,8 @@ class Manager:
         self._failures: dict[str, bytes] = {}
         self._placed: dict[str, Placed] = {}
         self._made: set[str] = set()
+        self._asked: dict[str, str] = {}
+        self._handles: dict[str, int | None] = {}
         self._named: dict[str, _Named] = {}
         self._groups: dict[str, list[str]] = {}
         self._active: dict[str, float] = {}
@@ -112,6 +124,14 @@ class Manager:
         """The state of an instance that was kept last."""
         return self._saved.get(id)
 
+    def ask_for(self, id: str, of: str) -> None:
+        """Ray has been asked for an instance of a class of this name."""
+        self._asked[id] = of
+
+    def handles(self, id: str, count: int | None) -> None:
+        """The number of handles to an instance that the program has; None where that is not known."""
+        self._handles[id] = count
+
     def place(self, id: str, placed: Placed) -> None:
         """An instance has its resources, and its process runs."""
         self._placed[id] = placed
@@ -129,33 +149,32 @@ class Manager:
         return self._placed.get(id)
 
     def holders(self) -> list[Holder]:
-        """The instances that have their resources."""
+        """The living instances, those that wait for their resources too."""
+        there = living_names()
         found = []
-        for id, placed in list(self._placed.items()):
-            if id not in self._failures:
-                named = self._named.get(id)
-                found.append(
-                    Holder(
-                        id,
-                        placed.of,
-                        str(State.READY if id in self._made else State.STARTING),
-                        placed.node,
-                        placed.pid,
-                        placed.cpu,
-                        placed.memory,
-                        {placed.vendor: placed.cards} if placed.vendor else {},
-                        placed.resources,
-                        "" if named is None else named.name,
-                        "" if named is None else named.namespace,
-                    )
-                )  # fmt: skip
+        for id in dict.fromkeys([*self._asked, *self._placed]):
+            if id not in there or id in self._failures:
+                continue
+            placed = self._placed.get(id)
+            state = State.WAITING if placed is None else State.READY if id in self._made else State.STARTING
+            placed = Placed("", "", 0, of=self._asked[id]) if placed is None else placed
+            named = self._named.get(id)
+            found.append(
+                Holder(
+                    id, placed.of, str(state), placed.node, placed.pid, placed.cpu, placed.memory,
+                    {placed.vendor: placed.cards} if placed.vendor else {}, placed.resources,
+                    "" if named is None else named.name, "" if named is None else named.namespace,
+                    self._handles.get(id),
+                )
+            )  # fmt: skip
         return found
 
     def neighbours(self) -> dict[str, list[tuple[str, ...]]]:
         """The labels of the instances on each node."""
+        there = living_names()
         found: dict[str, list[tuple[str, ...]]] = {}
         for id, placed in list(self._placed.items()):
-            if id not in self._failures:
+            if id in there and id not in self._failures:
                 found.setdefault(placed.node, []).append(placed.labels)
         return found
 
@@ -164,6 +183,8 @@ class Manager:
         self._failures.setdefault(id, data)
         self._named.pop(id, None)
         self._saved.pop(id, None)
+        self._asked.pop(id, None)
+        self._handles.pop(id, None)
 
     def failure(self, id: str) -> bytes | None:
         """Why an instance has ended."""
@@ -174,6 +195,7 @@ class Manager:
         self._failures.pop(id, None)
         self._placed.pop(id, None)
         self._made.discard(id)
+        self._handles.pop(id, None)
 
     def name(self, id: str, namespace: str, name: str, blob: bytes) -> None:
         """An instance has a name; its class, for those who look for it."""
@@ -209,7 +231,9 @@ class Manager:
         """
         if fresh:
             time.sleep(_FRESH)
-        return seen_nodes()
+        there = living_names()
+        held = [(each.node, each.amounts) for id, each in list(self._placed.items()) if id in there]
+        return charged(seen_nodes(), held)
 
     # Groups
 

@@ -17,19 +17,24 @@ from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.mapping import amounts
 from toprope.functions.ray.record import Record
 from toprope.functions.ray.resource_groups import ResourceGroups
-from toprope.functions.ray.view import Seen, allowed_nodes, fits, node_of, selector, shortage, smallest_hbm
+from toprope.functions.ray.view import (
+    Seen,
+    allowed_nodes,
+    fits,
+    has_bundle_room,
+    node_of,
+    selector,
+    shortage,
+    smallest_hbm,
+)
 from toprope.functions.resources import Request, check_keys
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
 
-__all__ = ["Placing"]
+__all__ = ["Asked", "Placing"]
 
 _log = logging.getLogger("toprope")
-
-_PATIENCE = 20.0
-"""Seconds that a process may take to begin where there was room for it, whatever limit the request has: Ray tells
-that an instance has its resources only by running it."""
 
 _LOOK = 0.25
 _HINT = 1.0
@@ -78,7 +83,11 @@ class Placing:
         """Why a request has not been met, and the code for that."""
         on, _ = self._wishes(Wishes(options))
         found = shortage(self._view(), request, on)
-        held = held_by(self._backend.ask(Manager.holders)) if found.ever and not found.is_affinity else ""
+        held = (
+            held_by(each for each in self._backend.ask(Manager.holders) if each.pid)
+            if found.ever and not found.is_affinity
+            else ""
+        )
         return found.text + held, CODES["resource config" if found.is_affinity else "resource not enough"]
 
     def watch(self, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
@@ -88,11 +97,17 @@ class Placing:
             record: the instance.
             fail: called with the error then.
         """
-        watched = _Watched(self, record, fail, list(self._waiting.values()))
+        watched = _Watched(self, record, fail)
         self._waiting[id(record)] = record.request
         self._backend.clock.after(_HINT, watched.hint)
         if watched.limit >= 0:
             self._backend.clock.after(watched.limit / 1000, watched.late)
+
+    def asked(self, request: Request, options: InvokeOptions) -> Asked:
+        """A request that Ray is given now, behind those that wait already."""
+        on, _ = self._wishes(Wishes(options))
+        bundles = self.resource_groups.bundle_for(options)
+        return Asked(self._backend, request, on, bundles, list(self._waiting.values()))
 
     def settled(self, record: Record) -> None:
         """An instance has its resources, or waits for them no longer."""
@@ -126,6 +141,63 @@ class Placing:
         return [seen for seen in free if rank(node_of(seen)) == best]
 
 
+class Asked:
+    """A request that Ray has been given: whether there was room for it, so that all it waits for is a process.
+
+    Ray tells that an instance has its resources only by running it. Until then what it was given counts as taken, and
+    would pass for a shortage.
+
+    Args:
+        backend: of the process.
+        request: the resources.
+        on: the nodes that affinities allow; None for all.
+        bundles: Ray's names of the bundles that they are to come from, any of them; None for the nodes themselves.
+        before: requests that wait already.
+    """
+
+    def __init__(
+        self,
+        backend: RayBackend,
+        request: Request,
+        on: Callable[[Node], bool] | None,
+        bundles: Sequence[str] | None,
+        before: Sequence[Request],
+    ) -> None:
+        self._backend = backend
+        self._request = request
+        self._on = on
+        self._bundles = bundles
+        self._before = before
+        self._began = time.monotonic()
+        self._seen = backend.manager.view.remote()
+        self._room: bool | None = None
+
+    @property
+    def may_begin(self) -> bool:
+        """True while a process for it may still be on its way.
+
+        A process that does not register with Ray in Ray's own time is ended by Ray.
+        """
+        return time.monotonic() - self._began < self._backend.registration and self._had_room()
+
+    def nodes_then(self) -> list[Seen]:
+        """The nodes as they were when Ray was asked."""
+        nodes: list[Seen] = self._backend.ray.get(self._seen)
+        return nodes
+
+    def _had_room(self) -> bool:
+        """True if there was room for it when it was asked for, and for all requests that waited then."""
+        if self._room is None:
+            nodes = [each for each in self.nodes_then() if self._on is None or self._on(node_of(each))]
+            if self._bundles is None:
+                # one that can never be met keeps nothing from others: Ray does not wait for it
+                before = [each for each in self._before if shortage(nodes, each).ever]
+                self._room = fits(nodes, self._request, before)
+            else:
+                self._room = has_bundle_room(nodes, self._request, self._bundles)
+        return self._room
+
+
 class _Watched:
     """An instance that waits for its resources.
 
@@ -133,31 +205,21 @@ class _Watched:
         placing: who watches.
         record: the instance.
         fail: called where it is too late.
-        before: requests that wait already.
     """
 
-    def __init__(
-        self,
-        placing: Placing,
-        record: Record,
-        fail: Callable[[Record, BaseException], None],
-        before: Sequence[Request],
-    ) -> None:
+    def __init__(self, placing: Placing, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
         self._placing = placing
         self._record = record
         self._fail = fail
-        self._before = before
-        self._began = time.monotonic()
         self._backend = placing._backend
-        self._seen = self._backend.manager.view.remote()
-        self._room: bool | None = None
+        self._asked = placing.asked(record.request, record.options)
         self.limit = record.options.schedule_timeout_ms
 
     def hint(self) -> None:
         """Say in the log that a request can never be met as the cluster is."""
         if self._is_settled():
             return
-        found = shortage(self._nodes_then(), self._record.request)
+        found = shortage(self._asked.nodes_then(), self._record.request)
         if not found.ever:
             _log.warning("instance %s can never be met by the nodes there are: %s", self._record.id, found.text)
 
@@ -165,7 +227,7 @@ class _Watched:
         """Its time is over."""
         if self._is_settled():
             return
-        if self._had_room() and time.monotonic() - self._began < max(_PATIENCE, self.limit / 1000):
+        if self._asked.may_begin:
             self._backend.clock.after(_LOOK, self.late)
             return
         self._placing.settled(self._record)
@@ -178,13 +240,3 @@ class _Watched:
         if settled:
             self._placing.settled(record)
         return settled
-
-    def _had_room(self) -> bool:
-        """Whether there was room for it when it was asked for, and for all who waited then."""
-        if self._room is None:
-            self._room = fits(self._nodes_then(), self._record.request, self._before)
-        return self._room
-
-    def _nodes_then(self) -> list[Seen]:
-        nodes: list[Seen] = self._backend.ray.get(self._seen)
-        return nodes

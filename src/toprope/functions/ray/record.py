@@ -48,6 +48,11 @@ class Record(Life[Any]):
         self.stream = handle.stream.options(num_returns="streaming")
         self.bare = {}
 
+    def let_go(self) -> None:
+        """Hold it no longer: Ray ends it once its calls have ended."""
+        self.handle = self.run = self.stream = None
+        self.bare = {}
+
     def without_arguments(self, method: str) -> Any:
         """A method as Ray calls it without arguments; None where it can only be called through `run`."""
         if method not in self.bare:

@@ -107,6 +107,17 @@ class ResourceGroups:
         found = self._find(wanted.resource_group_name)
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(found, wanted.bundle_index)}
 
+    def bundle_for(self, options: InvokeOptions) -> list[str] | None:
+        """Suffixes of the names of resources in the bundles that options point to; None for no group."""
+        wanted = options.resource_group_options
+        if not wanted.resource_group_name:
+            return None
+        found = self._find(wanted.resource_group_name)
+        if found is None:
+            return []
+        some = range(found.bundle_count) if wanted.bundle_index == -1 else [wanted.bundle_index]
+        return [f"_group_{index}_{found.id.hex()}" for index in some]
+
     def remove(self, name: str) -> None:
         """Give back what a group has; Ray ends what uses it.
 

@@ -11,7 +11,16 @@ from toprope.errors import EnvironmentProblem
 from toprope.extras import advice
 from toprope.functions.options import Config
 from toprope.functions.ray.attach import NAMESPACE, manager_name
-from toprope.functions.ray.nodes import begun_with, keep_token, offer, use_token
+from toprope.functions.ray.nodes import (
+    auth_mode,
+    begun_with,
+    keep_token,
+    offer,
+    private_folder,
+    read_auth,
+    set_auth_mode,
+    use_token,
+)
 from toprope.functions.ray.reach import check_ray
 
 if TYPE_CHECKING:
@@ -67,18 +76,25 @@ def start(config: Config, address: str) -> Backend:
     from toprope.functions.ray.session_actor import AT_ONCE, SessionActor
 
     ours = not ray.is_initialized()
-    if ours:
-        _connect(ray, config, address)
+    mode = auth_mode()
+
+    def end() -> None:
+        ray.shutdown()
+        set_auth_mode(mode)
+
     try:
+        if ours:
+            read_auth()
+            _connect(ray, config, address)
         manager = (
             ray.remote(SessionActor)
             .options(name=manager_name(), namespace=NAMESPACE, num_cpus=0, max_concurrency=AT_ONCE)
             .remote(config)
         )
-        return RayBackend(config, manager, ends_ray=ours)
+        return RayBackend(config, manager, end=end if ours else None)
     except BaseException:
         if ours:
-            ray.shutdown()
+            end()
         raise
 
 
@@ -90,7 +106,8 @@ def _connect(ray: Any, config: Config, address: str) -> None:
         "log_to_driver": config.log_to_driver,
         "logging_level": logging.WARNING,
         # what this program can import, its workers can: those on this machine, and others with the same folders
-        "job_config": JobConfig(_py_driver_sys_path=[each for each in sys.path if each]),
+        # a worker puts one after the other in front of its own: the first one last
+        "job_config": JobConfig(_py_driver_sys_path=[each for each in reversed(sys.path) if each]),
     }
     running, is_ours = _running(address)
     if is_ours:
@@ -121,9 +138,12 @@ def _connect(ray: Any, config: Config, address: str) -> None:
                 _memory=offered.memory,
                 object_store_memory=_object_store(config),
                 include_dashboard=False,
+                _temp_dir=private_folder(),
                 **common,
             )
-    except (ConnectionError, ImportError, ValueError, RuntimeError) as error:
+    except EnvironmentProblem:
+        raise
+    except Exception as error:  # Ray raises that class itself, such as for a node that takes more than 30 s to begin
         do = "start one with toprope start --master --ray, or name another in server_address or TOPROPE_CLUSTER"
         raise EnvironmentProblem(
             f"no Ray can be {'reached at ' + running if running else 'started'}: {error}",

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from toprope.functions.cards import Card
 from toprope.functions.ledger import Ledger, Node, Shortage
-from toprope.functions.ray.mapping import NODE_ID, PREFIX, PSEUDO_HBM, label_of, read_label
+from toprope.functions.ray.mapping import NODE_ID, PREFIX, PSEUDO_HBM, amounts, label_of, read_label
 from toprope.functions.resources import CardRequest, Request, matches
 
-__all__ = ["Seen", "allowed_nodes", "fits", "node_of", "resources_of", "selector", "shortage", "smallest_hbm"]
+__all__ = [
+    "Seen",
+    "allowed_nodes",
+    "fits",
+    "has_bundle_room",
+    "node_of",
+    "resources_of",
+    "selector",
+    "shortage",
+    "smallest_hbm",
+]
 
 _VENDORS = ("NPU", "GPU")
 _ACCELERATOR = "accelerator_type:"
@@ -64,6 +75,43 @@ def fits(nodes: Sequence[Seen], request: Request, before: Sequence[Request] = ()
     ledger.serve()
     number = ledger.ask(request)
     return any(grant.number == number for grant in ledger.serve())
+
+
+def charged(nodes: Iterable[Seen], held: Iterable[tuple[str, Mapping[str, float]]]) -> list[Seen]:
+    """The nodes with no more free than what living instances leave: nodes tell of what they gave out a moment later.
+
+    Args:
+        nodes: as they tell of themselves.
+        held: of each instance the node and the amounts that it holds, by Ray's names.
+    """
+    taken: dict[str, Counter[str]] = {}
+    for node, of_instance in held:
+        taken.setdefault(node, Counter()).update(of_instance)  # amounts may be fractions
+    return [replace(seen, free=_left(seen, taken.get(seen.id, {}))) for seen in nodes]
+
+
+def _left(seen: Seen, taken: Mapping[str, float]) -> dict[str, float]:
+    return {
+        key: min(free, max(0.0, seen.total[key] - taken.get(key, 0))) if key in seen.total else free
+        for key, free in seen.free.items()
+    }
+
+
+def has_bundle_room(nodes: Iterable[Seen], request: Request, bundles: Sequence[str]) -> bool:
+    """True if one of these bundles of a placement group could meet a request now.
+
+    Args:
+        nodes: those of the Ray.
+        request: the resources.
+        bundles: what Ray appends to the name of a resource that belongs to a bundle, for each of them.
+    """
+    nodes = list(nodes)
+    wanted = amounts(request, smallest_hbm(nodes)).bundle()
+    return any(
+        all(seen.free.get(f"{key}{bundle}", 0) + _SLACK >= amount for key, amount in wanted.items())
+        for seen in nodes
+        for bundle in bundles
+    )
 
 
 def allowed_nodes(

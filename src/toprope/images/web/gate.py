@@ -11,17 +11,13 @@ import ipaddress
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["API", "Gate", "Uploads", "host_allowed", "origin_allowed"]
+from toprope.http_bodies import Application, Message, Receive, Send, declared_length, send_whole
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
+__all__ = ["API", "Gate", "Uploads", "host_allowed", "origin_allowed"]
 
 API = "/api/"
 """How paths of the named API begin; errors there are JSON, elsewhere a line of text."""
@@ -189,12 +185,12 @@ class Gate:
         return self._too_long(scope["path"], headers)
 
     def _too_long(self, path: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
-        length = headers.get("content-length")
-        if "transfer-encoding" in headers or (length is not None and not length.isdigit()):
+        length = declared_length(headers)
+        if length is None and ("content-length" in headers or "transfer-encoding" in headers):
             return 411, "the request does not say how long it is.", "send Content-Length"
         files = self._files if path.endswith(UPLOAD) else 2 if path.startswith(API) else 0
         most = files * self._one + FORM
-        if int(length or 0) > most:
+        if (length or 0) > most:
             return 413, f"the request has {length} bytes, and the most is {most}.", "send less, or use toprope edit"
         return None
 
@@ -225,8 +221,5 @@ async def _answer(scope: Message, send: Send, status: int, what: str, do: str) -
         return
     as_json = scope["path"].startswith(API)
     body = json.dumps({"error": {"what": what, "looked_at": "", "do": do}}) if as_json else f"{what} do: {do}\n"
-    kind = b"application/json" if as_json else b"text/plain; charset=utf-8"
-    data = body.encode()
-    headers = [(b"content-type", kind), (b"content-length", str(len(data)).encode()), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
+    kind = "application/json" if as_json else "text/plain; charset=utf-8"
+    await send_whole(send, status, kind, body.encode(), {"Connection": "close"})

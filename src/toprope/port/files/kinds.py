@@ -20,6 +20,7 @@ class FileKind(StrEnum):
     WORKFLOW = "CI"
     SHELL = "shell script"
     DOCUMENT = "document"
+    CONFIG = "configuration"
     CUDA = "CUDA source"
     CPP = "C or C++ source"
 
@@ -29,7 +30,8 @@ _SUFFIXES = {
     ".sh": FileKind.SHELL, ".bash": FileKind.SHELL, ".slurm": FileKind.SHELL, ".sbatch": FileKind.SHELL,
     ".cu": FileKind.CUDA, ".cuh": FileKind.CUDA, ".c": FileKind.CPP, ".cc": FileKind.CPP, ".cpp": FileKind.CPP,
     ".cxx": FileKind.CPP, ".h": FileKind.CPP, ".hh": FileKind.CPP, ".hpp": FileKind.CPP,
-    ".md": FileKind.DOCUMENT, ".rst": FileKind.DOCUMENT,
+    ".md": FileKind.DOCUMENT, ".rst": FileKind.DOCUMENT, ".json": FileKind.CONFIG, ".toml": FileKind.CONFIG,
+    ".ini": FileKind.CONFIG, ".cfg": FileKind.CONFIG,
 }  # fmt: skip
 _WORKFLOWS = ((".github", "workflows"), (".gitlab-ci.yml",), (".circleci",), (".buildkite",), ("azure-pipelines.yml",))
 
@@ -48,7 +50,7 @@ def kind_of(path: str) -> FileKind | None:
             return FileKind.WORKFLOW
         if "compose" in name:
             return FileKind.IMAGE
-        return FileKind.ENVIRONMENT if "env" in name or "conda" in name else None
+        return FileKind.ENVIRONMENT if "env" in name or "conda" in name else FileKind.CONFIG
     if suffix in (".txt", ".in") and (
         "requirement" in name or "constraint" in name or "requirement" in place.parent.name.lower()
     ):

@@ -1,11 +1,11 @@
-"""Versions of torch that a project asks for, where they are older than ported code needs."""
+"""Versions of torch and its libraries that a project asks for, where they are older than ported code needs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-__all__ = ["OLDEST", "OLDEST_WITH_TOPROPE", "old_pins"]
+__all__ = ["OLDEST", "OLDEST_WITH_TOPROPE", "needed", "old_pins"]
 
 Version = tuple[float, float]
 
@@ -16,8 +16,11 @@ OLDEST_WITH_TOPROPE: Version = (2, 10)
 """The first release of torch that toprope itself runs with, as its pyproject.toml says (a test compares them)."""
 
 _ANY = float("inf")
+_BELONGS = {"torchvision": (0, 15), "torchaudio": (2, 0), "torchtext": (0, 15)}
+"""Releases that belong to torch 2.0; the others follow by one with each release of torch."""
+
 _PIN = re.compile(
-    r"(?<![\w./@:-])(?P<name>torch|pytorch)(?P<key>[\"']?\s*=\s*(?:\{\s*version\s*=\s*)?[\"'])?\s*"
+    r"(?<![\w./@:-])(?P<name>torchvision|torchaudio|torchtext|torch|pytorch)(?P<key>[\"']?\s*=\s*(?:\{\s*version\s*=\s*)?[\"'])?\s*"
     r"(?P<version>(?:[\^~<>=!]=?=?\s*)?v?\d[\w.*+]*(?:\s*,\s*[<>=!~]=?=?\s*\d[\w.*+]*)*)(?![\w.-])",
     re.I,
 )
@@ -29,6 +32,8 @@ _PART = re.compile(
 def old_pins(line: str, *, vendored: bool) -> Iterator[tuple[int, int]]:
     """Places in a line that ask for torch, and get or allow a release that is too old by what they name.
 
+    torchvision, torchaudio and torchtext are each built for one release of torch, and count by that.
+
     A list without a version, or with nothing but an upper bound that is new enough, is none: the newest is installed.
     Where ported code imports toprope, whose own requirement raises a lower bound, a bound that keeps the release out
     is one, and a lower bound where it is too old even for the vendored file.
@@ -37,13 +42,22 @@ def old_pins(line: str, *, vendored: bool) -> Iterator[tuple[int, int]]:
         line: the line.
         vendored: whether ported code calls the vendored file, and not toprope.
     """
-    needed = OLDEST if vendored else OLDEST_WITH_TOPROPE
     for found in _PIN.finditer(line):
         if found["key"] is None and not re.match(r"[\^~<>=!]", found["version"]):
             continue  # "torch 2" in a sentence
         parts = [_PART.match(part.strip()) for part in found["version"].split(",")]
-        if any(part is not None and (_newest(part) < needed or _named(part) < OLDEST) for part in parts):
+        first, oldest = needed(found["name"], vendored=vendored), needed(found["name"], vendored=True)
+        if any(part is not None and (_newest(part) < first or _named(part) < oldest) for part in parts):
             yield found.start(), found.end()
+
+
+def needed(name: str, *, vendored: bool) -> Version:
+    """Return the first release of torch, or of a library that is built for each torch, that ported code runs with."""
+    major, minor = OLDEST if vendored else OLDEST_WITH_TOPROPE
+    if name.lower() not in _BELONGS:
+        return major, minor
+    first, second = _BELONGS[name.lower()]
+    return first, second + minor - OLDEST[1]
 
 
 def _named(part: re.Match[str]) -> Version:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from toprope.port.files.sources import BINDING, CUDA
 from toprope.port.rule import Example, Kind, Rule
 
-__all__ = ["BUILD", "COMMAND", "IMAGE", "NOTEBOOK", "PACKAGE", "PIN", "RULES", "SHELL", "TOOL"]
+__all__ = ["BUILD", "COMMAND", "CONFIG", "IMAGE", "NOTEBOOK", "PACKAGE", "PIN", "RULES", "SHELL", "TOOL"]
 
 
 def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tuple[Example, ...]) -> Rule:
@@ -58,13 +58,15 @@ PIN = _rule(
     installs a torch that toprope does not run with. With --vendor it needs 2.0 or newer. An NPU needs the release that
     its torch_npu is made for. Raise the version, and run the tests with it before the port: what changed between the
     releases shows then, and not as a fault of the port. A lower bound alone is reported below 2.0: the newest is
-    installed.""",
+    installed. Each torchvision, torchaudio and torchtext is built for one release of torch, and is reported where that
+    one is too old.""",
     "toprope's pyproject.toml; tried with the wheels of 2.1.2 and 2.4.1",
     (
         Example("torch==1.13.1\nnumpy"),
         Example("torch==2.1.2\nnumpy"),
         Example("torch>=2.2.0,<=2.3.0\nnumpy"),
         Example("torch>=1.7,<3"),
+        Example("torch\ntorchaudio<2.2\ntorchvision==0.15.2"),
         Example("torch>=2.1\ntorchmetrics==1.0\npytorch-lightning==1.9", reported=False),
     ),
 )  # fmt: skip
@@ -110,12 +112,25 @@ NOTEBOOK = _rule(
 
 COMMAND = _rule(
     "TR110", Kind.NOT_CONVERTIBLE, "commands in a document that say CUDA: reported",
-    """Whoever copies them runs them as they stand. Say what the other devices need beside them.""",
+    """Commands, and images for containers, are copied and run as they are. Say there what other devices need.""",
     "seen in public code",
     (
         Example("```sh\nCUDA_VISIBLE_DEVICES=0 python train.py\n```"),
+        Example("```\ndocker run --gpus all -it image\n```"),
         Example("It uses CUDA_VISIBLE_DEVICES.", reported=False),
     ),
 )  # fmt: skip
 
-RULES = (PACKAGE, BUILD, PIN, IMAGE, SHELL, TOOL, NOTEBOOK, COMMAND, CUDA, BINDING)
+CONFIG = _rule(
+    "TR110a", Kind.REVIEW, 'device: cuda, "backend": "nccl" in a configuration: resolve it where it is read',
+    """The program is given the name of CUDA on every device. Resolve it where the program reads it:
+    portable.resolve("cuda") is the name of the device in use, portable.resolve("nccl") its backend. Or give each device
+    a configuration of its own. A file is reported once.""",
+    "seen in public code",
+    (
+        Example("model: unet\ntrain:\n  device: 'cuda:0'\n  backend: nccl"),
+        Example("versions:\n  cuda: 11.8\n# device: cuda", reported=False),
+    ),
+)  # fmt: skip
+
+RULES = (PACKAGE, BUILD, PIN, IMAGE, SHELL, TOOL, NOTEBOOK, COMMAND, CONFIG, CUDA, BINDING)

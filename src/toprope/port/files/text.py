@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from toprope.port.edits import Edit, render
 from toprope.port.files.kinds import FileKind
-from toprope.port.files.pins import old_pins
-from toprope.port.files.rules import BUILD, COMMAND, IMAGE, PACKAGE, PIN, RULES, SHELL, TOOL
+from toprope.port.files.pins import needed, old_pins
+from toprope.port.files.rules import BUILD, COMMAND, CONFIG, IMAGE, PACKAGE, PIN, RULES, SHELL, TOOL
 from toprope.port.files.sources import port_source
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_text_lines, is_ignored
@@ -19,8 +19,8 @@ from toprope.port.rule import Rule
 __all__ = ["port_text", "text_rules", "twin_of"]
 
 _WORDS = re.compile(
-    rb"cuda|torch\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
-    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d",
+    rb"cuda|nccl|torch(?:vision|audio|text)?\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
+    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d|git\+|submodules/",
     re.I,
 )
 _FOR_NPUS = "-npu"
@@ -36,6 +36,12 @@ _PACKAGES = re.compile(
     )(?![\w-])""",
     re.I | re.X,
 )
+_FROM_SOURCE = re.compile(
+    r"(?:\bgit\+\S*?/|(?<![\w/])(?:\./)?submodules/)(?P<name>[\w-]*(?:cuda|raster|simple-knn|fused-ssim|nvdiffrast"
+    r"|flash-attention|apex|xformers|pytorch3d|kaolin)[\w-]*)(?:[/.@#]\S*)?(?=\s|$|[\"',\]])",
+    re.I,
+)
+"""Packages for CUDA that are built from a repository or a submodule."""
 _LOCAL = re.compile(
     r"(?P<kept>\b(?:torch|torchvision|torchaudio|torchtext)\s*==\s*[\d.]+(?:\w*\d)?)(?P<build>\+cu\d+)", re.I
 )
@@ -48,13 +54,19 @@ _SET = re.compile(
 _TWIN = "ASCEND_RT_VISIBLE_DEVICES"
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
-    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus?[ =]\S+|\bnvidia-docker\b|--runtime[ =]nvidia\b"
+    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus?[ =]\S+|\bnvidia-docker\b|--runtime[ =]nvidia\b|\bruntime:\s*nvidia\b"
     r"|\bpytorch/pytorch:\S*cuda\S*|\bdriver:\s*nvidia\b|\bcuda-toolkit\b|\bJimver/cuda\S*",
     re.I,
 )
 _RUNNER = re.compile(r"runs-on:.*\b(?:gpu|cuda|nvidia)\b.*|tags:.*\b(?:gpu|cuda)\b.*", re.I)
 _TOLD = re.compile(
     r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|--device[ =]cuda\S*|\bcudatoolkit\b"
+    r"|--gpus[ =]\S+|\bnvidia/cuda\b\S*|\bnvidia-docker\b|--runtime[ =]nvidia\b"
+)
+_SETTING = re.compile(
+    r"(?:^|[{,])\s*(?:-\s+)?[\"']?(?P<key>[\w.-]*(?:device|accelerator|backend|map_location)[\w.-]*)[\"']?\s*[:=]\s*"
+    r"(?P<value>[\"']?(?:cuda(?::\d+)?|nccl)[\"']?)\s*(?:[,;#}\]].*)?$",
+    re.I,
 )
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
@@ -111,9 +123,12 @@ def port_text(
                     column + high - low,
                     text[low:high],
                     edits,
-                    _message(rule, text[low:high], kind),
+                    _message(rule, text[low:high], kind, vendored=vendored),
                 )
             )
+    if kind is FileKind.CONFIG and len(findings) > 1:
+        findings[0].message = f"{findings[0].before}, and {len(findings) - 1} more in this file: {CONFIG.title}"
+        del findings[1:]
     if kind is FileKind.DOCUMENT:
         findings = [each for each in findings if each.line in _in_fences(text)]
     ignored = ignored_text_lines(text)
@@ -188,16 +203,29 @@ def _joined(text: str) -> Iterator[tuple[int, int, str]]:
         yield *first, text[first[1] :]
 
 
-def _message(rule: Rule, text: str, kind: FileKind) -> str:
+def _message(rule: Rule, text: str, kind: FileKind, *, vendored: bool) -> str:
+    if rule is PIN:
+        name = re.split(r"\W", text, maxsplit=1)[0]
+        first = ".".join(map(str, needed(name, vendored=vendored)))
+        return f"{text}: ported code needs {name} {first} or newer"
     if rule is not PACKAGE:
         return ""
-    name = _PACKAGES.findall(text)[0]
+    built = _FROM_SOURCE.search(text)
+    name = built["name"] if built is not None else _PACKAGES.findall(text)[0]
     extra = f'; an extra is a place for it: cuda = ["{name}"]' if kind is FileKind.PROJECT else ""
     return f"{name} is for CUDA alone{extra}"
 
 
 def _is_comment(line: str, at: int) -> bool:
     return "#" in line[:at] and not line[:at].rstrip().endswith(("'", '"', "="))
+
+
+def _named_packages(line: str) -> list[re.Match[str]]:
+    """The packages for CUDA in a line, each once."""
+    built = list(_FROM_SOURCE.finditer(line))
+    return built + [
+        each for each in _PACKAGES.finditer(line) if not any(one.start() <= each.start() < one.end() for one in built)
+    ]
 
 
 def _packages(line: str, start: int) -> _Found:
@@ -216,7 +244,7 @@ def _packages(line: str, start: int) -> _Found:
         if not _is_comment(line, found.start()):
             low, high = start + found.start("build"), start + found.end("build")
             yield BUILD, start + found.start(), high, (Edit(low, high, ("",)),)
-    for found in _PACKAGES.finditer(line):
+    for found in _named_packages(line):
         if not _is_comment(line, found.start()):
             yield PACKAGE, start + found.start(), start + found.end(), ()
 
@@ -231,8 +259,11 @@ def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
 
 def _requirements(line: str, start: int) -> _Found:
     """A list of requirements for pip: a line that is one for CUDA becomes a comment."""
-    found = _PACKAGES.match(line.lstrip())
-    if found is None:
+    bare = line.lstrip()
+    found = (
+        _PACKAGES.match(bare) or _FROM_SOURCE.match(bare) or re.match(r"[\w.-]+\s*@\s*" + _FROM_SOURCE.pattern, bare)
+    )
+    if found is None or bare.startswith("#"):
         yield from _packages(line, start)
         return
     at = start + len(line) - len(line.lstrip())
@@ -251,6 +282,9 @@ def _shell(line: str, start: int) -> _Found:
         edits = () if f"{_TWIN}=" in line else (Edit(at, at, (f" {_TWIN}={found['value']}",)),)
         if edits or _TWIN not in line:
             yield SHELL, start + found.start(), at, edits
+    other = None if _SET.search(line) or _TWIN in line else re.search(r"\bCUDA_VISIBLE_DEVICES=\S*", line)
+    if other is not None and not _is_comment(line, other.start()):
+        yield SHELL, start + other.start(), start + other.end(), ()
     for found in _SMI.finditer(line):
         if not _is_comment(line, found.start()):
             yield TOOL, start + found.start(), start + found.end(), ()
@@ -260,7 +294,7 @@ def _image(line: str, start: int) -> _Found:
     for found in (*_IMAGE.finditer(line), *_RUNNER.finditer(line)):
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
-    for found in _PACKAGES.finditer(line):
+    for found in _named_packages(line):
         if not _is_comment(line, found.start()) and re.search(r"\b(?:pip|conda|uv|apt(?:-get)?)\b.*install|^\s", line):
             yield PACKAGE, start + found.start(), start + found.end(), ()
     for found in _SMI.finditer(line):
@@ -275,7 +309,7 @@ def _script(line: str, start: int) -> _Found:
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
     if re.search(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b", line):
-        for found in _PACKAGES.finditer(line):
+        for found in _named_packages(line):
             if not _is_comment(line, found.start()):
                 yield PACKAGE, start + found.start(), start + found.end(), ()
 
@@ -283,6 +317,12 @@ def _script(line: str, start: int) -> _Found:
 def _document(line: str, start: int) -> _Found:
     for found in _TOLD.finditer(line):
         yield COMMAND, start + found.start(), start + found.end(), ()
+
+
+def _config(line: str, start: int) -> _Found:
+    found = _SETTING.search(line)
+    if found is not None:
+        yield CONFIG, start + found.start("key"), start + found.end("value"), ()
 
 
 @cache
@@ -307,4 +347,5 @@ _LOOKS: dict[FileKind, Callable[[str, int], _Found]] = {
     FileKind.WORKFLOW: _image,
     FileKind.SHELL: _script,
     FileKind.DOCUMENT: _document,
+    FileKind.CONFIG: _config,
 }

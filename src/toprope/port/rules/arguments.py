@@ -1,4 +1,4 @@
-"""Rows 19 and 20: command lines that name CUDA."""
+"""Row 19: options of the command line whose default names CUDA."""
 
 from __future__ import annotations
 
@@ -107,38 +107,9 @@ DEFAULT = FAMILY.rule(
     ],
 )
 
-FLAG = FAMILY.rule(
-    "TR020",
-    Kind.REVIEW,
-    "--no-cuda, --cuda, --use_cuda: the option keeps its name",
-    why="""Scripts and people call the program with it. Where it is read, `torch.cuda.is_available()` beside it becomes
-    the question for any accelerator, so that it switches whatever device is in use.""",
-    source="seen in public code: renamed flags break the scripts that give them",
-    examples=[
-        Example('parser.add_argument("--no-cuda", action="store_true")'),
-        Example('parser.add_argument("--use_cuda", type=bool, default=True)'),
-        Example('parser.add_argument("--barracuda")', reported=False),
-    ],
-)
-_FLAGS = (
-    "cuda",
-    "no-cuda",
-    "no_cuda",
-    "use-cuda",
-    "use_cuda",
-    "disable-cuda",
-    "disable_cuda",
-    "enable-cuda",
-    "gpu-cuda",
-)
-
 
 @FAMILY.method("add_argument", "option", "argument")
 def _argument(file: File, node: ast.Call) -> bool:
-    names = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    for name in names:
-        if name.startswith("-") and name.lstrip("-") in _FLAGS:
-            file.report(FLAG, node)
     default = file.keyword(node, "default")
     value = default.value if default is not None else None
     if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
@@ -153,9 +124,7 @@ def _argument(file: File, node: ast.Call) -> bool:
         if parameter is not None:
             resolve_in(file, around, parameter, value, DEFAULT)
     elif file.keyword(node, "nargs") is not None or not option_of(node) or option_of(node) in file.project.unread:
-        file.report(DEFAULT, value, "resolve it where it is read: portable.resolve(args.device)")
-    elif any(_is_to_resolve(file, each) for each in file.walk.scopes if getattr(each, "attr", "") == option_of(node)):
-        file.report(DEFAULT, value, "it stays, and is resolved where it is read")
+        file.report(DEFAULT, value, "no file is seen to read it: resolve it there, portable.resolve(args.device)")
     return False
 
 
@@ -176,7 +145,7 @@ def _is_to_resolve(file: File, node: ast.AST) -> bool:
     if not isinstance(node.ctx, ast.Load) or not _is_parsed(file, node.value):
         return False
     resolved = file.calls_runtime(file.parent(node), "resolve", "resolve_kind", "device", "name", "kind")
-    return not resolved and not _is_replaced(file, node)
+    return not resolved and not file.assigned_above(node)
 
 
 @FAMILY.node(ast.Call)
@@ -216,18 +185,4 @@ def _parses(node: ast.expr) -> bool:
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("parse_args", "parse_known_args", "parse_intermixed_args")
-    )
-
-
-def _is_replaced(file: File, node: ast.Attribute) -> bool:
-    """Return whether a statement of the same scope before this one has given the option another value."""
-    text, scope = ast.unparse(node), file.scope(node)
-    return any(
-        isinstance(each, ast.Attribute)
-        and isinstance(each.ctx, ast.Store)
-        and where is scope
-        and each.attr == node.attr
-        and (file.statement(each).end_lineno or 0) < node.lineno
-        and ast.unparse(each) == text
-        for each, where in file.walk.scopes.items()
     )

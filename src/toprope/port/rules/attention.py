@@ -278,6 +278,7 @@ KERNEL = FAMILY.rule(
             """
         ),
         Example("from transformers.modeling_flash_attention_utils import _flash_attention_forward"),
+        Example('KERNELS = ["sdpa", "kernels-community/flash-attn", "kernels-community/flash-attn3"]'),
         Example('model = get_kernel("rbf")', reported=False),
     ],
 )
@@ -320,6 +321,18 @@ def _kernel(file: File, node: ast.Call) -> bool:
 
             found = for_module("kernels")
             file.report(KERNEL, node, "" if found is None else f"known to replace it: {found.text}")
+    return False
+
+
+@FAMILY.string("kernels-community/*")
+def _listed(file: File, node: ast.Constant) -> bool:
+    """The name of such a kernel in a list or as a default; once a file."""
+    around = file.parent(node)
+    if isinstance(around, ast.Expr) or "flash" not in str(node.value):
+        return False
+    called = isinstance(around, ast.Call) and _last_name(around.func) == "get_kernel"
+    if not called and not any(each.rule is KERNEL for each in file.findings):
+        file.report(KERNEL, node, f'{file.text(node)} is compiled for CUDA; "sdpa" runs on every device')
     return False
 
 

@@ -7,6 +7,7 @@ import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.project import last_name
 from toprope.port.rule import Example, Kind
 from toprope.port.tensor_facts import dtype_of, on_host
 
@@ -21,16 +22,23 @@ FAMILY = Family(
 CUDNN = FAMILY.rule(
     "TR074",
     Kind.REVIEW,
-    "torch.backends.cudnn.benchmark = True and its like: left as they are",
-    why="""A write to such a switch does no harm where there is no cuDNN, and says nothing there.""",
+    "if torch.backends.cudnn.enabled: a switch of cuDNN that decides a branch",
+    why="""The switch says True where there is no cuDNN too, so that the branch for cuDNN runs on every device. Ask for
+    the device where it is meant. A write does no harm elsewhere and is not reported, nor is a value that is only kept
+    to be written back.""",
     source="tried on CPU and simulated card",
     examples=[
         Example(
             """
             import torch
 
-            torch.backends.cudnn.benchmark = True
+            if torch.backends.cudnn.enabled:
+                torch.backends.cudnn.benchmark = True
             """
+        ),
+        Example(
+            "import torch\n\nbefore = torch.backends.cudnn.benchmark\ntorch.backends.cudnn.benchmark = True",
+            reported=False,
         ),
     ],
 )
@@ -38,7 +46,8 @@ CUDNN = FAMILY.rule(
 
 @FAMILY.reference(*(f"torch.backends.cudnn.{name}" for name in ("benchmark", "deterministic", "enabled", "fastest")))
 def _cudnn(file: File, node: ast.expr) -> bool:
-    file.report(CUDNN, node)
+    if file.decides(node):
+        file.report(CUDNN, node)
     return True
 
 
@@ -311,26 +320,50 @@ _CARD = re.compile(r"cuda|npu\b|device|gpu|accelerat|distributed", re.IGNORECASE
 LAYOUT = FAMILY.rule(
     "TR099",
     Kind.REVIEW,
-    "memory_format=torch.channels_last: another order of the bytes",
+    "x.to(memory_format=torch.channels_last): a format that NPUs refuse",
     hint=True,
-    why="""NPUs have formats of their own, and torch_npu makes such tensors contiguous: the result is the same, the hint
-    says nothing there.""",
-    source="torch_npu's documentation",
+    why="""torch_npu has torch's contiguous format alone: `to`, `contiguous` and `empty` raise ERR01007 ("Only
+    contiguous_format or preserve_format is supported") for a tensor of the card or one that goes there, and so does
+    `to` of a module whose weights are there. `clone` and `empty_like` take the format and make contiguous tensors. NPUs
+    choose formats of their own, so that nothing is lost: leave memory_format out where the device is an NPU. What is
+    seen to stay on the host, and the question is_contiguous, are not reported.""",
+    source="torch_npu: ToKernelNpu.cpp, TensorFactories.cpp; tried on the simulated card",
     examples=[
         Example(
             """
             import torch
 
             model = model.to(memory_format=torch.channels_last)
+            images = images.to(device=device, dtype=torch.float32, memory_format=torch.channels_last)
             """
+        ),
+        Example("import torch\n\nx = x.clone(memory_format=torch.channels_last)"),
+        Example(
+            """
+            import torch
+
+            x = torch.from_numpy(picture).to(memory_format=torch.channels_last)
+            known = x.is_contiguous(memory_format=torch.channels_last)
+            """,
+            reported=False,
         ),
     ],
 )
+_REFUSES = "an NPU refuses it with ERR01007: leave memory_format out where the device is an NPU"
+_PASSES_OVER = "an NPU makes a contiguous tensor: what asks for the format afterwards gets another answer"
 
 
 @FAMILY.reference("torch.channels_last", "torch.channels_last_3d")
 def _layout(file: File, node: ast.expr) -> bool:
-    file.report(LAYOUT, node)
+    call = next((each for each in file.ancestors(node) if isinstance(each, ast.Call | ast.stmt)), None)
+    name = last_name(call.func) if isinstance(call, ast.Call) else ""
+    if name == "is_contiguous":
+        return True
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and on_host(file, call.func.value):
+        moved = name != "contiguous" and (call.args or file.keyword(call, "device") is not None)
+        if name in ("to", "contiguous") and not moved:
+            return True
+    file.report(LAYOUT, node, _PASSES_OVER if name == "clone" or name.endswith("_like") else _REFUSES)
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from toprope.port.family import Family
+from toprope.port.family import Family, report_not_called
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
 
@@ -47,7 +47,7 @@ AVAILABLE = FAMILY.rule(
             """
             import torch
 
-            Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+            graph = torch.cuda.CUDAGraph() if torch.cuda.is_available() else None
             cuda = torch.cuda.is_available()
             if cuda:
                 model.cuda()
@@ -69,9 +69,19 @@ AVAILABLE = FAMILY.rule(
 
             if not portable.is_available():
                 backend, graph = "gloo", None
-            elif portable.version():
+            elif torch.version.cuda:
                 graph = torch.cuda.CUDAGraph()
             """,
+        ),
+        Example(
+            """
+            import pytest
+            import torch
+
+            @pytest.mark.skipif(not torch.cuda.is_available, reason="No CUDA device")
+            def test_it():
+                pass
+            """
         ),
         Example(
             """
@@ -116,6 +126,7 @@ CONTEXT = FAMILY.rule(
         _one("with torch.cuda.device(1), torch.cuda.device_of(x):\n    run()",
              "with portable.device_index(1), portable.device_of(x):\n    run()"),
         Example("import torch\n\ndef run(where: torch.cuda.device | None = None):\n    pass\n"),
+        Example('import torch\n\ntorch.device("cpu"), torch.cuda.device("cuda"), print(torch.cuda.device(1))\n'),
     ],
 )  # fmt: skip
 SYNCHRONIZE = FAMILY.rule(
@@ -190,9 +201,20 @@ CUDA_ONLY = FAMILY.rule(
 VERSION = FAMILY.rule(
     "TR045", _R, "torch.version.cuda: None where CUDA is not in use",
     why="""A torch that was built for CUDA says so on every machine; a program that decides by it takes its CUDA path on
-    another device too.""",
+    another device too. At the import of a module it asks how torch was built, to compare that with an extension, say:
+    there it stays, and chooses no device before the program does.""",
     source=_DOCS,
-    examples=[_one("print(torch.version.cuda)", "print(portable.version())")],
+    examples=[
+        _one("def show():\n    print(torch.version.cuda)", "def show():\n    print(portable.version())"),
+        Example(
+            """
+            import torch
+
+            if torch.version.cuda is not None and built_for != int(torch.version.cuda.split(".")[0]):
+                raise RuntimeError("built for another CUDA")
+            """
+        ),
+    ],
 )  # fmt: skip
 
 FAMILY.drop_in(SET, ["set_device"])
@@ -215,7 +237,10 @@ _FEATURE = re.compile(r"flash|bf16|bfloat|capability|xformers|fused|tf32|triton|
 
 @FAMILY.reference("torch.cuda.is_available")
 def _available(file: File, node: ast.expr) -> bool:
-    if isinstance(node, ast.Attribute) or file.by_star(node):
+    parent = file.parent(node)
+    if not (isinstance(parent, ast.Call) and parent.func is node) and file.decides(node):
+        report_not_called(file, AVAILABLE, node)
+    elif isinstance(node, ast.Attribute) or file.by_star(node):
         around: ast.AST = node
         for each in file.ancestors(node):
             if isinstance(each, ast.stmt | ast.IfExp | ast.arguments | ast.comprehension):
@@ -242,8 +267,16 @@ def _cuda_only(file: File, node: ast.expr) -> bool:
 
 @FAMILY.reference("torch.version.cuda")
 def _version(file: File, node: ast.expr) -> bool:
-    if isinstance(node, ast.Attribute) or file.by_star(node):
+    if file.at_import(node) and not _in_main(file, node):
+        file.report(VERSION, node, held_back="at the import it asks how torch was built")
+    elif isinstance(node, ast.Attribute) or file.by_star(node):
         file.report(VERSION, node, edits=file.replace(node, f"{file.portable('version')}()"))
     else:
         file.report(VERSION, node, held_back="the name is imported from torch.version")
     return True
+
+
+def _in_main(file: File, node: ast.expr) -> bool:
+    """Return whether it stands behind `if __name__ == "__main__":`."""
+    around = [each for each in file.ancestors(node) if isinstance(each, ast.If)]
+    return bool(around) and "__name__" in file.text(around[-1].test)

@@ -12,43 +12,12 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family("data", "Pinned memory and copies", words=[b"pin_memory", b"non_blocking"])
 
-LOADER = FAMILY.rule(
-    "TR092",
-    Kind.PRESERVING,
-    "DataLoader(pin_memory=True): where there is an accelerator",
-    why="""Without one there is nothing to pin memory for, and every loader warns.""",
-    source="tried: a warning per DataLoader on the CPU",
-    examples=[
-        Example(
-            """
-            from torch.utils.data import DataLoader
-
-            loader = DataLoader(data, batch_size=8, pin_memory=True)
-            """,
-            """
-            from torch.utils.data import DataLoader
-            from toprope.device import portable
-
-            loader = DataLoader(data, batch_size=8, pin_memory=portable.is_available())
-            """,
-        ),
-        Example(
-            """
-            from torch.utils.data import DataLoader
-
-            loader = DataLoader(data, pin_memory=args.pin)
-            """,
-            reported=False,
-        ),
-        Example("buffer = allocate(pin_memory=False)", reported=False),
-    ],
-)
-
 FACTORY = FAMILY.rule(
     "TR094a",
     Kind.PRESERVING,
-    "torch.empty(..., pin_memory=True) and its like: where there is an accelerator",
-    why="""A factory that is asked for pinned memory raises where there is no accelerator.""",
+    "torch.empty(..., pin_memory=True), x.new_zeros(..., pin_memory=True): where there is an accelerator",
+    why="""A factory that is asked for pinned memory raises where there is no accelerator. A DataLoader warns there and
+    goes on: its pin_memory=True stays.""",
     source="tried: torch.empty(1, pin_memory=True) raises in a torch without CUDA",
     examples=[
         Example(
@@ -64,20 +33,29 @@ FACTORY = FAMILY.rule(
             buffer = torch.empty(16, pin_memory=portable.is_available())
             """,
         ),
+        Example(
+            """
+            from torch.utils.data import DataLoader
+
+            loader = DataLoader(data, batch_size=8, pin_memory=True)
+            """,
+            reported=False,
+        ),
+        Example("import torch\n\nbuffer = torch.empty(16, pin_memory=False)", reported=False),
     ],
 )
 _FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "tensor", "arange", "empty_like", "zeros_like")
+_METHODS = {"new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"}
 
 
 @FAMILY.keyword("pin_memory")
 def _pin_memory(file: File, node: ast.keyword) -> bool:
-    if not isinstance(node.value, ast.Constant) or node.value.value is not True:
-        return False
     call = file.parent(node)
-    named = file.dotted(call.func) if isinstance(call, ast.Call) else None
-    is_factory = named is not None and named in {f"torch.{each}" for each in _FACTORIES}
-    edits = file.replace(node.value, f"{file.portable('is_available')}()")
-    file.report(FACTORY if is_factory else LOADER, node.value, edits=edits)
+    if not isinstance(call, ast.Call) or not isinstance(node.value, ast.Constant) or node.value.value is not True:
+        return False
+    named = file.dotted(call.func)
+    if named in {f"torch.{each}" for each in _FACTORIES} or getattr(call.func, "attr", "") in _METHODS:
+        file.report(FACTORY, node.value, edits=file.replace(node.value, f"{file.portable('is_available')}()"))
     return True
 
 

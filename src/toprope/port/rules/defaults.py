@@ -268,7 +268,7 @@ def _constant(file: File, target: ast.Name, node: ast.expr) -> bool:
         return _shared(file, target, node)
     defaults = [each for each in reads if isinstance(file.parent(each), ast.arguments)]
     others = [each for each in reads if each not in defaults]
-    if any(_at_import(file, each) for each in others) or len(bindings) != 1:
+    if any(file.at_import(each) for each in others) or len(bindings) != 1:
         return False  # the module itself uses it: asked for when the program runs, as it was
     for each in defaults:
         around = file.parent(each)
@@ -277,17 +277,6 @@ def _constant(file: File, target: ast.Name, node: ast.expr) -> bool:
     message = "resolved where it is read; a file that imports it must do so too"
     _wrap(file, CONSTANT, node, others, message)
     file.done(node)
-    return True
-
-
-def _at_import(file: File, node: ast.AST) -> bool:
-    """Return whether an expression is evaluated when the module is imported."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    inner = node
-    for outer in file.ancestors(node):
-        if isinstance(outer, kinds) and not isinstance(inner, ast.arguments):
-            return inner in getattr(outer, "decorator_list", ())
-        inner = outer
     return True
 
 

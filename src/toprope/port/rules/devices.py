@@ -8,6 +8,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.places import Said, Use, function_for, is_template, said, use
 from toprope.port.receivers import is_for_own_to
+from toprope.port.registry import table
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.rules.device_types import KIND
 
@@ -350,8 +351,9 @@ def _text(file: File, node: ast.expr) -> bool:
         return False
     how = use(file, node)
     if how is Use.UNKNOWN and not named.chosen:
-        if not isinstance(file.parent(node), ast.Expr | ast.JoinedStr):  # a docstring, a part of a longer text
-            file.report(UNUSED, node)
+        shown = isinstance(file.parent(node), ast.Expr | ast.JoinedStr)  # a docstring, a part of a longer text
+        if not shown and not _is_taken_by_runtime(file, node):
+            file.report(UNUSED, node, f"{file.text(node)} is not seen to be a device: left as it is")
             return _but_for(file, node, named)
         return False
     rule = _rule(file, node, named, how)
@@ -369,6 +371,12 @@ def _is_for_runtime(file: File, node: ast.expr) -> bool:
     around = file.parent(node)
     call = file.parent(around) if isinstance(around, ast.keyword) else around
     return isinstance(call, ast.Call) and node is not call.func and file.of_runtime(call.func) is not None
+
+
+def _is_taken_by_runtime(file: File, node: ast.expr) -> bool:
+    """Return whether it is for a function that becomes the runtime's, which takes "cuda:0" for the device in use."""
+    around = file.parent(node)
+    return isinstance(around, ast.Call) and node in around.args and file.dotted(around.func) in table().drop_ins
 
 
 def _rule(file: File, node: ast.expr, named: Said, how: Use) -> Rule:

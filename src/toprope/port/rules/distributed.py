@@ -156,13 +156,20 @@ def _comes_from_elsewhere(file: File, node: ast.expr) -> bool:
             return True
         case ast.Attribute(attr=name):
             is_option = name in file.project.options and is_options(node.value)
-            return not is_option and file.dotted(node) is None
+            return not is_option and file.dotted(node) is None and not _is_set(file, node)
         case ast.Call(func=function):
             named = file.of_runtime(function) is not None or (file.dotted(function) or "").startswith("torch.")
             return not named
         case ast.Name():
             return any(_is_given(file, each) for each in file.bindings(node)) or not file.bindings(node)
     return False
+
+
+def _is_set(file: File, node: ast.Attribute) -> bool:
+    """Return whether a statement above gives an attribute a backend that is in the file, and is converted there."""
+    above = [file.parent(each) for each in file.assigned_above(node)]
+    values = [each.value if isinstance(each, ast.Assign) else None for each in above]
+    return bool(values) and not any(each is None or _comes_from_elsewhere(file, each) for each in values)
 
 
 def _is_given(file: File, binding: Binding) -> bool:

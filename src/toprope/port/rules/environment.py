@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
@@ -44,6 +45,15 @@ MASK = FAMILY.rule(
             count = len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
             """
         ),
+        Example(
+            """
+            import os
+
+            cmd = f"OMP_NUM_THREADS=4 CUDA_VISIBLE_DEVICES={gpu} python train.py -s {scene}"
+            os.system(cmd)
+            """
+        ),
+        Example('print("try it with CUDA_VISIBLE_DEVICES=0")', reported=False),
     ],
 )
 
@@ -151,6 +161,41 @@ def _read(file: File, node: ast.Constant) -> bool:
     rule, twin = _TWINS[str(node.value)]
     file.report(rule, node, f"another device has another variable: {twin} for NPUs")
     return True
+
+
+_MASKED = re.compile(r"\bCUDA_VISIBLE_DEVICES=")
+_SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write", "add_argument", "echo", "fail", "skip"}
+
+
+@FAMILY.node(ast.Constant)
+def _in_command(file: File, node: ast.Constant) -> bool:
+    """A command in a text, also in a part of an f-string: the first of a file, since the others are its like."""
+    if not isinstance(node.value, str) or not _MASKED.search(node.value):
+        return False
+    around = file.parent(node)
+    text = around if isinstance(around, ast.JoinedStr) else node
+    if "ASCEND_RT_VISIBLE_DEVICES" in file.text(text):
+        return False
+    if any(_TWINS["CUDA_VISIBLE_DEVICES"][0] is each.rule and each.message == _COMMAND for each in file.findings):
+        return True
+    if not isinstance(file.parent(text), ast.Expr) and not _is_for_a_reader(file, text):
+        file.report(MASK, text, _COMMAND)
+    return True
+
+
+_COMMAND = "a command sets CUDA_VISIBLE_DEVICES: it masks no NPU; set ASCEND_RT_VISIBLE_DEVICES to the same as well"
+
+
+def _is_for_a_reader(file: File, node: ast.AST) -> bool:
+    """Return whether a text is printed, an error's, or help of an option."""
+    for around in file.ancestors(node):
+        if isinstance(around, ast.Raise):
+            return True
+        if isinstance(around, ast.Call):
+            return (getattr(around.func, "attr", "") or getattr(around.func, "id", "")) in _SHOWN
+        if isinstance(around, ast.stmt):
+            break
+    return False
 
 
 @FAMILY.string(

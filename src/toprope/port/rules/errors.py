@@ -15,10 +15,12 @@ FAMILY = Family("errors", "Errors of the device", words=[b"OutOfMemory", b"out o
 CLASS = FAMILY.rule(
     "TR096",
     Kind.PRESERVING,
-    "except torch.cuda.OutOfMemoryError: every device's",
-    why="""It is the same class as torch.OutOfMemoryError, which other devices raise too, but the name belongs to CUDA:
-    older versions of torch have it nowhere else.""",
-    source="torch.cuda.OutOfMemoryError is torch.OutOfMemoryError since torch 2.5",
+    "except torch.cuda.OutOfMemoryError, torch.OutOfMemoryError: every device's",
+    why="""It is one class under two names, of which older versions of torch have the one that belongs to CUDA.
+    torch_npu raises it in its newest branches alone; up to 7.3.0 a full NPU is a RuntimeError with the text "NPU out of
+    memory", which the class does not catch. In an except the runtime's name is the class of the error at hand where
+    that says so on an NPU, and torch's class in all other cases.""",
+    source="torch_npu: NPUCachingAllocator.cpp of the branches v2.1.0 to v2.12.0",
     examples=[
         Example(
             """
@@ -39,8 +41,42 @@ CLASS = FAMILY.rule(
                 halve()
             """,
         ),
+        Example(
+            """
+            import torch
+
+            try:
+                step()
+            except (torch.OutOfMemoryError, ValueError):
+                halve()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            try:
+                step()
+            except (portable.OutOfMemoryError, ValueError):
+                halve()
+            """,
+        ),
+        Example("import torch\n\nraise torch.OutOfMemoryError('full')", reported=False),
     ],
 )
+
+
+@FAMILY.node(ast.ExceptHandler)
+def _caught(file: File, node: ast.ExceptHandler) -> bool:
+    """The class in an except, under each of its names: one that is imported is the class of no error at hand."""
+    known = ("torch.cuda.OutOfMemoryError", "torch.OutOfMemoryError", f"{file.runtime}.OutOfMemoryError")
+    for each in node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]:
+        named = isinstance(each, ast.Name) or file.of_runtime(each) is None
+        if each is not None and file.dotted(each) in known and named:
+            file.report(CLASS, each, edits=file.replace(each, file.portable("OutOfMemoryError")))
+            file.done(each)
+    return False
+
+
 FAMILY.drop_in(CLASS, ["OutOfMemoryError"])
 
 TEXT = FAMILY.rule(

@@ -17,7 +17,8 @@ FAMILY = Family(
     words=[b"_cuda", b"cuda_", b"CUDA", b"MultiScaleDeformable", b"import _C", b"_ext", b"triton", b"vllm", b"mmcv",
            b"spconv", b"torch_scatter", b"pointnet2", b"sgl_kernel", b"deep_ep", b"grouped_gemm", b"rotary_emb",
            b"torchsparse", b"MinkowskiEngine", b"load_in_8bit", b"load_in_4bit", b"diff_gaussian_rasterization",
-           b"simple_knn", b"DCN", b"cudnn", b"cublas", b"cusparse", b"cufft", b"nvrtc"],
+           b"simple_knn", b"raster", b"raymarching", b"DCN", b"cudnn", b"cublas", b"cusparse", b"cufft", b"nvrtc",
+           b"torch.ops", b"from torch import ops"],
 )  # fmt: skip
 
 IMPORTED = FAMILY.rule(
@@ -35,7 +36,9 @@ IMPORTED = FAMILY.rule(
         Example("from groundingdino import _C"),
         Example("import fastcudnnlib"),
         Example("from raymarchingcuda.ops import march"),
+        Example("from diff_surfel_rasterization import GaussianRasterizer"),
         Example("from utils.cuda_tools import timer", reported=False),
+        Example("from rasterio import open as open_raster", reported=False),
         Example("from torch import cuda", reported=False),
     ],
 )
@@ -90,6 +93,8 @@ _NAME = re.compile(
     r"(?:.+_)?cuda(?:_(?:ext|extension|kernels?|ops|lib|module|backend))?|.+_gpu_ext|.*CUDA.*", re.DOTALL
 )
 _EXTENSION = re.compile(r"_C|.+_ext|_ext")
+_RASTERIZER = re.compile(r"diff_\w*raster\w*|\w+_rasteriz(?:ation|er)|\w*raymarching|\w*gaussian_?raster\w*")
+"""Kernels of renderers, which exist for CUDA alone, by names that they have in many forks."""
 _KNOWN_BINARY = {"MultiScaleDeformableAttention", "MultiScaleDeformableAttn", "diff_gaussian_rasterization",
                  "simple_knn", "DCN", "gsplat", "fused_ssim"}  # fmt: skip
 _PLUGINS = {"vllm", "torch_scatter", "spconv", "torchsparse", "MinkowskiEngine", "sgl_kernel", "deep_ep",
@@ -120,7 +125,8 @@ def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
             return False
         if not relative and (top in _PLUGINS or full.startswith(("mmcv.ops", "mmcv._ext"))) and not _own(file, top):
             found = for_module(full)
-            file.report(PLUGIN, node, f"{full.partition('.')[0]}: {found.text}" if found is not None else "")
+            known = found.text if found is not None else "what is installed by default is compiled for CUDA"
+            file.report(PLUGIN, node, f"{full.partition('.')[0]}: {known}")
             return False
     return False
 
@@ -128,11 +134,12 @@ def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
 def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
     """The name of the binary module that an import brings; "" where it brings none."""
     last = module.rpartition(".")[2]
-    for each in dict.fromkeys((last, name.rpartition(".")[2])):
-        if not each or each in file.project.modules:
-            continue
-        if each in file.context.extensions or each in _KNOWN_BINARY:
+    names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
+    names = [each for each in names if each not in file.project.modules]
+    for each in names:
+        if each in file.context.extensions or each in _KNOWN_BINARY or _RASTERIZER.fullmatch(each):
             return each
+    for each in (each for each in names if each in (last, name.rpartition(".")[2])):
         # a name out of a module of the project is a function of it more often than a module of its own
         is_module = each == last or not from_import or last in ("", "ops", "src", "lib", "_C", "ext", "extensions")
         if is_module and _NAME.fullmatch(each):
@@ -170,3 +177,41 @@ def _quantised(file: File, node: ast.keyword) -> bool:
         found = for_module("bitsandbytes")
         file.report(QUANTISED, node, f"{node.arg} needs bitsandbytes; {found.text}" if found is not None else "")
     return False
+
+
+OPERATORS = FAMILY.rule(
+    "TR086",
+    Kind.NOT_CONVERTIBLE,
+    "torch.ops.<library>...: operators of a library of its own",
+    why="""What torch itself does not have was registered by an extension, mostly for CUDA. Keep a version in torch for
+    devices that it has no kernel for.""",
+    source="torch.library",
+    examples=[
+        Example(
+            """
+            import torch
+
+            out = torch.ops.my_kernels.scan(x)
+            """
+        ),
+        Example(
+            """
+            import torch
+
+            out = torch.ops.aten.add(x, y)
+            """,
+            reported=False,
+        ),
+    ],
+)
+_TORCHS = ("aten", "prim", "prims", "quantized", "torch", "c10d", "c10d_functional", "_c10d_functional", "higher_order",
+           "npu", "mkldnn", "inductor", "profiler", "rngprims", "sparse", "load_library", "import_module")  # fmt: skip
+
+
+@FAMILY.reference("torch.ops.*")
+def _operators(file: File, node: ast.expr) -> bool:
+    name = (file.dotted(node) or "").split(".")
+    if len(name) < 3 or name[2] in _TORCHS:
+        return False
+    file.report(OPERATORS, node)
+    return True

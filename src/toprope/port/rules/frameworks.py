@@ -10,7 +10,7 @@ from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
 
-FAMILY = Family("frameworks", "Training frameworks", words=[b"accelerator", b"gpus"])
+FAMILY = Family("frameworks", "Training frameworks", words=[b"ExecutionProvider", b"accelerator", b"gpus"])
 
 ACCELERATOR = FAMILY.rule(
     "TR104",
@@ -79,3 +79,31 @@ GPUS = FAMILY.rule(
         ),
     ],
 )
+
+
+PROVIDER = FAMILY.rule(
+    "TR104b",
+    Kind.REVIEW,
+    'InferenceSession(providers=["CUDAExecutionProvider"]): onnxruntime on CUDA',
+    why="""onnxruntime leaves out a provider that its build does not have, with a warning, and runs on the CPU. Its
+    provider for NPUs is "CANNExecutionProvider", in a build of its own: put it into the list in front of the CPU's, or
+    choose among onnxruntime.get_available_providers().""",
+    source="onnxruntime's documentation of execution providers",
+    examples=[
+        Example(
+            """
+            import onnxruntime
+
+            session = onnxruntime.InferenceSession(path, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+            """
+        ),
+        Example('providers = ["CANNExecutionProvider", "CUDAExecutionProvider"]', reported=False),
+    ],
+)
+
+
+@FAMILY.string("CUDAExecutionProvider", "TensorrtExecutionProvider")
+def _provider(file: File, node: ast.Constant) -> bool:
+    if "CANNExecutionProvider" not in file.source.text and not any(each.rule is PROVIDER for each in file.findings):
+        file.report(PROVIDER, node, f'{file.text(node)} is NVIDIA\'s; onnxruntime has "CANNExecutionProvider" for NPUs')
+    return True

@@ -16,7 +16,7 @@ FAMILY = Family(
     "kernels", "Kernels for CUDA",
     words=[b"flash_attn", b"flash_attention", b"xformers", b"apex", b"amp_C", b"bitsandbytes", b"triton", b"mamba_ssm",
            b"causal_conv1d", b"selective_scan", b"cupy", b"pycuda", b"numba", b"cudf", b"cuml", b"tensorrt",
-           b"torch.ops", b"from torch import ops", b"deep_gemm", b"flashinfer", b"fla"],
+           b"deep_gemm", b"flashinfer", b"fla"],
 )  # fmt: skip
 
 FLASH = FAMILY.rule(
@@ -89,16 +89,6 @@ _CONVERTED = {"flash_attn": "flash_attn_func", "flash_attn.flash_attn_interface"
               "xformers.ops": "memory_efficient_attention"}  # fmt: skip
 
 
-def _guarded(file: File, node: ast.stmt) -> bool:
-    """Return whether an import stands in a try that goes on without it."""
-    inner: ast.AST = node
-    for around in file.ancestors(node):
-        if isinstance(around, ast.Try) and inner in around.body and around.handlers:
-            return True
-        inner = around
-    return False
-
-
 def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:
     """The import, and the runtime's function where it fails."""
     start, _ = file.source.span(node)
@@ -132,7 +122,7 @@ def _flash(file: File, node: ast.Import | ast.ImportFrom) -> bool:
 def _convert(file: File, node: ast.ImportFrom) -> bool:
     name = _CONVERTED.get(node.module or "")
     rule = XFORMERS if (node.module or "").startswith("xformers") else FLASH
-    if name is None or _guarded(file, node):
+    if name is None or file.is_tried(node):
         file.report(rule, node, "it is guarded already" if name else "")
         return False
     uses = [(use, file.parent(use)) for use in file.reads(node.names[0].asname or name, node)]
@@ -219,9 +209,10 @@ XFORMERS = FAMILY.rule(
 XFORMERS_OTHER = FAMILY.rule(
     "TR079a",
     Kind.NOT_CONVERTIBLE,
-    "memory_efficient_attention with arguments that torch's attention does not have",
+    "other functions of xformers, and memory_efficient_attention with arguments that torch's attention does not have",
     why="""`op` names a kernel of xformers, `output_dtype` another dtype than the input's. Leave them out, or keep
-    xformers where there is CUDA and write the call in torch for the others.""",
+    xformers where there is CUDA and write the call in torch for the others. Sparse matrices, masked_matmul and fused
+    layers have no function of the runtime: write them in torch.""",
     source="xformers.ops.fmha",
     examples=[
         Example(
@@ -232,6 +223,14 @@ XFORMERS_OTHER = FAMILY.rule(
                 return memory_efficient_attention(q, k, v, op=kernel)
             """
         ),
+        Example("from xformers.sparse import SparseCSRTensor"),
+        Example(
+            """
+            def product(a, b, mask):
+                from xformers.ops import masked_matmul
+                return masked_matmul(a, b, mask)
+            """
+        ),
     ],
 )
 
@@ -240,7 +239,15 @@ XFORMERS_OTHER = FAMILY.rule(
 def _xformers(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["memory_efficient_attention"]:
         return _convert(file, node)
-    file.report(XFORMERS, node, "portable.memory_efficient_attention is its function through torch's attention")
+    names = [each.name for each in node.names] if isinstance(node, ast.ImportFrom) else []
+    others = [name for name in names if name not in ("memory_efficient_attention", "ops")]
+    if others:
+        module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        guarded = "; it is guarded already" if file.is_tried(node) else ""
+        file.report(XFORMERS_OTHER, node, f"{module}{', '.join(others)} has no counterpart in the runtime{guarded}")
+    if len(others) < len(names) or not names:
+        said = "of its functions portable.memory_efficient_attention alone is there, through torch's attention"
+        file.report(XFORMERS, node, said)
     return False
 
 
@@ -290,7 +297,7 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
         module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
         found = for_module(module)
         known = "" if found is None else found.text
-        guarded = "it is guarded already" if _guarded(file, node) else ""
+        guarded = "it is guarded already" if file.is_tried(node) else ""
         file.report(
             rule, node, "; ".join(each for each in (guarded, known and f"known to replace it: {known}") if each)
         )
@@ -358,41 +365,3 @@ def _numba(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if module.startswith("numba.cuda") or "cuda" in names or any(each.startswith("numba.cuda") for each in names):
         file.report(NUMBA, node)
     return False
-
-
-OPERATORS = FAMILY.rule(
-    "TR086",
-    Kind.NOT_CONVERTIBLE,
-    "torch.ops.<library>...: operators of a library of its own",
-    why="""What torch itself does not have was registered by an extension, mostly for CUDA. Keep a version in torch for
-    devices that it has no kernel for.""",
-    source="torch.library",
-    examples=[
-        Example(
-            """
-            import torch
-
-            out = torch.ops.my_kernels.scan(x)
-            """
-        ),
-        Example(
-            """
-            import torch
-
-            out = torch.ops.aten.add(x, y)
-            """,
-            reported=False,
-        ),
-    ],
-)
-_TORCHS = ("aten", "prim", "prims", "quantized", "torch", "c10d", "c10d_functional", "_c10d_functional", "higher_order",
-           "npu", "mkldnn", "inductor", "profiler", "rngprims", "sparse", "load_library", "import_module")  # fmt: skip
-
-
-@FAMILY.reference("torch.ops.*")
-def _operators(file: File, node: ast.expr) -> bool:
-    name = (file.dotted(node) or "").split(".")
-    if len(name) < 3 or name[2] in _TORCHS:
-        return False
-    file.report(OPERATORS, node)
-    return True

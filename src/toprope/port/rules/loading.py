@@ -8,20 +8,23 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.places import is_card
 from toprope.port.rule import Example, Kind
+from toprope.port.tensor_facts import all_on_host
 
 __all__ = ["FAMILY"]
 
 FAMILY = Family(
     "loading", "Loading",
-    words=[b"torch.load", b"map_location", b"safetensors", b"safe_open", b"device_map", b"pipeline", b"import load"],
+    words=[b"torch.load", b"map_location", b"safetensors", b"safe_open", b"device_map", b"pipeline", b"import load",
+           b"load_state_dict_from_url", b"load_url"],
 )  # fmt: skip
 
 BARE = FAMILY.rule(
     "TR057",
     Kind.PRESERVING,
-    "torch.load(f): what was saved on an accelerator goes to the one in use",
+    "torch.load(f), torch.hub.load_state_dict_from_url(u): what was saved on an accelerator goes to the one in use",
     why="""A file that was saved on a GPU wants to be put back there, and raises where there is none. On CUDA nothing
-    changes.""",
+    changes. A file that only has tensors of the CPU needs nothing: where the file itself saved them above, or takes
+    what is loaded as an array (`torch.load(f).numpy()`), the call stays.""",
     source="tried: RuntimeError about deserializing an object on a CUDA device",
     examples=[
         Example(
@@ -37,14 +40,7 @@ BARE = FAMILY.rule(
             state = torch.load(path, weights_only=True, map_location=portable.map_location)
             """,
         ),
-        Example(
-            """
-            import torch
-
-            state = torch.load(path, map_location="cpu")
-            """,
-            reported=False,
-        ),
+        Example('import torch\n\nstate = torch.load(path, map_location="cpu")\n', reported=False),
         Example(
             """
             import torch
@@ -53,17 +49,47 @@ BARE = FAMILY.rule(
             """,
             reported=False,
         ),
+        Example(
+            """
+            import torch
+
+            x = torch.arange(4)
+            torch.save([x, torch.zeros(4)], "pair")
+            y, z = torch.load("pair")
+            picture = torch.load(path).numpy()
+            """,
+            reported=False,
+        ),
     ],
 )
+_DOWNLOADS = ("torch.hub.load_state_dict_from_url", "torch.utils.model_zoo.load_url")
 
 
-@FAMILY.call("torch.load")
+@FAMILY.call("torch.load", *_DOWNLOADS)
 def _bare(file: File, node: ast.Call) -> bool:
     known = [each.arg for each in node.keywords]
-    if "map_location" in known or None in known or len(node.args) != 1 or isinstance(node.args[0], ast.Starred):
+    most = 1 if file.dotted(node.func) == "torch.load" else 2
+    if "map_location" in known or None in known or not 1 <= len(node.args) <= most:
+        return False
+    if any(isinstance(each, ast.Starred) for each in node.args) or _is_of_cpu(file, node):
         return False
     file.report(BARE, node, edits=file.add_argument(node, f"map_location={file.portable('map_location')}"))
     return False
+
+
+def _is_of_cpu(file: File, load: ast.Call) -> bool:
+    """Return whether the text says that a file has tensors of the CPU alone."""
+    around = file.parent(load)
+    if isinstance(around, ast.Attribute) and around.attr == "numpy":
+        return True
+    where = ast.dump(load.args[0])
+    calls = [file.parent(each) for each in file.walk.scopes if file.dotted(each) == "torch.save"]
+    saved = [
+        each.args[0] for each in calls
+        if isinstance(each, ast.Call) and len(each.args) > 1 and ast.dump(each.args[1]) == where
+        and each.lineno < load.lineno
+    ]  # fmt: skip
+    return bool(saved) and all(all_on_host(file, each) for each in saved)
 
 
 LOCATION = FAMILY.rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
@@ -181,9 +182,11 @@ def _activity(file: File, node: ast.expr) -> bool:
 TIMES = FAMILY.rule(
     "TR091a",
     Kind.REVIEW,
-    'sort_by="cuda_time_total" and its like: the name that the installed torch has for it',
+    'sort_by="cuda_time_total", event.self_cuda_time_total: the name that the installed torch has for it',
     why="""The figures of a profile have lost the device's name: "device_time_total" since torch 2.4, where the old
-    names are a warning, and are gone some day. Older releases know the old names alone.""",
+    names are a warning, and are gone some day. Older releases know the old names alone. Attributes of events are read
+    by that name too; `cuda_time` and `cuda_memory_usage` only in a file that calls a profiler, since other objects
+    may have them.""",
     source="torch/autograd/profiler_util.py",
     examples=[
         Example(
@@ -199,19 +202,57 @@ TIMES = FAMILY.rule(
             print(prof.key_averages().table(sort_by=portable.profiler_key("self_cuda_time_total"), row_limit=10))
             """,
         ),
-        Example('columns.sort(sort_by="cuda_version")', reported=False),
+        Example(
+            """
+            import torch
+
+            def busy(prof):
+                events = prof.key_averages()
+                print(events.table("cuda_time_total"))
+                return sum(event.self_cuda_time_total for event in events)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            def busy(prof):
+                events = prof.key_averages()
+                print(events.table(portable.profiler_key("cuda_time_total")))
+                return sum(getattr(event, portable.profiler_key("self_cuda_time_total")) for event in events)
+            """,
+        ),
+        Example('def show(prof, by="self_cuda_time_total"):\n    print(prof.table(sort_by=by))\n'),
+        Example('columns.sort(sort_by="cuda_version")\nprint(self.cuda_time)', reported=False),
     ],
 )
 _TIMES = {f"{prefix}cuda_{figure}" for prefix in ("", "self_") for figure in ("time_total", "time", "memory_usage")}
+_PROFILES = re.compile(r"\bprofiler\b|key_averages|use_cuda=True")
 
 
-@FAMILY.keyword("sort_by")
-def _sort_by(file: File, node: ast.keyword) -> bool:
-    value = node.value
-    if not isinstance(value, ast.Constant) or value.value not in _TIMES:
+@FAMILY.string(*_TIMES)
+def _column(file: File, node: ast.Constant) -> bool:
+    around = file.parent(node)
+    call = file.parent(around) if isinstance(around, ast.keyword) else around
+    if isinstance(call, ast.Call) and file.calls_runtime(call, "profiler_key"):
+        return True
+    if not str(node.value).endswith("time_total") and not _PROFILES.search(file.source.text):
         return False
-    file.report(TIMES, value, edits=file.replace(value, f"{file.portable('profiler_key')}(", value, ")"))
+    keyed = isinstance(around, ast.keyword) and around.arg == "sort_by"
+    if keyed or (isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "table" and call.args[:1] == [node]):
+        file.report(TIMES, node, edits=file.replace(node, f"{file.portable('profiler_key')}(", node, ")"))
+    elif not isinstance(around, ast.Expr | ast.JoinedStr):
+        said = f"portable.profiler_key({file.text(node)}) is the name that the installed torch has for it"
+        file.report(TIMES, node, said)
     return True
+
+
+@FAMILY.attribute(*_TIMES)
+def _figure(file: File, node: ast.Attribute) -> bool:
+    sure = node.attr.startswith("self_cuda_") or node.attr.endswith("time_total")
+    if isinstance(node.ctx, ast.Load) and (sure or _PROFILES.search(file.source.text)):
+        key = f'{file.portable("profiler_key")}("{node.attr}")'
+        file.report(TIMES, node, edits=file.replace(node, "getattr(", node.value, f", {key})"))
+    return False
 
 
 OLD = FAMILY.rule(

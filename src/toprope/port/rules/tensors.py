@@ -7,8 +7,9 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.places import is_asked_about
 from toprope.port.receivers import why_left
-from toprope.port.rule import Example, Kind, Rule
+from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
 
@@ -59,10 +60,74 @@ MADE = FAMILY.rule(
             """
             import torch
 
-            Tensor = torch.cuda.FloatTensor if cuda else torch.FloatTensor
+            def f(x: torch.cuda.FloatTensor):
+                return x
             """
         ),
         Example("import torch\n\nx = torch.FloatTensor(2)", reported=False),
+    ],
+)
+
+CLASS = FAMILY.rule(
+    "TR011a",
+    Kind.PRESERVING,
+    "Tensor = torch.cuda.FloatTensor if cuda else torch.FloatTensor: the class for the device in use",
+    why="""A class that is kept in a name or handed on is called, given to x.type() and to isinstance later. On CUDA the
+    runtime's function gives that very class, on the CPU torch.FloatTensor; on another device a class that makes tensors
+    there and does the same in x.type() and isinstance. It is left where torch takes its own classes alone, in
+    annotations and comparisons, and where the import of a module would ask for the device.""",
+    source="torch/csrc/utils/tensor_types.cpp; tried on the simulated card",
+    examples=[
+        Example(
+            """
+            import torch
+            from torch.autograd import Variable
+
+            cuda = torch.cuda.is_available()
+            Tensor = torch.cuda.FloatTensor if cuda else torch.FloatTensor
+            LongTensor = torch.cuda.LongTensor if cuda else torch.LongTensor
+            for images, labels in loader:
+                valid = Variable(Tensor(images.shape[0], 1).fill_(1.0), requires_grad=False)
+                real, labels = Variable(images.type(Tensor)), labels.type(LongTensor)
+            """,
+            """
+            import torch
+            from torch.autograd import Variable
+            from toprope.device import portable
+
+            cuda = portable.is_available()
+            Tensor = portable.tensor_type(torch.float32) if cuda else torch.FloatTensor
+            LongTensor = portable.tensor_type(torch.int64) if cuda else torch.LongTensor
+            for images, labels in loader:
+                valid = Variable(Tensor(images.shape[0], 1).fill_(1.0), requires_grad=False)
+                real, labels = Variable(images.type(Tensor)), labels.type(LongTensor)
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            def sample(shape, of=torch.cuda.LongTensor):
+                Tensor = torch.cuda.FloatTensor
+                return Tensor(shape), isinstance(shape, (torch.FloatTensor, torch.cuda.FloatTensor))
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            def sample(shape, of=torch.cuda.LongTensor):
+                Tensor = portable.tensor_type(torch.float32)
+                return Tensor(shape), isinstance(shape, (torch.FloatTensor, portable.tensor_type(torch.float32)))
+            """,
+        ),
+        Example(
+            """
+            import torch
+
+            Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+            torch.set_default_tensor_type(Tensor)
+            """
+        ),
     ],
 )
 
@@ -279,9 +344,45 @@ def _default(file: File, node: ast.Call) -> bool:
 
 @FAMILY.reference(*_CLASSES)
 def _class(file: File, node: ast.expr) -> bool:
-    rule: Rule = MADE
-    file.report(rule, node, "the class itself is CUDA's; torch.tensor(..., dtype=..., device=...) makes such tensors")
+    if isinstance(node, ast.Name) and not any(each.imported for each in file.bindings(node)) and not file.by_star(node):
+        return True  # another name for it in the file: where that gets the class is a place of its own
+    dtype = _dtype(file, node)
+    if not dtype or _is_annotation(file, node):
+        text = "the class itself is CUDA's; torch.tensor(..., dtype=..., device=...) makes such tensors"
+        file.report(MADE, node, text)
+        return True
+    edits = file.replace(node, f"{file.portable('tensor_type')}({dtype})")
+    file.report(CLASS, node, edits=edits, held_back=_why_kept(file, node))
     return True
+
+
+def _is_annotation(file: File, node: ast.expr) -> bool:
+    around = file.parent(node)
+    return is_asked_about(file, node) and isinstance(around, ast.arg | ast.FunctionDef | ast.AnnAssign)
+
+
+def _why_kept(file: File, node: ast.expr) -> str:
+    """Return why the class cannot be another one here; "" where it can."""
+    inner, outer = node, file.parent(node)
+    while isinstance(outer, ast.IfExp):
+        inner, outer = outer, file.parent(outer)
+    match outer:
+        case ast.ClassDef() | ast.Compare():
+            return "it is compared, or inherited from"
+        case ast.Dict(keys=keys) if inner in keys:
+            return "it is a key"
+    places = [inner]
+    if isinstance(outer, ast.Assign | ast.AnnAssign):
+        targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
+        places += [read for each in targets if isinstance(each, ast.Name) for read in file.reads(each.id, outer, each)]
+    for each in places:
+        call = file.parent(each)
+        if isinstance(call, ast.Call) and file.dotted(call.func) == "torch.set_default_tensor_type":
+            return "torch.set_default_tensor_type takes classes of torch alone"
+    chosen = inner is not node or any(isinstance(each, ast.If) for each in file.ancestors(node))
+    if not chosen and file.at_import(node) and not any(file.at_import(each) for each in places[1:]):
+        return "the import of the module would ask for the device"
+    return ""
 
 
 @FAMILY.string(*_CLASSES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from toprope.port.compiled import uses_in
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.receivers import why_left
@@ -244,6 +245,8 @@ def _guards_a_kernel(file: File, node: ast.AST) -> bool:
         if any(_of_kernels(each) for bindings in file.walk.module.bindings.values() for each in bindings):
             return True
         around = function or around
+        if function is not None and any(uses_in(file, function)):
+            return True
     told = [file.text(around)]
     if isinstance(around, ast.If):
         told = [file.text(each) for each in (around.test, *around.body)]

@@ -77,6 +77,7 @@ def _run(
     """
     refusals.check(name, results, options)
     hccl = unwrapped(backend)
+    hccl.connect()
     staging = Staging(hccl.settle, factor_of(options))
     if options is not None and members.on_vector_cores():
         _compare_cores(backend, hccl, members.check_cores(name, hccl, results))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from toprope.sim.distributed import collectives, kernels
+from toprope.sim.distributed import collectives, kernels, refusals
 from toprope.sim.distributed.members import Members
 from toprope.sim.npu._state import message
 
@@ -40,7 +41,8 @@ class ProcessGroupHCCL(ProcessGroupGloo):
             op_timeout: seconds that HCCL gives a kernel of its own.
             is_high_priority_stream: whether HCCL's stream is one of high priority.
             global_ranks_in_group: the ranks of the group in the default group, empty for that one.
-            hccl_config: settings of the communicator, such as {"hccl_buffer_size": 200}.
+            hccl_config: settings of the communicator, such as {"hccl_buffer_size": 200}. As with torch_npu the
+                dictionary is copied when it is set and when it is read.
             group_id: name of the group.
         """
 
@@ -49,8 +51,26 @@ class ProcessGroupHCCL(ProcessGroupGloo):
             self.op_timeout = _DEFAULT_TIMEOUT
             self.is_high_priority_stream = False
             self.global_ranks_in_group: list[int] = []
-            self.hccl_config: dict[str, Any] = {}
+            self._hccl_config: dict[str, int | str] = {}
             self.group_id = ""
+
+        @property
+        def hccl_config(self) -> dict[str, int | str]:
+            """Settings of the communicator."""
+            return dict(self._hccl_config)
+
+        @hccl_config.setter
+        def hccl_config(self, value: Mapping[str, int | str]) -> None:
+            for name, each in value.items():
+                if not isinstance(name, str) or not isinstance(each, int | str):
+                    raise TypeError(f"hccl_config takes int and str by name, but {name!r} is {type(each).__name__}")
+            self._hccl_config = dict(value)
+
+        def copied(self) -> ProcessGroupHCCL.Options:
+            """These options as a group keeps them: what a program sets later changes no group that there is."""
+            made = ProcessGroupHCCL.Options()
+            vars(made).update(vars(self))
+            return made
 
         @property
         def backend(self) -> str:
@@ -65,17 +85,30 @@ class ProcessGroupHCCL(ProcessGroupGloo):
             self._options = self.Options()
             self._options._timeout = timeout
         else:
-            self._options = timeout
+            self._options = timeout.copied()
         gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         gloo._devices = [ProcessGroupGloo.create_default_device()]
         gloo._timeout = self._options._timeout
         gloo._threads = 1
         super().__init__(store, rank, size, gloo)
+        if size > 1:
+            _meet(store, rank, size, self._options._timeout)
         self.under_way: threading.Event | None = None
         """Set when the last collective whose caller waits later has ended."""
         self.members = Members(self._options.group_id, self._options.global_ranks_in_group, rank, size)
         """Counts the group's collectives, for traces."""
         self._name = ""
+        self._connected = False
+
+    def connect(self) -> None:
+        """Make the communicator, as the first collective does. Here it only has its settings checked.
+
+        Raises:
+            RuntimeError: torch_npu's, a setting has the wrong type.
+        """
+        if not self._connected:
+            refusals.check_config(self._options.hccl_config)
+            self._connected = True
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait for the collectives under way, whatever becomes of them.
@@ -141,6 +174,16 @@ class ProcessGroupHCCL(ProcessGroupGloo):
     send = collectives.send
     recv = collectives.recv
     recv_anysource = collectives.recv_anysource
+
+
+def _meet(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Wait until every member of a new group has its connections.
+
+    gloo returns as soon as its own are there. A member that then destroyed the group, which needs no wait on a card,
+    closed connections that another one still waited for: "Connection closed by peer" there.
+    """
+    store.set(f"connected/{rank}", "")
+    store.wait([f"connected/{other}" for other in range(size) if other != rank], timeout)
 
 
 def hccl_of(group: Any) -> ProcessGroupHCCL | None:

@@ -18,9 +18,11 @@ from toprope.sim.lacks import note
 from toprope.sim.npu._state import message
 from toprope.sim.state import installed
 
-__all__ = ["check", "check_layout", "reason"]
+__all__ = ["check", "check_config", "check_layout", "reason"]
 
 _NOT_SUPPORTED = "ERR02007 DIST feature not supported"
+_TYPE = "ERR02002 DIST invalid type"
+_INT32_MAX = 2**31 - 1
 
 
 def check(name: str, tensors: Any, options: Any) -> None:
@@ -61,6 +63,38 @@ def check_layout(tensor: Tensor) -> None:
     why = "For a tensor of internal format, it's storage_offset must be 0"
     note(Lack.REFUSED, "hccl", why, None)
     raise RuntimeError(message(why, _NOT_SUPPORTED))
+
+
+def check_config(config: dict[str, int | str]) -> None:
+    """Refuse settings of a communicator that torch_npu cannot hand to HCCL, unless the user has switched that off.
+
+    Args:
+        config: `hccl_config` of a group's options.
+
+    Raises:
+        RuntimeError: torch_npu's.
+    """
+    spec = installed()
+    if spec is None or not spec.refuse:
+        return
+    known = _facts()["config"]
+    for name, value in config.items():
+        wanted, why = known.get(name), ""
+        if not isinstance(wanted, list):
+            continue
+        if _c_type(value) not in wanted:
+            why = f"Value type of {name} should be {'string' if 'string' in wanted else 'int'}."
+        elif name == "hccl_exec_timeout" and isinstance(value, int) and value > _INT32_MAX:
+            why = f"Value type of {name} exceeds INT32_MAX({_INT32_MAX})."
+        if why:
+            note(Lack.REFUSED, "hccl", why, None)
+            raise RuntimeError(message(why, _TYPE))
+
+
+def _c_type(value: int | str) -> str:
+    if isinstance(value, str):
+        return "string"
+    return "int32" if value < 0 else "uint32" if value < 2**32 else "uint64"
 
 
 def reason(name: str, dtype: str = "", operation: str = "") -> str:

@@ -59,7 +59,9 @@ def _create(options: Any, backend_options: Any) -> Any:
     """A backend for one process group, as torch asks for it."""
     from toprope.sim.distributed.process_group import ProcessGroupHCCL
 
-    if not isinstance(backend_options, ProcessGroupHCCL.Options):
+    if isinstance(backend_options, ProcessGroupHCCL.Options):
+        backend_options = backend_options.copied()  # a program may use one object for several groups
+    else:
         backend_options = ProcessGroupHCCL.Options()
     backend_options._timeout = options.timeout
     backend_options.global_ranks_in_group = options.global_ranks_in_group

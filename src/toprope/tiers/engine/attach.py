@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from toprope.tiers.engine.library_loaders import load_values
 from toprope.tiers.engine.migrate import Placing
 from toprope.tiers.engine.model_groups import FIXED, Model, Weight, read_model
 from toprope.tiers.engine.places import Activated, Placed, check_places
+from toprope.tiers.engine.row_pieces import SLOTS, RowPieces, divisible, same_bits, slot_bytes
 from toprope.tiers.engine.runtime import DIRECT, Engine
 from toprope.tiers.engine.state import State
 from toprope.tiers.engine.weight_files import Files, fill_buffers
@@ -139,6 +140,11 @@ ATTACHED = "__toprope_tiers__"
 """The attribute that an attached model has."""
 
 
+def _shapes(weights: Sequence[Weight]) -> list[Weight]:
+    """One weight of each shape and dtype."""
+    return list({(tuple(each.like.shape), each.like.dtype): each for each in weights}.values())
+
+
 def _bytes(size: int | str) -> int:
     return size if isinstance(size, int) else parse_size(size)
 
@@ -229,11 +235,15 @@ class _Attaching:
         speeds = links or self._links()
         groups = self._groups(speeds, training)
         spare = self._spare(budgets)
+        in_pieces: dict[Weight, Tier] = {}
+        size = 0
 
         asked: Tier | None = None if states == "auto" else states
 
         def again(some: list[Group], order: list[Use | str], train: bool, have: Budgets) -> Plan:
-            given = Budgets(have.device - spare, have.host, have.disk, have.reserve)
+            host = max(0, have.host - sum(each.nbytes for each, tier in in_pieces.items() if tier == "host"))
+            disk = None if have.disk is None else max(0, have.disk - self._new_on_disk(in_pieces))
+            given = Budgets(have.device - spare, host, disk, have.reserve)
             stored = self.files is not None and all(name in self.files.homes for name in self.model.weights)
             return plan(
                 some, order, given, speeds, training=train, stored=stored, slots=slots, small=small, states=asked
@@ -243,11 +253,22 @@ class _Attaching:
         order: list[Use | str] = list(training_order(names)) if training else names
         try:
             made = again(groups, order, training, budgets)
-        except PlanError:
-            if automatic is None:
-                raise
-            budgets, automatic = automatic.most, None
-            made = again(groups, order, training, budgets)
+        except PlanError as error:
+            if automatic is not None:
+                budgets, automatic = automatic.most, None
+                made = again(groups, order, training, budgets)
+            else:
+                for chosen in () if training else self._pieces(budgets):
+                    in_pieces, size = chosen
+                    groups = self._groups(speeds, training)
+                    order = [each.name for each in self.model.groups] or [FIXED]
+                    try:
+                        made = again(groups, order, training, budgets)
+                        break
+                    except PlanError:
+                        continue
+                else:
+                    raise error from None
         moving = self.device if self.device.capabilities.separate_memory else None
         transfers = Transfers(moving, threads=threads, link=None if link is None else Link(link), disturb=disturb)
         total = sum(each.nbytes for each in self.model.weights.values())
@@ -260,6 +281,8 @@ class _Attaching:
         placing = Placing(self.device, transfers, store, where, budgets.disk or 0, homes, moved.advance)
         placing.limit = limit
         engine = Engine(self.device, self.model, transfers, placing, poison=poison, limit=limit)
+        if in_pieces:
+            engine.pieces = RowPieces(self.device, transfers, in_pieces, size, poison=poison, limit=limit)
         hooks = Hooks(self.module, self.model, engine)
         try:
             empty = any(each.type == "meta" for each in self.origins.values())
@@ -293,6 +316,38 @@ class _Attaching:
         hooks.refuse_replicas()
         return handle
 
+    def _pieces(self, budgets: Budgets) -> Iterator[tuple[dict[Weight, Tier], int]]:
+        """Weights that are computed in pieces so that the others have room: the largest, then more; the groups are the
+        others' then.
+
+        Yields:
+            Where each lies, and the bytes of a slot for pieces.
+        """
+        candidates = divisible(self.model)
+        room = budgets.device - budgets.reserve
+        for count in range(1, len(candidates) + 1):
+            chosen = candidates[:count]
+            if count < len(candidates) and candidates[count].nbytes == chosen[-1].nbytes:
+                continue  # weights of one size together
+            for part in (4, 8, 32):
+                size = slot_bytes(chosen, room // part)
+                if SLOTS * size >= room or not all(same_bits(each, size, self.device) for each in _shapes(chosen)):
+                    continue
+                tiers: dict[Weight, Tier] = {}
+                left = budgets.host
+                for each in chosen:
+                    tiers[each] = "host" if each.nbytes <= left else "disk"
+                    left -= each.nbytes if tiers[each] == "host" else 0
+                if self._new_on_disk(tiers) > (budgets.disk or 0) or (self.folder is None and "disk" in tiers.values()):
+                    continue
+                self.model.divide(chosen, SLOTS * size)
+                yield tiers, size
+
+    def _new_on_disk(self, tiers: Mapping[Weight, Tier]) -> int:
+        """Bytes of weights that are to be written to the disk, as no file there has them."""
+        stored = {} if self.files is None else self.files.homes
+        return sum(each.nbytes for each, tier in tiers.items() if tier == "disk" and each.name not in stored)
+
     def _check_meta(self) -> None:
         missing = [
             name
@@ -305,7 +360,7 @@ class _Attaching:
             f"{prefix}.{short}" if prefix else short
             for prefix, owner in self.module.named_modules()
             for short, each in owner._parameters.items()
-            if each is not None and each.device.type == "meta"
+            if each is not None and each.device.type == "meta" and each.numel()
         }
         missing += [name for name in self.model.left if name in meta]
         if missing and self.folder is not None and self.folder.is_dir():
@@ -373,6 +428,7 @@ class _Attaching:
                     compute_seconds=group.bytes / (2 * links.memory.bytes_per_second),
                     gradient_bytes=train,
                     state_bytes=2 * train,
+                    together=group.together,
                 )
             )
         fixed = self.model.fixed_bytes(self.module)
@@ -418,7 +474,8 @@ class _Attaching:
         known = {id(each) for weight in self.model.weights.values() for each in weight.parameters}
         for parameter in self.module.parameters():
             if id(parameter) not in known and parameter.device != there:
-                set_data(parameter, parameter.detach().to(there))
+                whole = parameter.detach()
+                set_data(parameter, whole.to(there) if whole.numel() else torch.empty_like(whole, device=there))
 
     def _undo(self, hooks: Hooks, engine: Engine, placing: Placing) -> None:
         """Leave the model as it was."""

@@ -62,6 +62,9 @@ class Hooks:
                 continue  # a module around it sees to it
             closed = is_closed(module)
             weights = self._below(prefix, owned) if closed or isinstance(module, CLOSED) else owned.get(prefix, [])
+            weights = list(
+                dict.fromkeys((*weights, *(self.model.weights[name] for name in self.model.read.get(prefix, ()))))
+            )
             group = prefix if prefix in self.model.blocks else ""
             if weights or group or not prefix:
                 needs = Needs(prefix, weights, group, root=not prefix)

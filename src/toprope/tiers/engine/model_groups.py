@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from toprope.tiers.engine.direct_reads import read_directly
 from toprope.tiers.plan.model import Group, Kind, Member, aligned
 from toprope.tiers.store.absent import Absence, withdraw
 from toprope.tiers.store.backing import Home
@@ -67,7 +69,12 @@ class Weight:
         """Let its parameters, which are on the device, have no values: reading and writing them is an error."""
         assert self.placeholder is not None
         for each in self.parameters:
-            withdraw(each, self.placeholder, Absence.of(self.name))
+            withdraw(each, self.placeholder, self.absence)
+
+    @cached_property
+    def absence(self) -> Absence:
+        """Facts for errors about it; made once, since it is withdrawn after each use."""
+        return Absence.of(self.name)
 
 
 @dataclass
@@ -89,11 +96,37 @@ class Model:
     blocks: dict[str, nn.Module] = field(default_factory=dict)
     atoms: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    read: dict[str, list[str]] = field(default_factory=dict)
+    """By the names of modules, weights of modules in them that they use without calling those."""
     members: dict[str, list[Weight]] = field(default_factory=dict)
     """Weights by the key of their member of a group: those that a module uses at the same time are one."""
+    reserved: int = 0
+    """Bytes of the device for slots that no plan has."""
+    _whole: tuple[list[Group], dict[str, list[Weight]]] | None = None
+    """Groups and members before some weights were divided."""
+
+    def divide(self, weights: Sequence[Weight], reserved: int) -> None:
+        """Take weights out of the groups, since they are computed in pieces, and reserve slots for those."""
+        if self._whole is None:
+            self._whole = self.groups, self.members
+        groups, members = self._whole
+        self.reserved = reserved
+        gone = set(weights)
+        self.members = {key: [each for each in some if each not in gone] for key, some in members.items()}
+        self.groups = []
+        for group in groups:
+            left = tuple(
+                replace(each, bytes=sum(aligned(one.nbytes) for one in self.members[each.key]))
+                if len(self.members[each.key]) < len(members[each.key])
+                else each
+                for each in group.members
+                if self.members[each.key]
+            )
+            if left:
+                self.groups.append(replace(group, members=left))
 
     def fixed_bytes(self, module: nn.Module) -> int:
-        """Bytes on the device of all that never leaves it and is no weight: buffers, and parameters in `left`."""
+        """Bytes on the device of all that never leaves it and is no weight: buffers, `left`, and reserved slots."""
         mine = {id(each) for weight in self.weights.values() for each in weight.parameters}
         parts: dict[object, int] = {}
         others = [each for each in module.parameters() if id(each) not in mine]
@@ -103,7 +136,7 @@ class Model:
                     parts[id(part)] = part.nbytes if part.layout is torch.strided else 0
                 else:
                     parts[part.untyped_storage()._cdata] = part.untyped_storage().nbytes()
-        return sum(parts.values())
+        return sum(parts.values()) + self.reserved
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -183,6 +216,12 @@ def read_model(model: nn.Module, small: int) -> Model:
             mine.append(weight.name)
         if mine:
             found.owners.append((prefix, module, mine))
+    name_of = {name: weight.name for weight in found.weights.values() for name in weight.names}
+    for prefix, module in model.named_modules():
+        names = [f"{prefix}.{each}" if prefix else each for each in read_directly(module)]
+        some = list(dict.fromkeys(name_of[each] for each in names if each in name_of))
+        if some and found.atoms[prefix] == prefix:
+            found.read[prefix] = some
     _group(model, found, small)
     return found
 
@@ -216,6 +255,13 @@ def _group(model: nn.Module, found: Model, small: int) -> None:
             users[name].add(found.atoms[prefix])
             if prefix in around:  # it would have to stay through all that the module runs
                 found.weights[name].kind = "buffer"
+    homes = _groups_of(found, group_of)
+    for prefix, some in found.read.items():
+        inside = {group for each, group in group_of.items() if not prefix or each == prefix or _is_in(each, prefix)}
+        for name in some:
+            users[name].add(prefix)
+            if len(inside) > 1 or homes[name] != inside:
+                found.weights[name].kind = "buffer"
     members: dict[str, dict[str, Member]] = {}
     bundles: dict[tuple[str, str], list[Weight]] = {}
     for prefix, _, some in found.owners:
@@ -232,13 +278,49 @@ def _group(model: nn.Module, found: Model, small: int) -> None:
         size = sum(aligned(each.nbytes) for each in weights[:-1]) + weights[-1].nbytes
         members[group_name][key] = Member(key, size, "weight", key)
         found.members[key] = weights
+    together = _together(found, group_of)
     for name, some_members in members.items():
-        found.groups.append(Group(name or "(model)", tuple(some_members.values())))
+        found.groups.append(
+            Group(name or "(model)", tuple(some_members.values()), together=tuple(together.get(name, ())))
+        )
     modules = dict(model.named_modules())
     for name in members:
         module = modules.get(name)
         if name and module is not None and name not in around:
             found.blocks[name] = module
+
+
+def _groups_of(found: Model, group_of: dict[str, str]) -> dict[str, set[str]]:
+    """The groups that each weight is in."""
+    result: dict[str, set[str]] = defaultdict(set)
+    for prefix, _, some in found.owners:
+        for name in some:
+            result[name].add(group_of[prefix])
+    return result
+
+
+def _is_in(module: str, other: str) -> bool:
+    """True if a module is in another one, by their names."""
+    return module.startswith(other + ".")
+
+
+def _together(found: Model, group_of: dict[str, str]) -> dict[str, list[tuple[str, ...]]]:
+    """By group, the keys of members that a module and those around it need at the same time."""
+    key_of = {weight.name: key for key, weights in found.members.items() for weight in weights}
+    keys: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for prefix, _, some in found.owners:
+        keys[group_of[prefix], found.atoms[prefix]].update(dict.fromkeys(key_of[name] for name in some))
+    homes = _groups_of(found, group_of)
+    for prefix, some in found.read.items():
+        for name in some:
+            for group in homes[name]:
+                keys[group, prefix].setdefault(key_of[name])
+    result: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for group, atom in keys:
+        parts = atom.split(".")
+        chain = dict.fromkeys((group, ".".join(parts[:count])) for count in range(len(parts) + 1))
+        result[group].append(tuple(dict.fromkeys(key for each in chain for key in keys.get(each, ()))))
+    return result
 
 
 def _blocks(owned: Iterable[tuple[str, str]], sizes: dict[str, int], total: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,17 @@ from toprope.tiers.engine.trace import Order
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.transfer import LIMIT, Load, Transfers
 
-__all__ = ["Holder", "Ring", "Slot", "Unit"]
+__all__ = ["Holder", "Ring", "Slot", "Unit", "outside_transforms"]
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
 
 PATIENCE = 5.0
 """Seconds to wait for views of a slot's memory to go, where no thread is known that has them."""
@@ -40,6 +51,8 @@ class Unit:
         nbytes: of a slot that it takes.
         slot: where it is, or is on its way to.
         held: who hold it. A set, and no number: to let go once more, after an interruption, does no harm.
+        stale: its weights have other values than its slot: it is loaded again for its next use.
+        versions: of its weights' parameters when their values were there.
     """
 
     name: str
@@ -48,6 +61,8 @@ class Unit:
     nbytes: int = 0
     slot: Slot | None = None
     held: set[object] = field(default_factory=set)
+    stale: bool = False
+    versions: dict[Weight, int] = field(default_factory=dict)
 
     @property
     def loaded(self) -> int:
@@ -129,8 +144,8 @@ class Ring:
         self.streams = device.capabilities.separate_memory
         self.units: dict[str, Unit] = {}
         self.lock = threading.RLock()
-        self._waiting: set[int] = set()
-        """Threads that wait for a slot."""
+        self._waiting: dict[int, Unit] = {}
+        """The unit that each thread waits for, by the thread's number."""
         self.waited = 0.0
         self.loads = self.hits = self.unexpected = 0
         self.watch: Callable[[str, Slot, Unit], None] | None = None
@@ -193,6 +208,19 @@ class Ring:
             unit.held.discard(who)
             if self.watch is not None and unit.slot is not None and not unit.held:
                 self.watch("free", unit.slot, unit)
+            if unit.stale and not unit.held:
+                self.drop(unit)
+
+    def drop(self, unit: Unit) -> None:
+        """Let a unit be loaded again for its next use, as its weights have other values now."""
+        with self.lock:
+            slot = unit.slot
+            unit.stale = slot is not None and bool(unit.held)
+            if slot is None or unit.stale:
+                return
+            if slot.load is not None and not slot.load.done:
+                slot.load.settle(self.limit)  # nothing else may be loaded into its memory before
+            self._empty(slot)
 
     def _fetch(self, unit: Unit) -> Slot:
         """Begin to load what is needed now."""
@@ -209,12 +237,14 @@ class Ring:
                         return slot
                     loading = [each.load for each in self.slots if each.load is not None and not each.load.done]
                     held = [each.unit for each in self.slots if each.unit is not None and each.unit.held]
-                    self._waiting.add(me)
-                    # Threads that hold slots and do not wait for one themselves will release theirs.
-                    running = {getattr(who, "thread", me) for each in held for who in each.held} - self._waiting
+                    self._waiting[me] = unit
+                    # Threads that hold slots and do not wait for one themselves will release theirs. One whose unit
+                    # another thread has loaded in the meantime holds it and has only to notice.
+                    stuck = {thread for thread, wanted in self._waiting.items() if wanted.slot is None}
+                    running = {getattr(who, "thread", me) for each in held for who in each.held} - stuck
                     if not running and len(held) == len(self.slots):
                         # One of those that wait for each other ends: to the others it runs, and releases its own.
-                        self._waiting.discard(me)
+                        self._waiting.pop(me, None)
                         raise self._busy(unit)
                 waited = time.perf_counter() - begin
                 if loading and len(held) < len(self.slots):
@@ -229,7 +259,7 @@ class Ring:
                 self.waited += 0.0005
         finally:
             with self.lock:
-                self._waiting.discard(me)
+                self._waiting.pop(me, None)
 
     def _busy(self, unit: Unit) -> TierBusyError:
         told = []

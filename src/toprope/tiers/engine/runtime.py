@@ -7,9 +7,8 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +16,7 @@ from toprope.device import Device
 from toprope.errors import TierAbsentError, TierCapacityError
 from toprope.tiers.engine.migrate import Placing
 from toprope.tiers.engine.model_groups import Model, Weight
-from toprope.tiers.engine.prefetch_buffer import Holder, Ring, Slot, Unit
+from toprope.tiers.engine.prefetch_buffer import Holder, Ring, Slot, Unit, outside_transforms
 from toprope.tiers.engine.saved_weights import Packing, Reference
 from toprope.tiers.engine.trace import Order, Trace
 from toprope.tiers.plan.model import Plan, Tier, aligned
@@ -25,6 +24,9 @@ from toprope.tiers.store.absent import present
 from toprope.tiers.store.backing import DiskHome
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.transfer import Transfers, forked
+
+if TYPE_CHECKING:
+    from toprope.tiers.engine.row_pieces import RowPieces
 
 __all__ = ["DIRECT", "Engine", "Local", "Needs", "Run", "caller", "ended"]
 
@@ -88,15 +90,6 @@ def _is_traced() -> bool:
     return torch._C._get_tracing_state() is not None or any(
         torch._C._get_dispatch_mode(each) is not None for each in (keys.FAKE, keys.PROXY)
     )
-
-
-def _outside_transforms() -> AbstractContextManager[Any]:
-    """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    return temporarily_clear_interpreter_stack()
 
 
 def caller() -> Any:
@@ -175,6 +168,8 @@ class Engine:
         self._closed = False
         self._units: list[Unit] = []
         self._rooted = False
+        self.pieces: RowPieces | None = None
+        """Weights that are computed in pieces, which no plan has."""
 
     def _ring(self, memories: list[Memory]) -> Ring:
         return Ring(memories, self.device, self.transfers, Order([]), poison=self.poison, limit=self.limit)
@@ -191,6 +186,8 @@ class Engine:
         for key in streamed:
             tier = by_name[key]
             found.update({each.name: tier for each in self.model.members[key]})
+        if self.pieces is not None:
+            found.update({weight.name: tier for weight, tier in self.pieces.tiers.items()})
         return found
 
     def apply(self, plan: Plan) -> None:
@@ -263,6 +260,8 @@ class Engine:
         """See `Ring.clear`; of the ring as it is now."""
         self._forget_ended(self._local, caller())
         self.ring.clear()
+        if self.pieces is not None:
+            self.pieces.clear()
 
     def lend(self) -> None:
         """Give the slots' memory away until `make_ring`."""
@@ -322,7 +321,7 @@ class Engine:
         Raises:
             TierError: its weights cannot be brought.
         """
-        with _outside_transforms():
+        with outside_transforms():
             self._enter(needs)
 
     def _enter(self, needs: Needs) -> None:
@@ -354,7 +353,7 @@ class Engine:
             if self.device.capabilities.separate_memory:
                 self.device.synchronize()
             self.trace.leave()
-        with _outside_transforms():
+        with outside_transforms():
             while True:
                 run = local.stack.pop()
                 self._drop(run, local)
@@ -385,11 +384,36 @@ class Engine:
         local.stack.append(run)
 
     def _drop(self, run: Run, local: Local) -> None:
-        for unit in run.held:
-            self._give(unit, local)
-        if run.packs:
-            run.packs = False
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            for unit in run.held:
+                self._keep_changes(unit)
+        finally:
+            for unit in run.held:
+                self._give(unit, local)
+            if run.packs:
+                run.packs = False
+                torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def _keep_changes(self, unit: Unit) -> None:
+        """Write weights that were changed in place while their module ran to where they lie."""
+        for weight, version in unit.versions.items():
+            if weight.home is not None and weight.parameters[0]._version != version:
+                self.write_back(weight)
+
+    def write_back(self, weight: Weight) -> None:
+        """Write the values that a weight has on the device to where it lies; other units load them again.
+
+        Raises:
+            TierError: they cannot be written.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            self.placing.rewrite(weight, weight.parameters[0].detach().cpu())
+        users = self.active.get(weight)
+        for unit in self._units:
+            if weight in unit.weights:
+                unit.versions[weight] = weight.parameters[0]._version
+                if not users or unit is not users[-1]:
+                    self.ring.drop(unit)
 
     def _forget_ended(self, local: Local, frame: Any) -> None:
         for _ in range(ended(local, frame)):
@@ -478,6 +502,7 @@ class Engine:
                         for parameter in weight.parameters:
                             present(parameter)
                             parameter.data = view
+                    unit.versions = {weight: weight.parameters[0]._version for weight in unit.weights}
                 placed.add(local.me)
         except BaseException:
             self._give(unit, local)
@@ -545,4 +570,6 @@ class Engine:
             self.transfers.close()
             self.placing.close()
             self.lend()
+            if self.pieces is not None:
+                self.pieces.close()
             self._closed = True

@@ -48,6 +48,12 @@ class Visit:
 
     def __enter__(self) -> None:
         engine, needs = self.engine, self._needs
+        in_pieces = [each for each in needs.weights if engine.pieces is not None and each in engine.pieces.tiers]
+        if in_pieces:
+            raise TierCapacityError(
+                f"{in_pieces[0].name} is computed in pieces of rows: the device has no room for it.",
+                do="give the device a larger budget; or change what state_dict() gives, and load_state_dict() that",
+            )
         units = dict.fromkeys(engine.unit_of[each] for each in needs.weights if each in engine.unit_of)
         slots = engine.slot_sizes
         if len(units) > len(slots):
@@ -76,11 +82,9 @@ class Visit:
         """`weight.data` has no version: without a new one the bytes decide."""
         if weight.home is None:
             return
-        placing = self.engine.placing
-        with torch.no_grad():
-            values = weight.parameters[0].detach().cpu()
-            if weight.parameters[0]._version == version:
-                known = placing.values(weight)
-                if torch.equal(Memory.of(known).tensor, Memory.of(values).tensor):
+        if weight.parameters[0]._version == version:
+            with torch.no_grad():
+                known = Memory.of(self.engine.placing.values(weight))
+                if torch.equal(known.tensor, Memory.of(weight.parameters[0].detach().cpu()).tensor):
                     return
-        placing.rewrite(weight, values)
+        self.engine.write_back(weight)

@@ -227,12 +227,12 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
 
 
 def _absence(page: Page) -> Absence:
-    def linear(input: torch.Tensor, _weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """torch has looked `forward` up before the hook in which the layer it calls was quantised."""
         return multiply(input, page, bias)
 
     remedy = "toprope.tiers.modes.disable(); or use its state_dict()"
-    return Absence("of a quantised layer", "a mode keeps it in few bits", remedy, linear)
+    return Absence("of a quantised layer", "a mode keeps it in few bits", remedy, {"linear": linear})
 
 
 _restored = 0

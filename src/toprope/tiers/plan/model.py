@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from toprope.sizes import decimal
 from toprope.tiers.plan.clock import Span
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Traffic",
     "Use",
     "aligned",
+    "slots_text",
     "training_order",
     "uses",
 ]
@@ -49,6 +51,11 @@ ALIGNMENT = 256
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:
     """A size in bytes, rounded up to a multiple."""
     return -(-size // alignment) * alignment
+
+
+def slots_text(count: int, size: int) -> str:
+    """ "2 slots of 820.0 MB"."""
+    return f"{count} slot{'' if count == 1 else 's'} of {decimal(size)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class Group:
         state_bytes: of what the optimizer keeps for it.
         activation_bytes: of what forward saves for backward, where that is moved out; 0 where it stays.
         optimizer_seconds: of its part of the optimizer's step.
+        together: keys of members that are on the device at the same time, as one module uses them, or a module in it;
+            None where that is not known.
     """
 
     name: str
@@ -94,6 +103,7 @@ class Group:
     state_bytes: int = 0
     activation_bytes: int = 0
     optimizer_seconds: float = 0.0
+    together: tuple[tuple[str, ...], ...] | None = None
 
     @classmethod
     def of(cls, name: str, size: int, compute_seconds: float = 0.0) -> Group:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toprope.sizes import decimal
 from toprope.tiers.plan.model import (
     Budgets,
     Group,
@@ -14,10 +13,11 @@ from toprope.tiers.plan.model import (
     Plan,
     Tier,
     Use,
+    slots_text,
     uses,
 )
 from toprope.tiers.plan.placement import BUFFERS, Placement
-from toprope.tiers.plan.search import check, choose, least_device, refuse_device, refuse_stores
+from toprope.tiers.plan.search import LEAST_SLOTS, check, choose, least_device, refuse_device, refuse_stores
 from toprope.tiers.plan.units import Problem, divide, finest, problem_of
 
 __all__ = ["SMALL", "plan"]
@@ -47,7 +47,8 @@ def plan(
         links: the speeds between them.
         training: gradients, optimizer states and saved activations are placed and moved too, and weights change.
         stored: the weights lie on the disk already, as safetensors; reading them in place takes no room there.
-        slots: how many slots the ring has, at least 2; None for what is fastest.
+        slots: how many slots the ring has, at least 2; None for what is fastest, and for a single one where two have no
+            room and nothing trains.
         small: tensors of fewer bytes always stay, unless all of them together have no room.
         states: where the optimizer's states shall lie ("host": what has no room there, on the disk); None for where it
             is best.
@@ -58,10 +59,10 @@ def plan(
     traced = uses(order)
     check(groups, traced, budgets, slots)
     problem = problem_of(groups, traced, budgets, links, training=training, stored=stored, small=small, states=states)
-    count = slots or 2
-    whole = least_device(problem, count)
-    if whole > _room(problem):
-        problem = _smaller(groups, problem, count)
+    count = slots or LEAST_SLOTS
+    if least_device(problem, count) > _room(problem):
+        problem, count = _smaller(groups, problem, slots)
+        slots = count if slots is not None or count < LEAST_SLOTS else None
     placement = choose(problem, slots)
     if placement is None:
         raise refuse_stores(problem, count)
@@ -72,8 +73,20 @@ def _room(problem: Problem) -> int:
     return problem.budgets.device - problem.budgets.reserve
 
 
-def _smaller(groups: Sequence[Group], problem: Problem, slots: int) -> Problem:
-    """The problem in pieces that fit: groups in parts, and small tensors that move with their group."""
+def _smaller(groups: Sequence[Group], problem: Problem, slots: int | None) -> tuple[Problem, int]:
+    """The problem in pieces that fit: groups in parts, and small tensors that move with their group.
+
+    Where nothing trains, as a last resort with a single slot, which loads while nothing is computed from it. Backward
+    may need a second one, for a block that is computed again while a gradient function has a weight already.
+
+    Args:
+        groups: as they are given.
+        problem: as a whole.
+        slots: as for `plan`.
+
+    Returns:
+        The problem, and the fewest slots that it can be run with.
+    """
     order, tried = problem.order, [problem]
     if problem.small:
         movable = problem_of(
@@ -88,16 +101,23 @@ def _smaller(groups: Sequence[Group], problem: Problem, slots: int) -> Problem:
         )
         if movable.fixed_bytes < problem.fixed_bytes:
             tried.append(movable)
-    for each in tried:
-        if least_device(each, slots) <= _room(each):
-            return each
-        pieces = finest(groups, order, each)
-        if least_device(pieces, slots) <= _room(pieces):
-            for most in (max(0, each.available // slots), *sorted(_tensors(pieces), reverse=True)):
-                divided = divide(groups, order, each, most)
-                if least_device(divided, slots) <= _room(divided):
-                    return divided
-    raise refuse_device(finest(groups, order, tried[-1]), slots)
+    counts = (LEAST_SLOTS, 1) if slots is None and not problem.training else (slots or LEAST_SLOTS,)
+    for count in counts:
+        for each in tried:
+            if _fits(each, count):
+                return each, count
+            pieces = finest(groups, order, each)
+            if _fits(pieces, count):
+                for most in (max(0, each.available // count), *sorted(_tensors(pieces), reverse=True)):
+                    divided = divide(groups, order, each, most)
+                    if _fits(divided, count):
+                        return divided, max(count, divided.held)
+    last = finest(groups, order, tried[-1])
+    raise refuse_device(last, max(counts[-1], last.held))
+
+
+def _fits(problem: Problem, slots: int) -> bool:
+    return least_device(problem, max(slots, problem.held)) <= _room(problem)
 
 
 def _tensors(problem: Problem) -> set[int]:
@@ -175,12 +195,11 @@ def _reasons(problem: Problem, placement: Placement) -> list[str]:
         told.append("everything fits into the device's budget: nothing moves")
     elif placement.slots:
         told.append(
-            f"{placement.slots} slots of {decimal(placement.slot_bytes)}: "
-            + (
-                "one is computed from while the other is loaded; a third would take the room of what stays"
-                if placement.slots == 2
-                else "so many hide loads of uneven length behind computation"
-            )
+            f"{slots_text(placement.slots, placement.slot_bytes)}: "
+            + {
+                1: "two have no room, so that nothing is loaded while it is computed from",
+                2: "one is computed from while the other is loaded; a third would take the room of what stays",
+            }.get(placement.slots, "so many hide loads of uneven length behind computation")
         )
     if placement.staging:
         word = "a buffer on the host lets" if placement.staging == 1 else f"{placement.staging} buffers on the host let"

@@ -9,7 +9,7 @@ from toprope import terminal
 from toprope.drawing import Drawing
 from toprope.sizes import decimal
 from toprope.tiers.plan.clock import COMPUTE, DISK, IN, OUT
-from toprope.tiers.plan.model import Link, Plan, Tier
+from toprope.tiers.plan.model import Link, Plan, Tier, slots_text
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -68,7 +68,7 @@ def _rows(plan: Plan) -> list[tuple[str, str, str, str]]:
         what = "group" if count == 1 else "groups"
         return f"{decimal(sizes[tier]):>{wide}} ({count:>{digits}} {what}{', fixed' if tier == 'device' else ''})"
 
-    ring = f" + {plan.slots} slots of {decimal(plan.slot_bytes)}" if plan.slots else ""
+    ring = f" + {slots_text(plan.slots, plan.slot_bytes)}" if plan.slots else ""
     word = "buffer" if plan.staging == 1 else "buffers"
     buffers = f" + {plan.staging} {word} of {decimal(plan.slot_bytes)}" if plan.staging else ""
     rows = [("device", held("device") + ring, "", "")]
@@ -155,7 +155,7 @@ def svg(plan: Plan, title: str = "") -> str:
     drawing.description = "; ".join((expected, *plan.reasons))
     drawing.text(12, 26, drawing.title, "title")
     drawing.text(12, 45, expected, "small")
-    ring = f" + {plan.slots} slots of {decimal(plan.slot_bytes)}" if plan.slots else ""
+    ring = f" + {slots_text(plan.slots, plan.slot_bytes)}" if plan.slots else ""
     keys = [
         ("device", f"device, {decimal(plan.resident_bytes)}{ring}"),
         ("host", f"host, {decimal(plan.bytes_in('host'))}"),

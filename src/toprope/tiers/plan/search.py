@@ -136,17 +136,17 @@ def choose(problem: Problem, slots: int | None = None) -> Placement | None:
 def _candidates(problem: Problem, slots: int | None) -> Iterator[_Candidate]:
     for kept, count, size in _sets(problem, slots):
         for placement in _placements(problem, {(unit.what, unit.name) for unit in kept}, count, size):
-            if slots is not None or count <= _useful(placement):
+            if slots is not None or count <= max(_useful(placement), problem.held):
                 yield _Candidate(placement, (placement.limit, count, placement.staging))
 
 
 def _sets(problem: Problem, slots: int | None) -> Iterator[tuple[list[Unit], int, int]]:
     """Sets that can stay on the device, with a number of slots and their size."""
     seen = set()
-    least = LEAST_SLOTS if slots is None else slots
+    least = max(LEAST_SLOTS, problem.held) if slots is None else slots
     sizes = [each for each in _sizes(problem) if _rest(problem, *each, least) >= 0]
     for size, stay in _few(sizes):
-        for count in range(LEAST_SLOTS, MOST_SLOTS + 1) if slots is None else (slots,):
+        for count in range(least, max(least, MOST_SLOTS) + 1) if slots is None else (slots,):
             room = _rest(problem, size, stay, count)
             if room < 0:
                 break
@@ -383,7 +383,7 @@ def refuse_device(pieces: Problem, slots: int) -> PlanError:
         )
     size = 0 if largest is None else largest.bytes
     return PlanError(
-        f"the device's budget has no room for {slots} slots.",
+        f"the device's budget has no room for {slots} slot{'' if slots == 1 else 's'}.",
         looked_at=f"the largest tensor has {decimal(size)}, and {decimal(pieces.fixed_bytes)} always stay; "
         f"the budget is {decimal(budgets.device)}{reserve}",
         do=suffices,

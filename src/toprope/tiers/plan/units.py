@@ -56,6 +56,7 @@ class Problem:
         tied: for each group, the tied weights that it needs.
         others: of training, gradients and states and activations.
         parts: of the groups that were divided.
+        held: slots that are in use at the same time, since a module needs several parts of its group.
     """
 
     groups: Mapping[str, Group]
@@ -72,6 +73,7 @@ class Problem:
     others: tuple[Unit, ...]
     parts: tuple[Part, ...]
     states: Tier | None = None
+    held: int = 1
 
     @property
     def available(self) -> int:
@@ -102,6 +104,7 @@ def problem_of(
     small: int,
     parts: tuple[Part, ...] = (),
     states: Tier | None = None,
+    held: int = 1,
 ) -> Problem:
     """The units of a model; tensors of less than `small` bytes always stay."""
     users: dict[str, dict[str, None]] = {}
@@ -164,6 +167,7 @@ def problem_of(
         tuple(others),
         parts,
         states,
+        held,
     )
 
 
@@ -226,7 +230,19 @@ def divide(groups: Sequence[Group], order: tuple[Use, ...], problem: Problem, mo
         small=problem.small,
         parts=tuple(parts),
         states=problem.states,
+        held=max((_held(group, pieces[group.name], fixed) for group in groups), default=1),
     )
+
+
+def _held(group: Group, pieces: Sequence[Group], fixed: set[str]) -> int:
+    """The most pieces of a group that one module needs at the same time; two where that is not known."""
+    if len(pieces) == 1:
+        return 1
+    if group.together is None:
+        return 2
+    moving = ((place, each) for place, piece in enumerate(pieces) for each in piece.members if each.name not in fixed)
+    piece_of = {each.key: place for place, each in moving}
+    return max((len({piece_of[key] for key in keys if key in piece_of}) for keys in group.together), default=1) or 1
 
 
 def finest(groups: Sequence[Group], order: tuple[Use, ...], problem: Problem) -> Problem:

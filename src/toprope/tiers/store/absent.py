@@ -8,8 +8,8 @@ see that class; they find the storage of `toprope.tiers.store.memory.placeholder
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -29,13 +29,13 @@ class Absence:
         name: of the weight.
         where: when it is on the device.
         remedy: what a program can do that needs it elsewhere.
-        linear: computes `torch.nn.functional.linear` with it all the same; None where nothing does.
+        instead: functions that are computed with it all the same, by their names in `torch.nn.functional`.
     """
 
     name: str
     where: str
     remedy: str
-    linear: Callable[..., torch.Tensor] | None = None
+    instead: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str) -> Absence:
@@ -84,8 +84,9 @@ class _Absent:
             allowed, attribute = name in _METADATA or name == "detach", ""
         if not allowed:
             absence = _find((args, kwargs))
-            if name == "linear" and absence.linear is not None:
-                return absence.linear(*args, **(kwargs or {}))
+            given = kwargs or {}
+            if name in absence.instead and isinstance(given.get("weight", args[1] if len(args) > 1 else None), _Absent):
+                return absence.instead[name](*args, **given)
             _refuse(absence, attribute or name)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))

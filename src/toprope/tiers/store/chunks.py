@@ -43,15 +43,16 @@ def _deliver(worker: Worker, load: Load, target: Memory, source: torch.Tensor, *
     device = worker.device
     assert device is not None
     with device.as_current(), device.on_stream(worker.stream):
-        for each in load.after:
-            worker.stream.wait_event(each)
+        event = load.arrived.get(worker)
+        if event is None:  # the first copy of this load on this stream, which keeps its order
+            for each in load.after:
+                worker.stream.wait_event(each)
+            event = load.arrived[worker] = device.event()
         target.tensor.copy_(source, non_blocking=True)
-        event = device.event()
         event.record(worker.stream)
         if stay:
             event.synchronize()
-        else:
-            load.events.append(event)
+            del load.arrived[worker]
 
 
 class ReadChunk:

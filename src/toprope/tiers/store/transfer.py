@@ -130,7 +130,8 @@ class Load:
         self, label: str, chunks: Sequence[Chunk], after: Sequence[Any] = (), count: int | None = None
     ) -> None:
         self.label, self.after = label, after
-        self.events: list[Any] = []
+        self.arrived: dict[Worker, Any] = {}
+        """By worker, the event after the last copy on its stream."""
         self.error: BaseException | None = None
         self.begin = self.end = 0.0
         self.left = len(chunks) if count is None else count
@@ -142,6 +143,11 @@ class Load:
         self._lock = threading.Lock()
         if not self.left:
             self._done.open()
+
+    @property
+    def events(self) -> list[Any]:
+        """Events after which the bytes are on the device; all of them once the load has ended."""
+        return list(self.arrived.values())
 
     @property
     def done(self) -> bool:

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from toprope.compat.missing import missing_from
 
+from .parallel_store import ParallelStore
+
 __all__ = [
+    "ParallelStore",
     "all_gather_into_tensor_uneven",
     "all_to_all_vc",
     "is_available",
@@ -154,5 +158,14 @@ def _split(tensor: Tensor, sizes: Sequence[int] | None, group: Any) -> list[Tens
         raise RuntimeError("Split sizes dosen't match total dim 0 size")
     return list(torch.split_with_sizes(tensor, list(sizes)))
 
+
+def _rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
+    from .rendezvous import _parallel_rendezvous_handler  # torch's launcher is slow to import
+
+    return _parallel_rendezvous_handler(url, *args, **kwargs)
+
+
+if "parallel" not in _rendezvous_handlers:
+    register_rendezvous_handler("parallel", _rendezvous)  # type: ignore[no-untyped-call]
 
 __getattr__ = missing_from(__name__)

@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
+_PRECISE_MODES = range(10, 15)
+"""Values of sparse_mode for high precision, from which op-plugin takes 10 (FlashAttentionKernelNpuOpApi.cpp)."""
+
 _PROMPT, _INCRE = "npu_prompt_flash_attention", "npu_incre_flash_attention"
 
 
@@ -112,7 +115,8 @@ def npu_fused_infer_attention_score(
         input_layout: BSH, BSND, BNSD, TND, NTD, NSD, or two of them with the result's after "_", NBSD among these.
         num_key_value_heads: heads of key and value; 0 for those of query.
         sparse_mode: 0 mask and band, 1 whole mask, 2 and 3 causal from the upper left and lower right, 4 band.
-        inner_precise: bit 1 gives zeros for rows whose scores are all left out.
+        inner_precise: bit 0 rounds the scores of float16 to float16; bit 1 gives zeros for rows whose scores are all
+            left out.
         block_size: tokens in a block.
         antiquant_mode: 0 one scale or one for each channel, 1 one for each token.
         key_antiquant_mode: 0 and 1 as above, 2 head, 3 token and head, 4 and 5 the latter two in blocks.
@@ -333,7 +337,8 @@ def npu_fused_infer_attention_score_v2(
         query_quant_mode: belongs to int8 queries.
         key_quant_mode: as key_antiquant_mode of npu_fused_infer_attention_score.
         value_quant_mode: the same for value.
-        inner_precise: bit 1 gives zeros for rows whose scores are all left out.
+        inner_precise: bit 0 rounds the scores of float16 to float16; bit 1 gives zeros for rows whose scores are all
+            left out.
         return_softmax_lse: whether to return the logarithm of the softmax's sum.
         query_dtype: reserved, as all arguments up to out_dtype.
         key_dtype: reserved.
@@ -543,11 +548,13 @@ def npu_prompt_flash_attention(
         input_layout: BSH, BSND, BNSD, BNSD_BSND, TND or NSD.
         num_key_value_heads: heads of key and value; 0 for those of query.
         actual_seq_lengths_kv: lengths of key and value.
-        sparse_mode: 0 to 4, as npu_fused_infer_attention_score.
+        sparse_mode: 0 to 4, as npu_fused_infer_attention_score. The scores of float16 are then rounded to float16; 10
+            to 14 are the same modes with scores in float32.
 
     Raises:
         RuntimeError: the kernel would not take the arguments.
     """
+    precise = sparse_mode in _PRECISE_MODES
     if input_layout not in ("BSH", "BSND", "BNSD", "BNSD_BSND", "TND", "NSD"):
         refuse(_PROMPT, f"input_layout {input_layout} is not among BSH, BSND, BNSD, BNSD_BSND, TND and NSD")
     call = InferenceCall(
@@ -563,9 +570,10 @@ def npu_prompt_flash_attention(
         atten_mask=atten_mask,
         query_lengths=actual_seq_lengths,
         key_lengths=actual_seq_lengths_kv,
-        sparse_mode=sparse_mode,
+        sparse_mode=sparse_mode - _PRECISE_MODES.start if precise else sparse_mode,
         pre_tokens=pre_tokens,
         next_tokens=next_tokens,
+        inner_precise=0 if precise else 1,
         integer_scales=_integer_scales(_PROMPT, query, deq_scale1, quant_scale1, deq_scale2),
         out_scale=quant_scale2,
         out_offset=quant_offset2,

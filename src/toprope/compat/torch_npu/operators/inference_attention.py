@@ -23,7 +23,7 @@ __all__ = ["NO_LIMIT", "InferenceCall", "Quantised", "attention_result"]
 NO_LIMIT = 2147483647
 _PER_CHANNEL, _PER_TOKEN, _PER_HEAD, _PER_TOKEN_AND_HEAD, _PER_TOKEN_IN_BLOCKS, _PER_TOKEN_AND_HEAD_IN_BLOCKS = range(6)
 _ALL = 1
-_ZERO_EMPTY_ROWS = 2  # bit of inner_precise
+_HALF_SCORES, _ZERO_EMPTY_ROWS = 1, 2  # bits of inner_precise
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ class InferenceCall:
         )
         batches, heads, length, _ = query.shape
         wide = compute_dtype(query)
+        several = length > 1 or layout.packed  # the kernel of single tokens computes in float32 here
+        half = several and bool(self.inner_precise & _HALF_SCORES) and query.dtype == torch.float16
         result = query.new_zeros((batches, heads, length, head), dtype=wide)
         logarithm = query.new_full((batches, heads, length, 1), torch.inf, dtype=wide)
         for segment in self._segments(layout, batches, length):
@@ -129,6 +131,7 @@ class InferenceCall:
                 zero_empty_rows=zero,
                 sink=self.sink,
                 scales=self.integer_scales,
+                half_scores=half,
             )
             result[segment.query_batch, :, rows] = part[0]
             logarithm[segment.query_batch, :, rows] = part[1]

@@ -58,6 +58,7 @@ def attend(
     zero_empty_rows: bool = False,
     sink: torch.Tensor | None = None,
     scales: IntegerScales | None = None,
+    half_scores: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(mask(scale * query key^T + bias)) value of one sequence, and the logarithm of the softmax's sum.
 
@@ -71,6 +72,8 @@ def attend(
         zero_empty_rows: rows without any score give zeros and the logarithm inf; otherwise all their keys count alike.
         sink: [N], a score for each head that takes part in the sum and has no value.
         scales: those of int8 inputs.
+        half_scores: the products, the scaled scores and the biased ones are rounded to float16, as kernels do that
+            look for speed.
 
     Returns:
         the result [N, Sq, Dv] and log(sum(exp(scores))) [N, Sq, 1], both in float32 (float64 for float64 input).
@@ -86,17 +89,21 @@ def attend(
     blocks = []
     for start in range(0, rows, step):
         end = min(start + step, rows)
-        scores = grouped_product(query[:, start:end].to(dtype), wide_key)
+        scores = _rounded(grouped_product(query[:, start:end].to(dtype), wide_key), half_scores)
         if scales is not None:
             scores = scores * scales.scores
-        scores = scores * scale
+        scores = _rounded(scores * scale, half_scores)
         if bias is not None:
-            scores = scores + _rows(bias, start, end, rows).to(dtype)
+            scores = _rounded(scores + _rows(bias, start, end, rows).to(dtype), half_scores)
         if masked is not None:
             scores = scores.masked_fill(_rows(masked, start, end, rows), MASKED)
         blocks.append(_softmax(scores, wide_value, zero_empty_rows, sink, scales))
     results, logarithms = zip(*blocks, strict=True)
     return torch.cat(results, 1), torch.cat(logarithms, 1)
+
+
+def _rounded(scores: torch.Tensor, half: bool) -> torch.Tensor:
+    return scores.to(torch.float16).to(scores.dtype) if half else scores
 
 
 def _softmax(

@@ -1,0 +1,528 @@
+"""The two ends of an edge between two processes: a ring buffer on one machine, a socket between machines.
+
+The sender may have as many messages under way as the edge is deep. On one machine it reads in the ring buffer how many
+were taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message
+until the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first
+had not begun with, and a failure in place of the others. Between machines a receiver may have taken more than its
+sender knows: then messages are marked as sent again, and a stage that has had their results drops them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toprope.flow.edge.codec import Codec, Sealed
+from toprope.flow.edge.connections import Connections, Kind, Peer
+from toprope.flow.edge.ring_buffer import (
+    BETWEEN,
+    BYTES,
+    DONE,
+    LOST,
+    SENT,
+    SHARED,
+    TAKEN,
+    TO_HOST,
+    WAITED,
+    WAITS,
+    RingBuffer,
+    fence,
+)
+from toprope.flow.stage_plan import Route, Target
+from toprope.flow.stage_spec import FAILURE, MORE, TENSOR, TORCH, Failure, Head, Message
+from toprope.functions.wire import Closed
+
+__all__ = ["InLink", "InQueue", "OutLink", "in_link", "out_link"]
+
+_AT_ONCE = 16
+"""Slots for messages of threads that saw room just before another thread took it, or before the receiver died."""
+
+_CREDIT = (TAKEN, DONE, BETWEEN, LOST)
+"""Counters that a receiver on another machine sends."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    number: int
+    sealed: Sealed
+    place: int
+
+
+class OutLink:
+    """The sender's end of an edge to one process.
+
+    Args:
+        hub: of this process.
+        key: edge, instance of the source, instance of the target.
+        target: name of the process at the other end.
+        depth: messages that may be on their way.
+        overwrites: whether the receiver drops the oldest message in place of keeping the sender waiting.
+        codec: makes messages of values.
+        on_host: whether tensors have to leave their card for this receiver.
+        name: of the receiver, for messages.
+    """
+
+    def __init__(
+        self, hub: Connections, key: tuple[int, int, int], target: str, depth: int, overwrites: bool, codec: Codec,
+        on_host: bool, name: str,
+    ) -> None:  # fmt: skip
+        self._hub = hub
+        self.key = key
+        self.target = target
+        self.depth = depth
+        self.overwrites = overwrites
+        self.on_host = on_host
+        self.name = name
+        self._codec = codec
+        self._lock = threading.RLock()
+        self._window: deque[_Sent] = deque()
+        self._sent = 0
+        self._peer: Peer | None = None
+        self._generation = 0
+        self.page = self._new_page(depth)
+
+    def connect(self) -> None:
+        """Connect to the receiver; one that is gone will be replaced by another, see `move`."""
+        with self._lock:
+            try:
+                peer = self._peer = self._hub.connect(self.target)
+                self._announce(peer)
+            except (OSError, Closed):
+                self._peer = None
+
+    def _announce(self, peer: Peer) -> None:
+        self._hub.send(peer, Kind.LINK, 0, (*self.key, self.page.name))
+
+    def is_free(self) -> bool:
+        """True if a message can be sent now."""
+        peer = self._peer
+        if peer is None or peer.gone:
+            return False
+        if self.overwrites:
+            return not peer.full
+        return self._sent - self.page.cells[TAKEN] < self.depth and not peer.full
+
+    def wait(self, until: float | None) -> bool:
+        """Wait until a message can be sent; whether it can."""
+        if self.is_free():
+            return True
+        cells = self.page.cells
+        began = self._hub.clock()
+        cells[WAITS] = 1
+        free = self._hub.wait(self.is_free, until)
+        self.page.cells[WAITS] = 0
+        self.page.cells[WAITED] += self._hub.clock() - began
+        return free
+
+    def send(self, sealed: Sealed, place: int) -> None:
+        """Send a message for which there is room.
+
+        Args:
+            sealed: the message.
+            place: which of its receivers this one is.
+        """
+        with self._lock:
+            self._sent += 1
+            self._window.append(_Sent(self._sent, sealed, place))
+            self._put(sealed, place)
+            self._trim()  # while the receiver is at work
+        self._codec.collect()
+
+    def wake_early(self) -> None:
+        """Wake the receiver while a message for it is still being made."""
+        peer = self._peer
+        if peer is not None and not peer.gone and self.is_free():
+            self._hub.wake_early(peer)
+
+    def _put(self, sealed: Sealed, place: int) -> None:
+        cells, peer = self.page.cells, self._peer
+        cells[BYTES] += sealed.size
+        if sealed.to_host or sealed.shared:
+            cells[TO_HOST] += sealed.to_host
+            cells[SHARED] += sealed.shared
+        fits = self.page.put(self._sent, (place, sealed.meta, sealed.parts))
+        if peer is None or peer.gone:
+            return  # what is in the window is sent to the next one
+        try:
+            if fits:
+                self._hub.wake_peer(peer)
+            else:
+                self._hub.send(peer, Kind.DATA, 0, (self.key, place, sealed.meta), sealed.parts)
+        except Closed:
+            pass
+
+    def _trim(self) -> None:
+        """Release messages that the receiver is done with."""
+        done, window = self.page.cells[DONE], self._window
+        while window and window[0].number <= done:
+            self._codec.done(window.popleft().sealed)
+
+    @property
+    def unfinished(self) -> int:
+        """Messages that the receiver is not done with."""
+        return self._sent - int(self.page.cells[DONE])
+
+    def move(self, target: str, failure: Failure) -> None:
+        """Send to the successor of a receiver that has died."""
+        with self._lock:
+            taken = self.page.cells[TAKEN]
+            self._trim()
+            left, self._window, self._sent = self._window, deque(), 0
+            self.target = target
+            self._generation += 1
+            self.page = self._new_page(max(self.depth, len(left)))
+            self.connect()
+            for each in left:
+                sealed, place = each.sealed, each.place
+                if each.number <= taken:
+                    stands = Message(FAILURE, failure, sealed.head, failure.code, replayed=True)
+                    self._codec.give_back(sealed, place)
+                    sealed, place = self._codec.seal(stands, 1, on_host=True), 0
+                self._sent += 1
+                self._window.append(_Sent(self._sent, sealed, place))
+                self._put(sealed, place)
+
+    def _new_page(self, slots: int) -> RingBuffer:
+        name = "link-{}-{}-{}-{}-{}".format(*self.key, self._hub.name, self._generation)
+        return RingBuffer(self._hub.folder / name, slots=self._slots(slots))
+
+    def _slots(self, depth: int) -> int:
+        # where nothing limits the messages that are under way, they go by the socket
+        return 0 if self.overwrites else depth + _AT_ONCE
+
+
+class _RemoteOutLink(OutLink):
+    """The sender's end of an edge to another machine. Tensors have to leave their card: `on_host` is true."""
+
+    _again = False
+
+    def _announce(self, peer: Peer) -> None:
+        peer.links[_reverse(self.key)] = self
+        self._hub.send(peer, Kind.LINK, 0, (*self.key, ""))
+
+    def credit(self, peer: Peer, figures: Sequence[int]) -> None:
+        """Take over the counters that the receiver has sent."""
+        if peer is self._peer:
+            for cell, figure in zip(_CREDIT, figures, strict=True):
+                self.page.cells[cell] = figure
+
+    def move(self, target: str, failure: Failure) -> None:
+        """Send to the successor of a receiver that has died."""
+        with self._lock:
+            self._again = True
+            try:
+                super().move(target, failure)
+            finally:
+                self._again = False
+
+    def _put(self, sealed: Sealed, place: int) -> None:
+        cells, peer = self.page.cells, self._peer
+        cells[SENT] = self._sent
+        cells[BYTES] += sealed.size
+        cells[TO_HOST] += sealed.to_host
+        if peer is None or peer.gone:
+            return  # what is in the window is sent to the next one
+        meta, parts = self._codec.flat(sealed)
+        if self._again:
+            meta = (*meta[:9], True, meta[10])
+        try:
+            self._hub.send(peer, Kind.DATA, 0, (self.key, 0, meta), parts)
+        except Closed:
+            pass
+
+    def _trim(self) -> None:
+        done, window = self.page.cells[DONE], self._window
+        while window and window[0].number <= done:
+            each = window.popleft()
+            self._codec.give_back(each.sealed, each.place)
+
+    def _slots(self, depth: int) -> int:
+        return 0
+
+
+def _reverse(key: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Key of the credit for an edge: two processes may have edges in both directions between them."""
+    return ~key[0], key[1], key[2]
+
+
+class InLink:
+    """The receiver's end of an edge from one process.
+
+    Args:
+        page: the ring buffer.
+        peer: the sender.
+        queue: where messages go.
+    """
+
+    def __init__(self, page: RingBuffer, peer: Peer, queue: InQueue) -> None:
+        self.page = page
+        self.peer = peer
+        self.queue = queue
+        self.taken = 0
+        self._drained = 0
+        self._apart: deque[tuple[Any, ...]] = deque()  # messages that no slot had room for
+        self._begun: deque[int] = deque()  # transaction ids that were taken and are not done, by age
+
+    def drain(self) -> bool:
+        """Move messages that have come into the queue; whether there were any. For the thread that reads."""
+        page = self.page
+        sent, drained = page.cells[SENT], self._drained
+        if sent == drained:
+            return False
+        fence()
+        while drained < sent:
+            record = page.get(drained + 1)
+            if record is None:
+                if not self._apart:
+                    break  # its socket is slower
+                record = self._apart.popleft()
+            drained += 1
+            self.queue.add(self, *record)
+        is_news = drained != self._drained
+        self._drained = drained
+        return is_news
+
+    def add_apart(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
+        """Keep a message that has come by the socket."""
+        self._apart.append((place, meta, parts))
+
+    def take(self, hub: Connections, transaction: int) -> None:
+        """Count a message as taken: its sender may send another. One that waits is woken for several at a time."""
+        self.taken += 1
+        self._begun.append(transaction)
+        cells = self.page.cells
+        cells[TAKEN] = self.taken
+        if cells[WAITS] and cells[SENT] - self.taken <= self.queue.depth // 2:
+            cells[WAITS] = 0
+            try:
+                hub.send(self.peer, Kind.WAKE, 0)
+            except Closed:
+                pass
+
+    def finish(self) -> None:
+        """Count all that were taken as done with."""
+        self._begun.clear()
+        self.page.cells[DONE] = self.taken
+
+    def finish_until(self, transaction: int) -> None:
+        """Count those of this transaction and of those before it as done with."""
+        while self._begun and self._begun[0] <= transaction:
+            self._begun.popleft()
+        self.page.cells[DONE] = self.taken - len(self._begun)
+
+
+class _RemoteInLink(InLink):
+    """The receiver's end of an edge from another machine: it sends its counters.
+
+    Args:
+        hub: of this process.
+        key: edge, instance of the source, instance of the target.
+        peer: the sender.
+        queue: where messages go.
+    """
+
+    def __init__(self, hub: Connections, key: tuple[int, int, int], peer: Peer, queue: InQueue) -> None:
+        super().__init__(RingBuffer(None), peer, queue)
+        self._hub = hub
+        self._name = _reverse(key)
+        self._step = max(1, queue.depth // 8)
+        self._reported = 0
+        self._come = 0
+
+    def drain(self) -> bool:
+        """Move messages that have come into the queue; whether there were any."""
+        apart = self._apart
+        if not apart:
+            return False
+        while apart:
+            self._come += 1
+            self.queue.add(self, *apart.popleft())
+        return True
+
+    def take(self, hub: Connections, transaction: int) -> None:
+        """Count a message as taken, at once: one that kills this process must not be sent to the next one too."""
+        self.taken += 1
+        self._begun.append(transaction)
+        self.page.cells[TAKEN] = self.taken
+        self._report()
+
+    def finish(self) -> None:
+        """Count all that were taken as done with."""
+        super().finish()
+        self._finished()
+
+    def finish_until(self, transaction: int) -> None:
+        """Count those of this transaction and of those before it as done with."""
+        super().finish_until(transaction)
+        self._finished()
+
+    def _finished(self) -> None:
+        done = self.page.cells[DONE]
+        # messages that are still to be taken report it too; a queue may keep what was taken
+        if done != self._reported and (done - self._reported >= self._step or self.taken == self._come):
+            self._report()
+
+    def _report(self) -> None:
+        self._reported = self.page.cells[DONE]
+        try:
+            figures = tuple(self.page.cells[cell] for cell in _CREDIT)
+            self._hub.send(self.peer, Kind.CREDIT, 0, (self._name, figures))
+        except Closed:
+            pass
+
+
+@dataclass(slots=True)
+class _Arrived:
+    link: InLink | None
+    message: Message | None  # None while it is sealed
+    sealed: Sealed | None
+
+
+def _part(head: Head) -> int:
+    """One number for a transaction, or for a part of one that was split."""
+    return head.transaction_id + (head.data_label << 64)
+
+
+class InQueue:
+    """The messages of one input, of all processes that send to it.
+
+    Args:
+        hub: of this process.
+        codec: makes values of messages.
+        depth: messages that wait at most.
+        overwrites: whether the oldest is dropped where there are more.
+    """
+
+    def __init__(self, hub: Connections, codec: Codec, depth: int, overwrites: bool = False) -> None:
+        self._hub = hub
+        self._codec = codec
+        self.depth = depth
+        self._overwrites = overwrites
+        self._items: deque[_Arrived] = deque()
+        self._order: deque[int] = deque()
+        self._seen: dict[int, int] = {}
+        self._open_streams: set[int] = set()
+        """Parts with several results whose end has not come."""
+        self.page: RingBuffer | None = None
+        """Counters of an edge inside this process."""
+        self.links: list[InLink] = []
+        self.on_room: Callable[[], None] | None = None
+        """Called when there is room again, where senders are in this process."""
+        self.on_host = False
+        """True if tensors from this process have to leave their card."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, link: InLink, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
+        """Add a message of another process."""
+        sealed = self._codec.arrived(place, meta, parts)
+        part = _part(sealed.head)
+        if sealed.replayed and part in self._seen and part not in self._open_streams:
+            link.take(self._hub, sealed.head.transaction_id)  # the stage had sent it before it died
+            return
+        if sealed.head.flags & MORE and not sealed.replayed:
+            self._open_streams.add(part)
+        elif self._open_streams:
+            self._open_streams.discard(part)
+        self._append(_Arrived(link, None, sealed), part)
+        if self._overwrites and len(self._items) > self.depth:
+            lost = self._items.popleft()
+            self._open(lost)
+            link.page.cells[LOST] += 1
+
+    def put(self, message: Message) -> None:
+        """Add a message of this process."""
+        payload, page = message.payload, self.page
+        is_on_card = message.kind == TORCH and payload.device.type != "cpu"
+        if self.on_host and is_on_card:
+            message = replace(message, payload=payload.cpu())
+        self._append(_Arrived(None, message, None), _part(message.head))
+        is_lost = self._overwrites and len(self._items) > self.depth
+        if is_lost:
+            self._items.popleft()
+        if page is not None:
+            cells = page.cells
+            cells[SENT] += 1
+            cells[BYTES] += payload.nbytes if message.kind in (TORCH, TENSOR) else 0
+            cells[TO_HOST] += self.on_host and is_on_card
+            cells[SHARED] += is_on_card and not self.on_host
+            cells[LOST] += is_lost
+            self._settle(page)
+
+    def _settle(self, page: RingBuffer) -> None:
+        """Count messages that have left this queue: inside a process those that are taken are done with."""
+        page.cells[TAKEN] = page.cells[DONE] = page.cells[SENT] - len(self._items)
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many messages wait as the edge is deep."""
+        return len(self._items) >= self.depth and not self._overwrites
+
+    def _append(self, item: _Arrived, part: int) -> None:
+        seen, order = self._seen, self._order
+        order.append(part)
+        seen[part] = seen.get(part, 0) + 1
+        if len(order) > 4 * self.depth + 64:
+            oldest = order.popleft()
+            count = seen[oldest] - 1
+            if count:
+                seen[oldest] = count
+            else:
+                del seen[oldest]
+        self._items.append(item)
+
+    def head(self) -> Any:
+        """The head of the next message, and whether it is a replayed one."""
+        first = self._items[0]
+        known = first.sealed if first.message is None else first.message
+        assert known is not None
+        return known.head, known.replayed
+
+    def take(self) -> Message:
+        """The next message."""
+        item = self._items.popleft()
+        message = self._open(item)
+        if self.page is not None:
+            self._settle(self.page)
+        if self.on_room is not None:
+            self.on_room()
+        return message
+
+    def absorb(self) -> None:
+        """Take all messages, and keep them here: senders have room again."""
+        for item in list(self._items):
+            if item.message is None:
+                item.message = self._open(item)
+
+    def _open(self, item: _Arrived) -> Message:
+        if item.message is not None:
+            return item.message
+        assert item.sealed is not None
+        assert item.link is not None
+        message, between = self._codec.open(item.sealed)
+        if between:
+            item.link.page.cells[BETWEEN] += between
+        item.link.take(self._hub, message.head.transaction_id)
+        return message
+
+
+def out_link(hub: Connections, key: tuple[int, int, int], target: Target, route: Route, codec: Codec) -> OutLink:
+    """The sender's end of an edge to a process, on this machine or on another one."""
+    is_remote = hub.is_remote(target.host)
+    kind = _RemoteOutLink if is_remote else OutLink
+    return kind(hub, key, target.host, route.depth, route.overwrites, codec, target.on_host or is_remote, route.name)
+
+
+def in_link(hub: Connections, key: tuple[int, int, int], name: str, peer: Peer, queue: InQueue) -> InLink:
+    """The receiver's end of an edge, whose ring buffer has this name; "" for one from another machine."""
+    if name:
+        link = InLink(RingBuffer(hub.folder / name, new=False), peer, queue)
+    else:
+        link = _RemoteInLink(hub, key, peer, queue)
+    queue.links = [*(each for each in queue.links if not each.peer.gone), link]
+    hub.add_link(peer, key, link)
+    return link

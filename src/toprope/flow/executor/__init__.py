@@ -1,0 +1,1 @@
+"""A running graph in the program: placement of its processes, feeding, fetching, faults, and its end."""

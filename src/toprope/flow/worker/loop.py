@@ -1,0 +1,487 @@
+"""A stage of a process, and the loop of each of its functions: gather, run, send, again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from toprope.flow.edge.codec import Codec
+from toprope.flow.edge.connections import Connections, Kind
+from toprope.flow.edge.links import InQueue, OutLink
+from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
+from toprope.flow.stage_plan import DRIVER, StagePlan
+from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
+from toprope.flow.stage_status import Recorder, Status
+from toprope.flow.worker.batch import batcher
+from toprope.flow.worker.calls import (
+    Activation,
+    Cancelled,
+    InputQueue,
+    Made,
+    Python,
+    Stopped,
+    cancelled,
+    failure,
+    passed_on,
+)
+from toprope.flow.worker.dynamic_batch import Collector
+from toprope.flow.worker.gather import Align, Gather, Group, Order, Source
+
+__all__ = ["Loop", "Outlet", "Stage", "Status"]
+
+_REMEMBERED = 1024
+"""Exceptions of functions, and cancelled inputs, whose transactions are known."""
+
+_LOOK_NS = 2_000_000
+"""Time between two looks of a stage that replies for cancelled inputs."""
+
+
+class Outlet:
+    """An output of a stage: where its messages go.
+
+    Args:
+        targets: for each edge the instances of its target, in other processes or in this one.
+    """
+
+    def __init__(self, hub: Connections, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
+        self._hub = hub
+        self._codec = codec
+        self._targets = targets
+        self.waited_ns = 0
+        """Time that messages have waited for room."""
+        self.leaves = any(isinstance(each, OutLink) for row in targets for each in row)
+
+    def send(self, message: Message) -> None:
+        """Send a message to each target; waits where there is no room.
+
+        Raises:
+            Whatever pickling raises.
+        """
+        number = message.head.transaction_id + (message.route_label or 1) - 2
+        rows = self._targets
+        if len(rows) == 1:
+            row = rows[0]
+            self._send(message, row[0] if len(row) == 1 else row[number % len(row)])
+            return
+        chosen = [row[number % len(row)] for row in rows]
+        if message.kind != TORCH:
+            links = [each for each in chosen if isinstance(each, OutLink)]
+            sealed = self._codec.seal(message, len(links), on_host=True) if links else None
+            for place, link in enumerate(links):
+                if not link.is_free():
+                    self._wait(link)
+                link.send(sealed, place)  # type: ignore[arg-type]
+            chosen = [each for each in chosen if not isinstance(each, OutLink)]
+        for place, each in enumerate(chosen):
+            own = message
+            if place and message.kind == TORCH:  # a stage may change its input in place: not the input of another
+                own = Message(TORCH, message.payload.clone(), message.head, message.ret_code, message.replayed)
+            self._send(own, each)
+
+    def _send(self, message: Message, target: OutLink | InQueue) -> None:
+        if isinstance(target, OutLink):
+            # sealed first: the work on a card is waited for, and copied to the host, while others make room
+            sealed = self._codec.seal(message, 1, target.on_host, target.wake_early)
+            if not target.is_free():
+                self._wait(target)
+            target.send(sealed, 0)
+        else:
+            if target.is_full:
+                began = time.monotonic_ns()
+                self._hub.wait(lambda: not target.is_full, None)
+                self.waited_ns += time.monotonic_ns() - began
+            target.put(message)
+            self._hub.wake()
+
+    def _wait(self, link: OutLink) -> None:
+        began = time.monotonic_ns()
+        link.wait(None)
+        self.waited_ns += time.monotonic_ns() - began
+
+
+class Stage:
+    """An instance of a stage: its object, its inputs, its outputs.
+
+    Args:
+        plan: what it is.
+    """
+
+    def __init__(self, plan: StagePlan, hub: Connections, codec: Codec) -> None:
+        self.plan = plan
+        spec = plan.spec
+        if spec.workspace:
+            os.makedirs(spec.workspace, exist_ok=True)
+        _limit_threads(spec.resources.get("num_cpus", 0))
+        if spec.env_hook is not None:
+            pickle.loads(spec.env_hook)()
+        if spec.registry:
+            pickle.loads(spec.registry)
+        self.device = _device(plan) if spec.kind == "npu" else None
+        if self.device is not None:
+            self.device.set_current()
+        where = "" if self.device is None else str(self.device.torch_device)
+        made = pickle.loads(spec.code)(replace(plan.context, device=where))
+        self.made: StageObject = made
+        self.inputs = [InQueue(hub, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
+        self.outlets: list[Outlet] = []
+
+
+def _limit_threads(cores: float) -> None:
+    """Have torch compute with as many threads as the stage has cores.
+
+    Threads of several stages that wait for each other on the same cores make each operation take milliseconds. The
+    user's own OMP_NUM_THREADS, or what the stage's hook sets, goes before.
+    """
+    if cores and "torch" in sys.modules and not os.environ.get("OMP_NUM_THREADS"):
+        sys.modules["torch"].set_num_threads(max(1, int(cores)))
+
+
+def _device(plan: StagePlan) -> Any:
+    """The device of a stage: of the kind that toprope chooses, with the stage's own number."""
+    from toprope import device
+
+    kind = device.choose(quiet=True).device.kind
+    return device.get("cpu" if kind == "cpu" else f"{kind}:{plan.context.device_id}")
+
+
+class Loop:
+    """A function of a stage.
+
+    Attributes:
+        leaves: whether what it makes leaves the process.
+        is_alone: whether its stage has the process for itself; what it has sent is out then.
+        on_left: called with each transaction whose outputs have left the process.
+    """
+
+    def __init__(
+        self, stage: Stage, function: StageFunction, hub: Connections, codec: Codec, status: memoryview,
+        events: deque[tuple[str, int, int, int]] | None,
+    ) -> None:  # fmt: skip
+        plan = stage.plan
+        self._stage = stage
+        self._function = function
+        self._hub = hub
+        self._status = status
+        self._recorder = Recorder(status) if plan.replies else None  # others pay nothing for it
+        self._events = events
+        self.node = plan.node
+        several = len(plan.spec.functions) > 1
+        self.name = f"{plan.spec.name}.{function.name}" if several else plan.spec.name
+        self._outlets = [stage.outlets[place] for place in function.outputs]
+        self.leaves = any(each.leaves for each in self._outlets) or not self._outlets
+        self.is_alone = True
+        self.on_left: Callable[[Loop, int], None] | None = None
+        self._queues = [stage.inputs[place] for place in function.inputs]
+        sources = [
+            Source(queue, batcher(plan.batches[place]) if place in plan.batches else None)
+            for place, queue in zip(function.inputs, self._queues, strict=True)
+        ]
+        self._gather: Gather = Align(sources, *plan.align) if plan.align and len(sources) > 1 else Order(sources)
+        self._replies = plan.replies
+        self._ends = function.name in plan.ends
+        stop = self._check_cancelled if plan.replies else None
+        is_python = plan.spec.kind != "messages"
+        self._call = Python(function, stage.made, stage.device, stop) if is_python else None
+        counts_rows = stage.device is not None
+        self._collector = (
+            Collector(self._gather, plan.spec.batch, plan.spec.wait_ns, counts_rows=counts_rows)
+            if plan.spec.batch and is_python
+            else None
+        )
+        self._batch = plan.spec.batch
+        self._cancelled: dict[int, None] = {}
+        self._looked = 0
+        self._counts = [0] * len(function.outputs)
+        self._sent = [0] * len(function.outputs)  # of this activation
+        self._head = Head()
+        self._exceptions: deque[tuple[int, int, int]] = deque()
+        self._given_up: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def run_apart(self) -> None:
+        """Run in a thread of its own."""
+        if self._stage.device is not None:
+            self._stage.device.set_current()
+        try:
+            self.run()
+        except Stopped:
+            pass
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+    def run(self) -> None:
+        """Run until the graph ends, which `Stopped` says."""
+        gather, wait = self._gather, self._hub.wait
+        if self._function.stream_input:
+            self._stream()
+        if self._collector is not None:
+            self._run_batches(self._collector)
+        while True:
+            if not self._is_ready():
+                wait(self._is_ready, None, gather.due)
+            if self._exceptions:
+                self._see_exception()
+            else:
+                self._turn(gather.take())
+
+    def _is_ready(self) -> bool:
+        return bool(self._exceptions) or self._gather.is_ready()
+
+    def _turn(self, group: Group) -> None:
+        messages = group.messages
+        first = messages[0]
+        if len(messages) == 1 and first.kind != FAILURE and not self._replies and not self._given_up:
+            self._run(messages)
+        else:
+            instead = self._instead(messages)
+            if instead is None:
+                self._run(messages)
+            else:
+                self._pass(instead)
+        self._finish(first.head.transaction_id)
+
+    def _instead(self, messages: list[Message]) -> list[Message] | None:
+        """The message that goes to all outputs without a call, or none; None where the function is to be called."""
+        head = messages[0].head
+        if self._given_up and head.transaction_id in self._given_up:
+            return []
+        for each in messages:
+            if each.kind == FAILURE:
+                return [passed_on(each)]
+        if not self._replies:
+            return None
+        self._look()
+        if self._cancelled and head.transaction_id in self._cancelled:
+            return [cancelled(head)]
+        ends = sum(each.head.flags & END != 0 for each in messages)
+        if not ends:
+            return None
+        if ends == len(messages):
+            return [Message(EMPTY, None, head)]
+        text = f"the inputs of {self.name} are streams of different lengths, so their results belong to no request"
+        why = failure(DfException(text), self._stage.plan.spec.name)
+        return [Message(FAILURE, why, head, why.code)]
+
+    def _pass(self, instead: list[Message]) -> None:
+        for each in instead:
+            for outlet in self._outlets:
+                outlet.send(each)
+
+    def _finish(self, transaction: int) -> None:
+        if self.is_alone:
+            if self._gather.is_clear:
+                for queue in self._queues:
+                    for link in queue.links:
+                        link.finish()
+        elif self.on_left is not None:
+            self.on_left(self, transaction)
+
+    def _run(self, messages: list[Message]) -> None:
+        head = messages[0].head
+        began, waited = self._begin(head)
+        try:
+            if self._call is not None:
+                self._call.run(messages, self._send)
+            else:
+                self._activate(messages, head, None)
+            if self._replies:
+                self._reply(head)
+        except Stopped:
+            raise
+        except Cancelled:
+            self._pass([cancelled(head)])
+        except BaseException as error:
+            self._fail(error, head)
+        finally:
+            self._end(1, began, waited, head.transaction_id)
+
+    def _begin(self, head: Head) -> tuple[int, int]:
+        """An input is worked on: the time, and the time that outputs have waited for room so far."""
+        status = self._status
+        status[1] = began = time.monotonic_ns()
+        status[0] = head.transaction_id
+        self._sent = [0] * len(self._outlets)
+        return began, 0 if self._recorder is None else sum(each.waited_ns for each in self._outlets)
+
+    def _end(self, inputs: int, began: int, waited: int, transaction: int) -> None:
+        self._status[0] = 0
+        if self._recorder is not None:
+            waited -= sum(each.waited_ns for each in self._outlets)
+            self._recorder.add(inputs, time.monotonic_ns() - began + waited)
+        if self._events is not None:
+            self._events.append((self.name, began, time.monotonic_ns(), transaction))
+
+    def _reply(self, head: Head) -> None:
+        """Have each output say that there is no more of this input, or that there is nothing."""
+        for outlet, count in zip(self._outlets, self._sent, strict=True):
+            if self._ends:
+                ended = Head(*(getattr(head, each) for each in Head.__slots__))
+                ended.flags |= END
+                outlet.send(Message(EMPTY, None, ended))
+            elif not count and not self._function.generates and not head.flags & MORE:
+                why = failure(DfException(f"stage {self.name} has made nothing of the input"), self.name)
+                outlet.send(Message(FAILURE, why, head, why.code))
+
+    # Batches
+
+    def _run_batches(self, collector: Collector) -> None:
+        wait = self._hub.wait
+
+        def is_ready() -> bool:
+            return collector.is_ready(time.monotonic())
+
+        while True:
+            wait(is_ready, None, collector.due)
+            self._turn_of_batch(collector.take())
+
+    def _turn_of_batch(self, groups: list[Group]) -> None:
+        assert self._call is not None
+        instead = [self._instead(each.messages) for each in groups]
+        called = [each.messages for each, known in zip(groups, instead, strict=True) if known is None]
+        head = (called or [groups[0].messages])[0][0].head
+        began, waited = self._begin(head)
+        try:
+            made = iter(self._call.batch(called, self._batch))
+            for group, known in zip(groups, instead, strict=True):
+                if known is None:
+                    self._send_made(group.messages[0].head, next(made))
+                else:
+                    self._pass(known)
+        finally:
+            if called:
+                self._end(len(called), began, waited, head.transaction_id)
+            self._status[0] = 0
+        for group in groups:  # the collector is empty
+            self._finish(group.messages[0].head.transaction_id)
+
+    def _send_made(self, head: Head, made: Made) -> None:
+        self._sent = [0] * len(self._outlets)
+        try:
+            if isinstance(made, BaseException):
+                raise made
+            for index, kind, payload in made:
+                self._send(index, Message(kind, payload, head))
+            if self._replies:
+                self._reply(head)
+        except Stopped:
+            raise
+        except BaseException as error:
+            self._fail(error, head)
+
+    def _fail(self, error: BaseException, head: Head) -> None:
+        found = failure(error, self._stage.plan.spec.name)
+        text = found.traceback.rstrip()
+        os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
+        # an output whose data of this input is out already gets no failure in addition: pairs would drift apart
+        least = min(self._sent, default=0)
+        for outlet, count in zip(self._outlets, self._sent, strict=True):
+            if count == least and (least == 0 or self._call is not None):
+                outlet.send(Message(FAILURE, found, head, found.code))
+
+    def _send(self, index: int, message: Message) -> None:
+        # while it waits for room it is not at work on the input
+        status = self._status
+        transaction, status[0] = status[0], 0
+        try:
+            self._outlets[index].send(message)
+            self._sent[index] += 1
+        finally:
+            status[1] = time.monotonic_ns()
+            status[0] = transaction
+
+    # Stream input
+
+    def _stream(self) -> None:
+        queues = [InputQueue(self._hub, each, self._pass_on) for each in self._queues]
+        assert self._call is not None
+        while True:
+            self._hub.wait(lambda: any(len(each) for each in self._queues), None)
+            self._head = self._queues[0].head()[0] if len(self._queues[0]) else Head()
+            try:
+                self._call.stream(queues, self._send_counted, lambda: self._head)
+            except Stopped:
+                raise
+            except BaseException as error:
+                self._fail(error, self._head)
+            for queue in self._queues:
+                for link in queue.links:
+                    link.finish()
+
+    def _pass_on(self, message: Message) -> None:
+        for outlet in self._outlets:
+            outlet.send(passed_on(message))
+
+    def _send_counted(self, index: int, message: Message) -> None:
+        head = message.head
+        self._counts[index] += 1
+        counted = Head(self._counts[index], head.start_time, head.end_time, head.flags, head.user_data, head.data_size)
+        self._outlets[index].send(message.with_head(counted))
+
+    # Cancellation
+
+    def cancel(self, transaction: int) -> None:
+        """Nobody waits for the results of a transaction."""
+        self._cancelled[transaction] = None
+        if len(self._cancelled) > _REMEMBERED:
+            del self._cancelled[next(iter(self._cancelled))]
+
+    def _check_cancelled(self, transaction: int) -> None:
+        """Read messages, and end the call if nobody waits for its results.
+
+        Raises:
+            Cancelled: nobody does.
+        """
+        self._look()
+        if self._cancelled and transaction in self._cancelled:
+            raise Cancelled
+
+    def _look(self) -> None:
+        """Read messages now and then: a stage that always has inputs waits for none."""
+        now = time.monotonic_ns()
+        if now - self._looked > _LOOK_NS:
+            self._looked = now
+            self._hub.look()
+
+    # Functions of kind "messages", and their exceptions
+
+    def _activate(self, messages: list[Message], head: Head, exception: tuple[int, int] | None) -> None:
+        def raise_(code: int, context: int) -> None:
+            self._raise(head, code, context)
+
+        activation = Activation(messages, head, self._send, raise_, exception)
+        code = self._stage.made.functions[self._function.name](activation)
+        if code and head.transaction_id not in self._given_up:
+            raise DfException(f"{self.name} returned {code}", FLOW_FUNC_FAILED)
+
+    def _raise(self, head: Head, code: int, context: int) -> None:
+        if not self._stage.plan.catches:
+            raise DfException(f"{self.name} raised the exception {code}, and the graph does not catch them", code)
+        self._given_up.append(head.transaction_id)
+        driver = self._hub.peer(DRIVER)
+        if driver is not None:
+            fields = (head.transaction_id, head.start_time, head.end_time, head.flags, head.user_data, head.data_size)
+            self._hub.send(driver, Kind.EXCEPTION, USER_RAISE_EXCEPTION, (code, context, self.node, *fields))
+
+    def caught(self, transaction: int, code: int, context: int, *, is_own: bool) -> None:
+        """A stage has given a transaction up."""
+        self._given_up.append(transaction)
+        self._gather.forget(transaction)
+        if not is_own and self._call is None:
+            self._exceptions.append((transaction, code, context))
+            self._hub.wake()
+
+    def _see_exception(self) -> None:
+        transaction, code, context = self._exceptions.popleft()
+        try:
+            self._activate([], Head(transaction), (code, context))
+        except Stopped:
+            raise
+        except Exception:
+            traceback.print_exc()

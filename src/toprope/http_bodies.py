@@ -1,0 +1,94 @@
+"""Bodies of HTTP requests and responses for the servers, as plain ASGI: limits in bytes, and whole answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+__all__ = [
+    "Application",
+    "Message",
+    "Receive",
+    "Send",
+    "bounded",
+    "declared_length",
+    "read",
+    "send_start",
+    "send_whole",
+]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_DIGITS = 18
+"""Most digits of a length; more would not be a number of bytes that anyone can send."""
+
+
+def declared_length(headers: Mapping[str, str]) -> int | None:
+    """Read Content-Length.
+
+    Args:
+        headers: by lower-case name.
+
+    Returns:
+        Bytes; None if the body comes in chunks, or if the header is missing or no number.
+    """
+    text = headers.get("content-length", "")
+    if "transfer-encoding" in headers or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text) if len(text) <= _DIGITS else 10**_DIGITS
+
+
+def bounded(receive: Receive, limit: int, too_large: Callable[[int], Exception]) -> Receive:
+    """Limit the bytes of a body, whatever its header declares.
+
+    Args:
+        receive: gives the messages of the request.
+        limit: bytes.
+        too_large: makes the exception that a larger body raises in `receive`, from the limit.
+    """
+    size = 0
+
+    async def receive_some() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise too_large(limit)
+        return message
+
+    return receive_some
+
+
+async def read(receive: Receive, gone: Callable[[], Exception]) -> bytes:
+    """Read a whole body.
+
+    Args:
+        receive: gives the messages of the request, see `bounded`.
+        gone: makes the exception that is raised when the client closes its connection before the end.
+    """
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise gone()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def send_start(send: Send, status: int, headers: Mapping[str, str]) -> None:
+    """Send status and headers; the body follows."""
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def send_whole(
+    send: Send, status: int, media_type: str, body: bytes, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send an answer whose body is complete."""
+    named = {"Content-Type": media_type, "Content-Length": str(len(body)), **(headers or {})}
+    await send_start(send, status, named)
+    await send({"type": "http.response.body", "body": body})

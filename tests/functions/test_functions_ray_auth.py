@@ -1,0 +1,121 @@
+"""Ray's authentication: each session has the mode and the token that its own environment names."""
+
+import os
+
+import pytest
+
+from toprope import functions as yr
+from toprope.errors import EnvironmentProblem
+
+ray = pytest.importorskip("ray")
+
+from toprope.functions.ray import nodes  # noqa: E402
+from toprope.functions.ray.start import start  # noqa: E402
+
+MODE = "RAY_AUTH_MODE"
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    """The modes with which Ray was to be joined; none is. A Ray before this one had another."""
+    from ray._raylet import get_authentication_mode
+
+    found = []
+
+    def init(**keywords):
+        found.append(int(get_authentication_mode()))
+        os.environ[MODE] = "token"  # as Ray does for the Ray that it starts
+        raise ConnectionError("no Ray is started here")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv(MODE, "token")
+    nodes.read_auth()
+    monkeypatch.delenv(MODE)
+    yield found
+    monkeypatch.undo()
+    nodes.read_auth()
+
+
+def test_a_session_had_the_authentication_of_the_ray_before_it(modes):
+    """It refused the calls of its own Ray then, which took the program for dead and ended all of its actors."""
+    with pytest.raises(EnvironmentProblem, match="no Ray is started here"):
+        start(yr.Config(), "auto")
+    assert modes == [0]
+
+
+def test_a_ray_that_did_not_begin_in_time_was_an_exception_without_a_name(modes, monkeypatch):
+    def init(**keywords):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(EnvironmentProblem, match="no Ray can be reached at auto: The current node timed out"):
+        start(yr.Config(), "auto")
+
+
+def test_the_authentication_of_a_ray_that_has_ended_stayed_with_the_program(modes):
+    from ray._raylet import get_authentication_mode
+
+    with pytest.raises(EnvironmentProblem):
+        start(yr.Config(), "auto")
+    assert MODE not in os.environ
+    assert int(get_authentication_mode()) == 0
+
+
+@pytest.fixture
+def token(tmp_path, monkeypatch):
+    for name in (MODE, "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / ".ray" / "auth_token"
+    monkeypatch.setattr(nodes, "_TOKEN", path)
+    return path
+
+
+def test_a_token_is_made_for_its_user_alone_and_kept(token):
+    before = os.umask(0)
+    try:
+        nodes.keep_token()
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o777 for each in (token.parent, token)] == [0o700, 0o600]
+    text = token.read_text()
+    assert len(text) == 64
+    nodes.keep_token()
+    assert token.read_text() == text
+
+
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o644), (0o700, 0o660), (0o777, 0o600), (0o1777, 0o600)])
+def test_a_token_that_others_could_read_or_replace_was_taken(token, folder, file):
+    nodes.keep_token()
+    token.parent.chmod(folder)
+    token.chmod(file)
+    with pytest.raises(EnvironmentProblem, match="who has Ray's token can run anything here") as caught:
+        nodes.keep_token()
+    assert "chmod go-rwx" in str(caught.value)
+
+
+def test_the_sockets_of_a_ray_lay_where_every_user_could_replace_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes, "_TEMPORARY", tmp_path)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    folder = tmp_path / f"toprope-{os.getuid()}"
+    assert nodes.private_folder() == str(folder / "ray")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert nodes.private_folder() == str(folder / "ray")
+    folder.chmod(0o755)
+    with pytest.raises(EnvironmentProblem, match="others may enter it") as caught:
+        nodes.private_folder()
+    assert "set RAY_TMPDIR" in str(caught.value)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(EnvironmentProblem, match="belongs to another user"):
+        nodes.private_folder()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert nodes.private_folder() is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("of", ["folder", "file"])
+def test_a_token_of_another_user_was_taken(token, of):
+    nodes.keep_token()
+    os.chown(token if of == "file" else token.parent, 65534, 65534)
+    with pytest.raises(EnvironmentProblem, match="owner 65534"):
+        nodes.keep_token()
