@@ -32,7 +32,7 @@ from toprope.images.web.sessions import Step as Kept
 from toprope.images.web.sessions import StepState
 from toprope.images.web.studio import FORGET_AFTER
 from toprope.images.web.tables import ended_html, parameters_html, refined_text, rows_html
-from toprope.images.web.tree import ended, last_request, nodes
+from toprope.images.web.tree import last_request, nodes, without_picture
 from toprope.progress import Step
 
 pytestmark = pytest.mark.process
@@ -339,15 +339,16 @@ def test_the_tree_has_each_step_before_what_was_made_from_it():
         kept(1, state=StepState.SOURCE), kept(2, 1, instruction="snow", seed="5"), kept(3, 2, instruction="x" * 90),
         kept(4, 1, instruction="rain"), kept(5, state=StepState.SOURCE), kept(6, 2, instruction="fog"),
         kept(7, 2, StepState.FAILED, instruction="no"), kept(8, 5, StepState.INTERRUPTED, instruction="stopped"),
+        kept(9, 5, StepState.RUNNING, instruction="now"), kept(10, 5, StepState.WAITING, instruction="then"),
     ]  # fmt: skip
     found = nodes(steps)
     assert [(each.step.number, each.depth) for each in found] == [(1, 0), (2, 1), (3, 2), (6, 2), (4, 1), (5, 0)]
     assert found[0].caption == "cat.png"
     assert found[1].caption == "1. snow · seed 5"
     assert len(found[2].caption) < 60
-    assert [each.number for each in ended(steps)] == [8, 7]
-    assert last_request(steps) == {"instruction": "stopped"}
-    assert nodes([]) == [] == ended([])
+    assert [each.number for each in without_picture(steps)] == [9, 10, 8, 7]
+    assert last_request(steps) == {"instruction": "then"}
+    assert nodes([]) == [] == without_picture([])
     assert last_request([]) == {}
 
 

@@ -17,7 +17,7 @@ from toprope.images.web.panel import panel_html, problem_html, progress_html, st
 from toprope.images.web.sessions import Step, StepState
 from toprope.images.web.studio import Outcome, Studio
 from toprope.images.web.tables import brought_html, ended_html, parameters_html, refined_text, rows_html
-from toprope.images.web.tree import ended, last_request, nodes
+from toprope.images.web.tree import last_request, nodes, without_picture
 
 __all__ = ["SLOTS", "make_app"]
 
@@ -199,7 +199,7 @@ class Page:
 
     def _wire(self) -> None:
         inputs = [*(self.fields[name] for name in FIELDS), self.picker, *self.scales, self.mask, *self.box]
-        asked = [self.problem]
+        asked = [self.problem, self.ended, self.resume]
         step = [
             self.shown, self.order, self.image, self.source, self.slider, self.undo, self.redo, self.again,
             self.gallery, self.ended, self.resume, self.files, self.made, self.parameters, self.refined,
@@ -220,18 +220,18 @@ class Page:
             "follow",
         )
         follow_up(self.fields["instruction"].submit(self.on_edit, [here, self.shown, *inputs], asked, **quick))
-        follow_up(self.again.click(self.on_again, [here, self.shown, *inputs], [*asked, *step], **quick))
+        follow_up(self.again.click(self.on_again, [here, self.shown, *inputs], [self.problem, *step], **quick))
         follow_up(self.edit_all.click(self.on_edit_all, [here, self.uploads, *inputs], asked, **quick))
         follow_up(self.resume.click(self.on_resume, here, [self.problem, *step], **quick))
         self.image.upload(
-            self.on_bring, [here, self.image], [*step, *asked, *brought, *inputs], api_name="bring", **HIDDEN,
+            self.on_bring, [here, self.image], [*step, self.problem, *brought, *inputs], api_name="bring", **HIDDEN,
             show_progress="hidden", queue=False,
         )  # fmt: skip
-        self.other.upload(self.on_bring, [here, self.other], [*step, *asked, *brought, *inputs], **quick)
-        self.use_source.click(self.on_use_source, [here, self.digest], [*step, *asked, *brought], **quick)
-        self.undo.click(self.on_undo, here, [*step, *asked], **quick)
-        self.redo.click(self.on_redo, here, [*step, *asked], **quick)
-        self.gallery.select(self.on_choose, [here, self.order], [*step, *asked], **quick)
+        self.other.upload(self.on_bring, [here, self.other], [*step, self.problem, *brought, *inputs], **quick)
+        self.use_source.click(self.on_use_source, [here, self.digest], [*step, self.problem, *brought], **quick)
+        self.undo.click(self.on_undo, here, [*step, self.problem], **quick)
+        self.redo.click(self.on_redo, here, [*step, self.problem], **quick)
+        self.gallery.select(self.on_choose, [here, self.order], [*step, self.problem], **quick)
         self.reuse.click(self.on_reuse, [here, self.shown], inputs, **quick)
         for button in (self.cancel, self.cancel_all):
             button.click(self.on_cancel, here, None, **quick)
@@ -339,7 +339,7 @@ class Page:
             await asyncio.to_thread(ask, *arguments)
         except TopropeError as error:
             return self._refused(error)
-        return self._accepted()
+        return self._accepted() | self._listed(arguments[0])
 
     async def on_follow(self, request: gr.Request, session: str) -> AsyncIterator[dict[Any, Any]]:
         """Tell every step of the session's edits until none is open. It is told by one follower for each tab."""
@@ -358,10 +358,12 @@ class Page:
                 del self._following[tab]
 
     async def _edit_told(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
+        state = None
         async for view in follow(job):
             notes = job.result.notes if view.state is State.DONE and job.result is not None else ()
             told = {self.progress: progress_html(view, notes=notes)}
-            yield told | (self._step(session) if view.state.over else {})
+            changed, state = view.state is not state, view.state
+            yield told | (self._step(session) if view.state.over else self._listed(session) if changed else {})
 
     async def _batch_told(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
         names, parts = [image.rsplit("/", 1)[-1] for image in job.about], -1
@@ -467,10 +469,15 @@ class Page:
                 selected_index=next((at for at, (node, _) in enumerate(tree) if node.step == current), None),
             ),
         }
-        without = ended(steps.steps(found))
-        told[self.ended] = gr.update(value=ended_html(without), visible=bool(without))
-        told[self.resume] = gr.update(visible=any(each.state is StepState.INTERRUPTED for each in without))
-        return told | self._pictures(found, current)
+        return told | self._listed(found) | self._pictures(found, current)
+
+    def _listed(self, session: str) -> dict[Any, Any]:
+        """The session's edits without a picture: what runs and waits, and why others have none."""
+        without = without_picture(self.studio.sessions.steps(session))
+        return {
+            self.ended: gr.update(value=ended_html(without), visible=bool(without)),
+            self.resume: gr.update(visible=any(each.state is StepState.INTERRUPTED for each in without)),
+        }
 
     def _pictures(self, session: str, current: Step | None) -> dict[Any, Any]:
         hidden = {

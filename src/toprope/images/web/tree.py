@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from toprope.images.web.sessions import Step, StepState
 
-__all__ = ["Node", "ended", "last_request", "nodes"]
+__all__ = ["Node", "last_request", "nodes", "without_picture"]
 
 MOST_LETTERS = 40
 """Letters of an instruction in a caption."""
@@ -51,11 +51,17 @@ def _caption(step: Step, depth: int) -> str:
     return f"{depth}. {short} · seed {step.request.get('seed', '')}"
 
 
-def ended(steps: Sequence[Step], most: int = 6) -> list[Step]:
-    """The edits that ended without a picture, the newest first: all that were interrupted, and a few others."""
+def without_picture(steps: Sequence[Step], most: int = 6) -> list[Step]:
+    """The edits without a picture: those that run and wait in their order, then the newest of the others first.
+
+    Args:
+        steps: of a session.
+        most: failed and cancelled edits at most.
+    """
+    queue = [step for step in steps if step.state.is_open]
     without = [step for step in reversed(steps) if step.state in (StepState.FAILED, StepState.CANCELLED)]
     stopped = [step for step in reversed(steps) if step.state is StepState.INTERRUPTED]
-    return [*stopped, *without[:most]]
+    return [*queue, *stopped, *without[:most]]
 
 
 def last_request(steps: Sequence[Step]) -> dict[str, object]:
