@@ -119,7 +119,7 @@ class Page:
         )
 
     def _mask(self) -> None:
-        with gr.Accordion("Mask: only a part may change", open=False, elem_id="masking"):
+        with gr.Accordion("Mask: only a part may change", open=False, elem_id="masking") as self.masking:
             with gr.Row():
                 self.box = [
                     gr.Number(
@@ -207,6 +207,7 @@ class Page:
         brought = [self.note, self.digest, self.use_source]
         batch = [self.progress_all, self.rows, self.results, self.packed]
         followed = [self.progress, *batch, *step]
+        filled = [*inputs, self.masking]
         ready = [*(self.fields[name] for name in (*KNOBS, "refine"))]
         here, quick = self.session, {"queue": False, **QUIET}
         long: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": None, "trigger_mode": "multiple"}
@@ -224,15 +225,15 @@ class Page:
         follow_up(self.edit_all.click(self.on_edit_all, [here, self.uploads, *inputs], asked, **quick))
         follow_up(self.resume.click(self.on_resume, here, [self.problem, *step], **quick))
         self.image.upload(
-            self.on_bring, [here, self.image], [*step, self.problem, *brought, *inputs], api_name="bring", **HIDDEN,
+            self.on_bring, [here, self.image], [*step, self.problem, *brought, *filled], api_name="bring", **HIDDEN,
             show_progress="hidden", queue=False,
         )  # fmt: skip
-        self.other.upload(self.on_bring, [here, self.other], [*step, self.problem, *brought, *inputs], **quick)
+        self.other.upload(self.on_bring, [here, self.other], [*step, self.problem, *brought, *filled], **quick)
         self.use_source.click(self.on_use_source, [here, self.digest], [*step, self.problem, *brought], **quick)
         self.undo.click(self.on_undo, here, [*step, self.problem], **quick)
         self.redo.click(self.on_redo, here, [*step, self.problem], **quick)
         self.gallery.select(self.on_choose, [here, self.order], [*step, self.problem], **quick)
-        self.reuse.click(self.on_reuse, [here, self.shown], inputs, **quick)
+        self.reuse.click(self.on_reuse, [here, self.shown], filled, **quick)
         for button in (self.cancel, self.cancel_all):
             button.click(self.on_cancel, here, None, **quick)
         self.clear.click(lambda: [None, *BOX], None, [self.mask, *self.box], **quick)
@@ -242,7 +243,7 @@ class Page:
         until = gr.Timer(0.5)
         until.tick(self.on_ready, here, [until, *ready], **quick)
         self.blocks.load(self.on_tick, None, [self.status, self.panel], **quick)
-        opened = self.blocks.load(self.on_open, here, [here, *step, *inputs], **quick)
+        opened = self.blocks.load(self.on_open, here, [here, *step, *filled], **quick)
         opened.then(self.on_ready, here, [until, *ready], **quick)
         follow_up(opened)
         gr.api(self.device, api_name="device", queue=False)
@@ -445,7 +446,8 @@ class Page:
             else gr.update(visible=False)
             for at, slider in enumerate(self.scales)
         }
-        masked = {self.mask: values.get("mask"), **dict(zip(self.box, BOX, strict=True))}
+        masked = {self.mask: values.get("mask"), self.masking: gr.update(open=bool(values.get("mask")))}
+        masked |= dict(zip(self.box, BOX, strict=True))
         return {**told, self.picker: [name for name, _ in loras], **scales, **masked}
 
     def _step(self, session: str | None) -> dict[Any, Any]:
