@@ -349,7 +349,7 @@ class Page:
         yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
         try:
             while jobs := self.studio.desk.jobs_of(session):
-                told = self._batch_told if jobs[0].about else self._edit_told
+                told = self._batch_progress if jobs[0].about else self._edit_progress
                 async for update in told(session, jobs[0]):
                     if self._following.get(tab) is not mine:
                         return
@@ -358,7 +358,7 @@ class Page:
             if self._following.get(tab) is mine:
                 del self._following[tab]
 
-    async def _edit_told(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
+    async def _edit_progress(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
         state = None
         async for view in follow(job):
             notes = job.result.notes if view.state is State.DONE and job.result is not None else ()
@@ -366,7 +366,7 @@ class Page:
             changed, state = view.state is not state, view.state
             yield told | (self._step(session) if view.state.over else self._listed(session) if changed else {})
 
-    async def _batch_told(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
+    async def _batch_progress(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
         names, parts = [image.rsplit("/", 1)[-1] for image in job.about], -1
         async for view in follow(job):
             told: dict[Any, Any] = {self.progress_all: progress_html(view, len(names))}
