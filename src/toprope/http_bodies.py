@@ -6,10 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 __all__ = [
-    "Application",
     "Message",
-    "Receive",
-    "Send",
     "bounded",
     "declared_length",
     "read",

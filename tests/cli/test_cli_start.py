@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -50,6 +51,8 @@ def runtime(tmp_path, monkeypatch):
     """A run-time directory of the user's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("INIT_LABELS", raising=False)
+    (tmp_path / "store").mkdir(mode=0o700)
+    monkeypatch.setenv("TOPROPE_OBJECT_STORE", str(tmp_path / "store"))  # other programs of the user are not seen
     yield tmp_path / "toprope"
     deployed.end()
 
@@ -241,6 +244,29 @@ def test_start_status_stop(runtime, capsys, monkeypatch):
     assert call("stop", "--force") == 0
     assert capsys.readouterr().out == "stopped\n"
     assert not Path(found.cards).exists()
+
+
+def test_status_lists_the_instances_of_programs_where_nothing_was_started(runtime, capsys):
+    """It said only STOPPED, and an instance without a handle could not be found."""
+    from functions_world import Thing, until
+    from toprope import functions
+
+    def shown():
+        assert call("status") == 0
+        return capsys.readouterr().out
+
+    functions.init(functions.Config(num_cpus=2))
+    try:
+        kept, lost = Thing.invoke(), Thing.invoke()
+        name = lost.real_id()
+        functions.get([kept.echo.invoke(1), lost.echo.invoke(1)], 60)
+        del lost
+        assert until(lambda: re.search(rf"{name}\s+Thing of program {os.getpid()}, .*, no handle left", shown()))
+        assert shown().startswith("System Status: STOPPED\n")
+        assert kept.real_id() in shown()
+    finally:
+        functions.finalize()
+    assert shown() == "System Status: STOPPED\n"
 
 
 @pytest.mark.parametrize(

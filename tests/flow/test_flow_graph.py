@@ -56,6 +56,16 @@ def vector():
     return [o2, o1, o0, o0, o5, o3, o0]
 
 
+def test_a_name_that_is_taken_is_said_with_the_new_one(caplog):
+    """The inputs of a service had other names than its program gave them."""
+    first, second, third = df.FlowData(name="x"), df.FlowData(name="x"), df.FlowData()
+    assert (first.name, second.name) == ("x", "x_1")
+    assert "the name x is taken, so this FlowData is called x_1. do: give another name" in caplog.text
+    caplog.clear()
+    assert third.name != df.FlowData().name
+    assert not caplog.text
+
+
 def test_the_map_of_the_reference():
     graph = df.FlowGraph(vector())
     assert list(graph.plan.order) == [4, 3, 0, 1, 6, 5, 2]

@@ -7,16 +7,20 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from serve_stand_in import StandIn, ask, make_plan, ongoing, served, talk
-from toprope.flow.data_type import DT_BF16, DT_BOOL, DT_FLOAT, DT_INT32, TensorDesc
+from toprope.flow.data_type import DT_BF16, DT_BOOL, DT_FLOAT, DT_INT32, DT_INT64, DT_STRING, DT_UINT64, TensorDesc
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.futures import DeadlineExceeded
 from toprope.flow.service import bodies
+from toprope.flow.service.app import _Pace
 from toprope.flow.tensor import Tensor
 
 SAFE = {"content-type": bodies.SAFETENSORS}
+PNG = b"\x89PNG\r\n\x1a\n and so on"
 
 
 def doubled(named):
@@ -102,8 +106,8 @@ def test_a_form_has_tensors(service):
 def test_a_raw_body_is_bytes_where_the_only_input_takes_any_value():
     service = anything(lambda named: [bytes(reversed(named["x"]))])
     headers = {"content-type": "image/png", "accept": "image/png"}
-    answer = ask(service, content=b"abc", headers=headers)
-    assert answer.content == b"cba"
+    answer = ask(service, content=PNG[::-1], headers=headers)
+    assert answer.content == PNG
     assert answer.headers["content-type"] == "image/png"
     assert ask(service, content=b"abc", headers={"content-type": "image/png"}).json() == {"y": {"base64": "Y2Jh"}}
     assert ask(service, json={"x": {"base64": "YWJj"}}).json() == {"y": {"base64": "Y2Jh"}}
@@ -148,11 +152,18 @@ def test_the_schema_gives_the_dtype_else_the_numbers_do(schema, value, dtype):
     [
         ([[1, 2, 3]], "float32 [1, 3]"),
         ([1, 2], "float32 [2]"),
-        ([["a", "b"]], "elements of <U1"),
-        ([[1], [2, 3]], None),
+        ([["a", "b"]], "'a' at [0, 0]"),
+        ([[1], [2, 3]], "a list at [0]"),
+        ([[1, None]], "null at [0, 1]"),
+        ([[1, "2"]], "'2' at [0, 1]"),
+        ([[1, 10**400]], f"{'1' + '0' * 27}...{'0' * 29} at [0, 1]"),
+        ({"dtype": "float32", "shape": [0, 10**30], "data": []}, f"shape [0, {10**30}]"),
+        ({"dtype": "float32", "shape": [0, 2**62, 4], "data": []}, f"shape [0, {2**62}, 4]"),
+        ({"dtype": "float32", "shape": [1] * 65, "data": [1]}, "a shape of 65 dimensions"),
+        ({"dtype": "float32", "shape": [0, 10**4000, 10**4000], "data": []}, None),
         ({"a": 1}, "an object"),
         (None, "null"),
-        ([[1e300, 0]], "a number that float32 cannot hold"),
+        ([[0, 1e300]], "1e+300 at [0, 1]"),
         ({"dtype": "int64", "shape": [1, 2], "data": [1, 2]}, "int64 [1, 2]"),
         ({"dtype": "float32", "shape": [1, 2], "data": [1]}, "1 elements for the shape [1, 2]"),
         ({"dtype": "float32", "shape": [10**9, 10**9], "data": []}, f"0 elements for the shape [{10**9}, {10**9}]"),
@@ -172,6 +183,132 @@ def test_a_wrong_input_is_named_with_what_was_expected(service, value, got):
 def test_numbers_are_not_cut_off(value):
     graph = StandIn(make_plan(schema=TensorDesc(DT_INT32, [-1])), doubled)
     refused(ask(served(graph), json={"x": value}), 422, field="x", expected="int32 [-1]")
+    assert graph.fed == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "held"),
+    [
+        (TensorDesc(DT_FLOAT, [-1]), [2**63, 2**64 - 1, 2**70, 1], [2.0**63, 2.0**64, 2.0**70, 1.0]),
+        (TensorDesc(DT_UINT64, [-1]), [2**63, 2**64 - 1, 0], [2**63, 2**64 - 1, 0]),
+        (TensorDesc(DT_BF16, [-1]), [2**70, 3e38], [2.0**70, float(torch.tensor(3e38, dtype=torch.bfloat16))]),
+    ],
+)
+def test_large_integers_are_taken_where_the_dtype_holds_them(schema, value, held):
+    graph = StandIn(make_plan("python", schema=schema), lambda named: [named["x"]])
+    assert ask(served(graph), json={"x": value}).json() == {"y": held}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "got"),
+    [
+        (DT_UINT64, [1, 2**64], f"{2**64} at [1]"), (DT_UINT64, [2**63, -1], "-1 at [1]"),
+        (DT_INT64, [0, 2**63], f"{2**63} at [1]"), (DT_INT64, [2**63, 0.5], "0.5 at [1]"),
+        (DT_BF16, [1, 3.4e38], "3.4e+38 at [1]"), (DT_BOOL, [True, 1], "1 at [1]"), (DT_STRING, ["a", 1], "1 at [1]"),
+        (None, [2**63], f"{2**63} at [0]"), (None, [1.0, 1e39], "1e+39 at [1]"),
+    ],
+)  # fmt: skip
+def test_an_element_that_the_dtype_cannot_hold_is_named_with_its_place(dtype, value, got):
+    graph = StandIn(make_plan(schema=None if dtype is None else TensorDesc(dtype, [-1])), doubled)
+    if dtype == DT_STRING:
+        graph = StandIn(make_plan("python", schema=TensorDesc(dtype, [-1])), doubled)
+    refused(ask(served(graph), json={"x": value}), 422, field="x", got=got)
+    assert graph.fed == []
+
+
+def test_a_long_text_among_many_takes_no_memory():
+    graph = StandIn(make_plan("python", schema=TensorDesc(DT_STRING, [-1])), doubled)
+    refused(ask(served(graph), json={"x": ["a" * 2**20, *["b"] * 2**10]}), 422, field="x")
+
+
+_NUMBERS = st.integers() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+_JSON = st.recursive(
+    st.none() | st.booleans() | _NUMBERS | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+_TENSOR = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["float32", "int8", "uint64", "bool", "bfloat16", "string", "float16"]) | _JSON,
+        "shape": st.lists(st.sampled_from([0, 1, 2, 4, 2**31, 2**62, 10**30]), max_size=70) | _JSON,
+        "data": st.lists(_NUMBERS | st.booleans(), max_size=4) | _JSON,
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([None, *(TensorDesc(each, [-1]) for each in (DT_FLOAT, DT_INT32, DT_UINT64, DT_BF16, DT_BOOL))]),
+    st.sampled_from(["npu", "python"]),
+    _TENSOR | st.lists(_NUMBERS, max_size=4) | _JSON,
+)
+def test_any_json_for_a_tensor_gives_a_result_or_a_refusal(schema, kind, value):
+    service = served(StandIn(make_plan(kind, schema=schema), lambda named: [0]))
+    answer = ask(service, json={"x": value})
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+
+
+_PIECES = st.sampled_from(
+    [
+        b"--b", b"--b--", b"\r\n", b"\n", b"\r", b":", b";", b'"', b"; filename=a",
+        b"Content-Disposition: form-data; name=x",
+        b'Content-Disposition: form-data; name="x"\r\n\r\n', b"Content-Type: application/json", b"[[1, 2]]", b"{", b"}",
+        b'"x":', b"\xff\xfe", b"\0",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            "application/json", "application/json; charset=none", "multipart/form-data; boundary=b",
+            "multipart/form-data; boundary=", "multipart/form-data; boundary=b; charset=none", bodies.SAFETENSORS,
+            "image/png", "", "\xff", "multipart/form-data; boundary=" + "b" * 300,
+        ]
+    ),
+    st.lists(_PIECES | st.binary(max_size=8), max_size=12).map(b"".join),
+    st.sampled_from(["npu", "python"]),
+)  # fmt: skip
+def test_any_body_gives_a_result_or_a_refusal(media_type, body, kind):
+    service = served(StandIn(make_plan(kind, schema=None), lambda named: [0]))
+    answer = ask(service, content=body, headers={"content-type": media_type.encode("latin-1")})
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+
+
+@pytest.mark.parametrize("shape", [[1] * 65, [0, 2**62, 4], [0, 2**61, 2], [0, 2**63], [0, 10**30]])
+def test_shapes_of_safetensors_that_no_array_has_are_refused(service, shape):
+    data = b"" if 0 in shape else bytes(4)
+    head = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}).encode()
+    answer = ask(service, content=len(head).to_bytes(8, "little") + head + data, headers=SAFE)
+    assert answer.status_code in (400, 422), answer.text
+
+
+def test_a_value_that_is_nested_too_deeply_for_pickle_is_refused():
+    def fails(named):
+        raise RecursionError("maximum recursion depth exceeded while pickling an object")
+
+    graph = StandIn(make_plan("python", schema=None), fails)
+    assert "nested" in refused(ask(served(graph), json={"x": [[1]]}), 422)
+
+
+@pytest.mark.parametrize("body", [b'{"x": [[1, 2]], "x": [[3, 4]]}', b'{"x": {"dtype": "a", "dtype": "b"}}'])
+def test_a_doubled_key_of_json_is_refused(service, graph, body):
+    assert "more than once" in refused(ask(service, content=body), 400)
+    assert graph.fed == []
+
+
+def test_a_doubled_deadline_is_refused(service, graph):
+    async def conversation(client):
+        return await client.post("/predict?timeout=1&timeout=2", json={"x": [[1, 2]]})
+
+    assert "2 times" in refused(talk(service, conversation), 400, field="timeout")
+    assert graph.fed == []
+
+
+def test_a_part_of_safetensors_has_one_tensor(service, graph):
+    part = save({"x": torch.ones(1, 2), "z": torch.ones(1, 2)})
+    refused(ask(service, files={"x": ("x.safetensors", part)}), 422, field="x", got="a file with the tensors x, z")
     assert graph.fed == []
 
 
@@ -358,6 +495,74 @@ def test_one_result_may_be_an_event(service):
 def test_no_answer_of_this_type(service):
     refused(ask(anything(lambda named: [[1]], generates=True), json={"x": 1}, headers={"accept": "image/png"}), 406)
     refused(ask(service, json={"x": [[1, 2]]}, headers={"accept": "image/png"}), 406)
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("image/png", "image/png"), ("image/*", "image/png"), ("image/webp, image/png;q=0.5", "image/png"),
+        ("application/octet-stream", "application/octet-stream"), ("text/html, image/*;q=0.1", "image/png"),
+        ("image/jpeg", None), ("video/*", None),
+    ],
+)  # fmt: skip
+def test_the_content_of_bytes_says_their_type_and_not_the_client(accept, kind):
+    """A client had a picture sent as text/html."""
+    answer = ask(anything(lambda named: [PNG]), json={"x": 1}, headers={"accept": accept})
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    if kind is None:
+        assert "the result is image/png" in refused(answer, 406)
+    else:
+        assert (answer.headers["content-type"], answer.content) == (kind, PNG)
+
+
+def test_bytes_of_no_known_type_are_octets():
+    answer = ask(anything(lambda named: [b"<html>"]), json={"x": 1}, headers={"accept": "application/octet-stream"})
+    assert answer.headers["content-type"] == "application/octet-stream"
+    refused(ask(anything(lambda named: [b"<html>"]), json={"x": 1}, headers={"accept": "image/png"}), 406)
+
+
+@pytest.mark.parametrize("accept", ["text/html", "text/plain", "image/svg+xml", "application/xml"])
+def test_a_wrong_accept_is_refused_before_the_model_runs(accept):
+    graph = StandIn(make_plan("python", schema=None), lambda named: [PNG])
+    answer = ask(served(graph), json={"x": 1}, headers={"accept": accept})
+    refused(answer, 406)
+    assert graph.fed == []
+
+
+def test_bytes_of_a_model_are_refused_before_it_runs(service, graph):
+    refused(ask(service, json={"x": [[1, 2]]}, headers={"accept": "image/png"}), 406)
+    assert graph.fed == []
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip"])
+def test_an_encoded_body_is_refused_by_the_name_of_its_encoding(service, graph, encoding):
+    answer = ask(service, content=b"\x1f\x8b", headers={"content-encoding": encoding})
+    assert encoding in refused(answer, 415)
+    assert answer.headers["accept-encoding"] == "identity"
+    assert ask(service, json={"x": [[1, 2]]}, headers={"content-encoding": "identity"}).status_code == 200
+
+
+def test_a_deadline_that_passes_names_its_limit_and_the_work():
+    service = anything(lambda named: DeadlineExceeded("there was no result within the deadline: y works on input 3"))
+
+    async def conversation(client):
+        return [await client.post("/predict", json={"x": 1}, params=each) for each in ({"timeout": 2}, {})]
+
+    short, longest = talk(service, conversation)
+    assert "y works on input 3; the request has a deadline of 2 s" in refused(short, 504)
+    assert short.json()["do"] == "send it with a longer ?timeout=, at most 60"
+    assert "60 s" in refused(longest, 504)
+    assert "--timeout" in longest.json()["do"]
+
+
+def test_retry_after_leaves_out_the_time_in_which_nothing_was_asked():
+    pace = _Pace()
+    for begin in (100.0, 1000.0, 5000.0):
+        pace.begin(begin)
+        pace.add(begin + 0.25)
+        pace.add(begin + 0.5)
+    assert pace.seconds_for(8) == 2
+    assert pace.seconds_for(1000) == 60
 
 
 # Clients that go

@@ -113,6 +113,36 @@ def test_batches_of_lists():
         assert "must return a list of as many" in str(error)
 
 
+def test_a_batch_in_which_one_input_ends_the_function_fails_that_input_alone():
+    """SystemExit, KeyboardInterrupt and CancelledError of one failed all, and ended the driver."""
+    kinds = ("SystemExit", "KeyboardInterrupt", "CancelledError", "GeneratorExit")
+    data, graph = chain(stages.leaves.fnode())
+    with graph:
+        for kind in kinds:
+            found = [outcome(each) for each in [graph.submit({data: each}) for each in ("a", kind, "b")]]
+            assert (found[0], found[2]) == (["a"], ["b"])
+            assert isinstance(found[1], df.DfException)
+            assert f"the function raised {kind}: 3" in str(found[1])
+
+
+def test_sys_exit_in_a_stage_is_an_exception_of_its_input():
+    """It ended the driver, in `fetch_result().get()`."""
+    data, graph = chain(stages.quits.fnode())
+    with graph:
+        graph.feed({data: 3})
+        result = graph.fetch_result(timeout=LONG * 1000)
+        assert result.code == 564000
+        with pytest.raises(df.DfException, match="the function raised SystemExit: 3"):
+            result.get()
+
+
+def test_a_request_without_rows_that_comes_first_does_not_fail_its_batch():
+    data, graph = chain(stages.rows.fnode())
+    with graph:
+        futures = [graph.submit({data: torch.ones(count, 2)}) for count in (0, 1, 0)]
+        assert [tuple(outcome(each)[0].shape) for each in futures] == [(0, 2), (1, 2), (0, 2)]
+
+
 def test_feed_and_fetch_keep_their_order_through_batches():
     data, graph = chain(stages.rows.fnode(), stages.scale.fnode())
     with graph:
@@ -153,6 +183,9 @@ def test_a_graph_that_cannot_go_on_fails_its_futures():
         found = [outcome(each) for each in futures]
         assert all("has ended" in str(each) for each in found), found
         assert "has ended" in str(graph.error)
+        assert "restarts=0). do: make the graph again" in str(graph.error)
+        with pytest.raises(df.DfException, match=r"cannot be fed: .*has ended.* do: "):
+            graph.submit({data: 1})
 
 
 def test_the_number_of_instances_of_a_node_and_of_the_deploy_file(tmp_path):
@@ -265,6 +298,67 @@ def test_an_input_of_which_nothing_is_made_is_reported():
     assert all("has made nothing of the input" in str(each) for each in found[1::2])
 
 
+def test_a_callback_or_a_deserializer_that_leaves_ends_no_other_result(monkeypatch):
+    """SystemExit ended the thread that gives results, so all others waited for ever."""
+
+    def leaves(*_):
+        raise SystemExit(3)
+
+    data, graph = chain(stages.plus.fnode())
+    with graph:
+        first = graph.submit({data: 1})
+        first.add_done_callback(leaves)
+        assert outcome(graph.submit({data: 2})) == [102]
+        with monkeypatch.context() as patched:
+            patched.setattr(graph._futures, "_decode", leaves)
+            assert "SystemExit: 3" in str(outcome(graph.submit({data: 3})))
+        assert outcome(graph.submit({data: 4})) == [104]
+
+
+# The start
+
+
+def test_a_stage_that_does_not_start_in_time_names_the_setting(caplog, monkeypatch):
+    """The limit was 120 s and could not be set, so that no large model could be served."""
+    monkeypatch.setattr("toprope.flow.executor.processes._NEWS", 0.5)
+    data, graph = chain(stages.Starts.fnode(600), start_timeout_ms=1500)
+    with graph, pytest.raises(df.DfException) as caught:
+        graph.submit({data: torch.ones(1)})
+    assert "has not started within 1.5 s. do: give all stages longer" in str(caught.value)
+    assert "start_timeout_ms" in str(caught.value)
+    assert "--start-timeout" in str(caught.value)
+    assert "waiting for stage Starts_fnode to start: " in caplog.text
+
+
+@pytest.mark.parametrize("kind", [ValueError, TimeoutError, SystemExit, df.DfException])
+def test_a_constructor_that_raises_prints_its_traceback_once(caplog, kind):
+    data, graph = chain(stages.Starts.fnode(0, kind("no weights")))
+    with graph, pytest.raises(df.DfException) as caught:
+        graph.submit({data: torch.ones(1)})
+    assert f"cannot start: {kind.__name__}: " in caught.value.message
+    assert "no weights" in caught.value.message
+    assert caplog.text.count("Traceback") == 1
+    assert "serve_stages.py" in caplog.text
+    assert any("Traceback" in each for each in graph.error.__notes__)
+
+
+def test_a_stage_that_cannot_be_started_again_logs_why_and_fails_what_is_open(caplog, tmp_path):
+    data, graph = chain(stages.StartsOnce.fnode(str(tmp_path / "once")))
+    with graph:
+        found = [outcome(each) for each in [graph.submit({data: each}) for each in range(2)]]
+        assert all(isinstance(each, Exception) for each in found)
+        within(LONG, lambda: graph.error is not None)
+        assert "cannot start: FileExistsError" in str(graph.error)
+        assert caplog.text.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
+def test_a_start_timeout_is_a_number_of_milliseconds(wrong):
+    data = df.FlowData()
+    with pytest.raises(df.DfException, match="start_timeout_ms must be an int of at least 1"):
+        df.FlowGraph([stages.plus.fnode()(data)], start_timeout_ms=wrong)
+
+
 # Inputs that nobody waits for
 
 
@@ -279,7 +373,7 @@ def test_inputs_that_were_cancelled_or_are_late_are_left_out(tmp_path):
         late = graph.submit({data: (path, 0.02)}, deadline=0.1)
         last = graph.submit({data: (path, 0.03)})
         assert cancelled.cancel()
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match="slow_fnode works on input"):
             late.result(LONG)
         assert (first.result(LONG), second.result(LONG)) == ([1.5], [0.5])
         assert last.result(LONG) == [0.03]
@@ -300,6 +394,31 @@ def test_a_cancelled_stream_stops_its_generator(tmp_path):
         with pytest.raises(DeadlineExceeded):
             list(other)
         within(LONG, (tmp_path / "other").exists)
+
+
+@pytest.mark.parametrize("way", ["close", "with", "break", "del"])
+def test_a_stream_that_is_left_stops_its_generator(tmp_path, way):
+    """The generator went on for ever, and its stage was free for no other input."""
+    path = tmp_path / "stopped"
+    data, graph = chain(stages.forever.fnode())
+    with graph:
+        if way == "break":
+            for _ in graph.stream({data: str(path)}):
+                break
+        elif way == "with":
+            with graph.stream({data: str(path)}) as stream:
+                assert next(stream) == [0]
+        else:
+            stream = graph.stream({data: str(path)})
+            assert next(stream) == [0]
+            if way == "close":
+                stream.close()
+            else:
+                del stream
+        within(LONG, path.exists)
+        with graph.stream({data: str(tmp_path / "other")}) as other:
+            assert next(other) == [0]
+        assert graph.drain(LONG)
 
 
 def test_a_graph_without_room_says_so_at_once(tmp_path):

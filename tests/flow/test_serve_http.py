@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from functions_session import within
 from serve_process import Server, overload, together
+from toprope import flow
 from toprope.cli import main
 from toprope.flow.service.server import bound
 
@@ -331,6 +332,25 @@ def test_targets_that_cannot_be_served(tmp_path, capsys):
         assert text in said
         assert "do  " in said
     assert refused(capsys, str(file), "--max-body", "x")[0] == 2
+
+
+@pytest.mark.usefixtures("own_path")
+def test_the_start_of_a_service_has_a_limit_that_can_be_set(tmp_path, capsys):
+    """It was 120 s, which no option changed."""
+    file = tmp_path / "slow_start.py"
+    file.write_text(
+        "import time\nfrom toprope import flow as df\ndf.init({})\n"
+        "@df.pyflow\nclass Slow:\n    def __init__(self): time.sleep(600)\n"
+        "    @df.method()\n    def run(self, x): return x\n"
+        "graph = df.FlowGraph([Slow.fnode().run(df.FlowData())])\n"
+    )
+    try:
+        status, said = refused(capsys, str(file), "--port", "0", "--start-timeout", "1")
+    finally:
+        flow.finalize()
+    assert status == 2
+    assert "has not started within 1 s" in said
+    assert "--start-timeout SECONDS" in said
 
 
 @pytest.mark.usefixtures("own_path")

@@ -104,7 +104,7 @@ def test_batches_are_refused_for_fixed_shapes():
 # Requests of a call
 
 
-@given(st.lists(st.none() | st.tuples(st.sampled_from("ab"), st.integers(1, 6)), max_size=20), st.integers(1, 8))
+@given(st.lists(st.none() | st.tuples(st.sampled_from("ab"), st.integers(0, 6)), max_size=20), st.integers(1, 8))
 def test_each_request_is_in_one_chunk_that_fits(keys, most):
     found = chunks(keys, most)
     assert sorted(number for chunk in found for number in chunk) == list(range(len(keys)))

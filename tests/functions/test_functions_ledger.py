@@ -99,6 +99,42 @@ def test_what_is_short_is_said_in_the_vendors_words(request_, reason):
     )
 
 
+@pytest.mark.parametrize(("request_", "advice"), [
+    (parse({"NPU": 1}), 'do: {"NPU/.+/count": 1}; "NPU" alone is a named resource, which no node has'),
+    (parse({"gpu": 2}), 'do: {"GPU/.+/count": 2}; "gpu" alone is a named resource, which no node has'),
+    (parse({"sdd": 1}), 'do: "ssd" instead of "sdd", which no node has'),
+    (parse({"tape": 1}),
+     'do: ask for ssd or none of the named resources, or offer "tape" with Config.custom_resources'),
+    (asked(3), "NPU/.+/count: 3 asked for, no node has more than 2. do: ask for 2 at most"),
+    (asked(1, model="910"), "do: NPU/910B4/count, or NPU/.+/count for any model"),
+    (parse({"ssd": 7}), "ssd: 7 asked for, no node has more than 5. do: ask for 5 at most"),
+    (parse({}, 16000), "CPU: 16000 asked for, no node has more than 10000. do: ask for 10000 at most"),
+    (parse({"NPU/.+/HBM": 10**6, "NPU/.+/latency": 1, "NPU/.+/stream": 1}),
+     f"NPU/.+/HBM: {10**6:g} asked for, no node has more than 32768. do: ask for 32768 at most"),
+])  # fmt: skip
+def test_what_can_never_be_met_is_said_with_numbers_and_what_to_do(request_, advice):
+    """A key as Ray has it was only "Not Found", and too many cards "Not Enough", without what there is."""
+    shortage = pool(2, scalars={"ssd": 5}).shortage(request_)
+    assert not shortage.ever
+    assert shortage.explained == f"{shortage.text}\n{advice}"
+
+
+def test_where_there_is_room_no_shortage_is_told():
+    """On Ray a process that began slowly was told as a shortage, with no reason behind "The reasons are"."""
+    shortage = pool(2).shortage(asked(1))
+    assert (shortage.ever, shortage.reasons) == (True, {})
+    assert shortage.explained.startswith("There is room for it now: its process has not begun in time, or requests")
+    assert "do: a longer schedule_timeout_ms" in shortage.explained
+    assert "[" not in shortage.explained  # by which Ray's backend knows a shortage
+
+
+def test_what_may_be_met_later_has_no_advice():
+    ledger = pool(2)
+    assert granted(ledger, asked(2)) == (0, 1)
+    shortage = ledger.shortage(asked(1))
+    assert (shortage.ever, shortage.explained) == (True, shortage.text)
+
+
 def test_without_a_node_or_without_a_card_that_is_said():
     assert Ledger().shortage(asked()).reasons == {"No Resource In Cluster": 1}
     assert pool(0).shortage(asked()).reasons == {"Card Type Not Found (no card was found on the node)": 1}

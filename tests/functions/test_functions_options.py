@@ -221,3 +221,26 @@ def test_rays_spelling_of_options():
         Thing.options(num_cpus=1)
     with pytest.raises(TypeError, match="invalid type for 'invoke_options'"):
         Thing.options({"cpu": 1})
+
+
+@pytest.mark.parametrize(("options", "name", "near"), [
+    (yr.InvokeOptions(), "custom_resource", "do: custom_resources"), (yr.Config(), "num_cpu", "do: num_cpus"),
+    (yr.GroupOptions(), "time_out", "do: timeout"), (yr.ResourceGroupOptions(), "bundle", "do: bundle_index"),
+    (yr.FunctionGroupOptions(), "resource", "do: resources"),
+    (yr.InvokeOptions(), "xyz", "do: one of cpu, memory, "),
+])  # fmt: skip
+def test_an_attribute_that_is_no_option_is_refused_with_the_one_that_was_meant(options, name, near):
+    """It was taken silently, and the card was not asked for."""
+    with pytest.raises(AttributeError, match=f"{type(options).__name__} has no option '{name}'. {near}"):
+        setattr(options, name, 1)
+    assert not hasattr(options, name)
+
+
+def test_all_options_can_be_set_copied_and_pickled():
+    import copy
+    import pickle
+
+    for options in (yr.InvokeOptions(), yr.Config(), yr.GroupOptions(), yr.FunctionGroupOptions()):
+        for name, value in vars(options).items():
+            setattr(options, name, value)
+        assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options

@@ -1,9 +1,13 @@
 """Ray's authentication: each session has the mode and the token that its own environment names."""
 
 import os
+import re
+import shutil
+import subprocess
 
 import pytest
 
+from functions_world import alive
 from toprope import functions as yr
 from toprope.errors import EnvironmentProblem
 
@@ -50,6 +54,33 @@ def test_a_ray_that_did_not_begin_in_time_was_an_exception_without_a_name(modes,
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(EnvironmentProblem, match="no Ray can be reached at auto: The current node timed out"):
         start(yr.Config(), "auto")
+
+
+def test_a_ray_that_does_not_start_leaves_no_process_and_says_what_to_read(modes, monkeypatch, tmp_path):
+    """Its processes stayed until the program ended."""
+    sleep = shutil.which("sleep")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name in ("RAY_ADDRESS", "TOPROPE_SIM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(MODE, "disabled")
+    begun = [subprocess.Popen(["ray::of-another", "60"], executable=sleep), subprocess.Popen([sleep, "60"])]
+
+    def init(**keywords):
+        begun.append(subprocess.Popen(["ray::gcs_server", "60"], executable=sleep))
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    try:
+        with pytest.raises(EnvironmentProblem, match="no Ray can be started: The current node timed out") as caught:
+            start(yr.Config(npu_collection_mode="off"), "ray")
+        assert re.search(r"waited \d+ s, in which .* cores .*; Ray's own reasons are in .*logs", str(caught.value))
+        another, own, rays = begun
+        assert not alive(rays.pid)
+        assert (another.poll(), own.poll()) == (None, None)
+    finally:
+        for each in begun:
+            each.kill()
+            each.wait(10)
 
 
 def test_the_authentication_of_a_ray_that_has_ended_stayed_with_the_program(modes):

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import time
 
 import pytest
 
@@ -115,6 +116,45 @@ def test_instances_end_with_their_group_and_those_that_wait_for_it_too():
             yr.get(ref, 60)
     with pytest.raises(RuntimeError, match="there is no resource group ends"):
         yr.remove_resource_group(group)
+
+
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_waiting_for_a_group_that_was_removed_is_an_error(was_ready):
+    """It returned at once where the group had been there before."""
+    bundles = [{"CPU": 500}] if was_ready else [{"CPU": 10**8}]
+    group = yr.create_resource_group(bundles, "removed")
+    if was_ready:
+        group.wait(10)
+    yr.remove_resource_group(group)
+    for _ in range(2):
+        with pytest.raises(yr.YRRuntimeError, match="resource group removed was removed") as caught:
+            group.wait(10)
+        assert caught.value.code == 1007
+    other = yr.create_resource_group([{"CPU": 10**8}], "removed")
+    with pytest.raises(yr.YRRuntimeError, match="resource group removed was removed"):
+        group.wait(10)
+    yr.remove_resource_group(other)
+
+
+def test_a_running_call_of_a_removed_group_says_that_the_group_was_removed(tmp_path):
+    """It said only that the process had ended, with exit status 0."""
+
+    @yr.instance
+    class Busy:
+        def run(self):
+            (tmp_path / "begun").touch()
+            time.sleep(60)
+
+    yr.create_resource_group([{"CPU": 500, "Memory": 500}], "busy")
+    options = yr.InvokeOptions(resource_group_options=yr.ResourceGroupOptions("busy"))
+    options.custom_extensions = {"GRACEFUL_SHUTDOWN_TIME": "0"}
+    busy = Busy.options(options).invoke()
+    running, behind = busy.run.invoke(), busy.run.invoke()
+    within(30, (tmp_path / "begun").exists)
+    yr.remove_resource_group("busy")
+    for call in (running, behind):
+        with pytest.raises(yr.YRequestError, match=r"exited: .* \(resource group busy was removed\)"):
+            yr.get(call, 60)
 
 
 def test_two_bundles_on_two_nodes_never_are_on_one():

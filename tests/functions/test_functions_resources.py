@@ -165,3 +165,16 @@ def test_a_model_is_matched_by_its_own_name_with_and_without_prefix(model):
     for name in model_names(model):
         assert matches(CardRequest("NPU", name, count=1), "NPU", model)
     assert not matches(CardRequest("NPU", model + "X", count=1), "NPU", model)
+
+
+@pytest.mark.parametrize(("asked", "advice"), [
+    ({"NPU/.+/cnt": 1}, "given: cnt. do: NPU/.+/count for cards or a share of one, or HBM, latency, stream together"),
+    ({"NPU/910B3/HBM": 5}, "given: HBM. do: NPU/910B3/count for cards"),
+    ({"NPU/.+/count": 1, "NPU/.+/HBM": 5}, "given: count, HBM. do: count alone, or HBM, latency, stream without it"),
+])  # fmt: skip
+def test_a_wrong_kind_of_card_resource_is_refused_with_what_to_do(asked, advice):
+    """`NPU/.+/cnt` was said to have three resources missing."""
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(asked)
+    assert advice in caught.value.explained
+    assert caught.value.explained.startswith(str(caught.value))

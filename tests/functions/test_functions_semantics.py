@@ -1,6 +1,7 @@
 """What openYuanrong's programs rely on, on both backends: references, nested calls, chains, errors, generators."""
 
 import asyncio
+import itertools
 import sys
 import threading
 import time
@@ -354,6 +355,41 @@ def test_items_of_a_generator_come_in_a_coroutine_of_an_instance():
     assert yr.get([reader.read.invoke(source, 2) for _ in range(3)], 60) == [[0, 1]] * 3
     for each in (source, reader):
         each.terminate()
+
+
+def endless(path):
+    """Numbers without end; the file says that the generator was closed."""
+    try:
+        for number in itertools.count():
+            time.sleep(0.05)
+            yield number
+    finally:
+        Path(path).touch()
+
+
+@yr.instance
+class Endless:
+    def items(self, path):
+        yield from endless(path)
+
+    def ready(self):
+        return "ready"
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("how", ["close", "delete"])
+def test_a_generator_that_nobody_wants_ends(how, tmp_path):
+    """It produced for ever, and its instance took no other call."""
+    source = Endless.invoke()
+    for name, call in (("function", yr.invoke(endless)), ("instance", source.items)):
+        items = call.invoke(str(tmp_path / name))
+        assert yr.get(next(items)) == 0
+        if how == "close":
+            items.close()
+        del items
+        assert until((tmp_path / name).exists, 60)
+    assert yr.get(source.ready.invoke()) == "ready"
+    source.terminate()
 
 
 @pytest.mark.usefixtures("kind")

@@ -1,6 +1,8 @@
 """Stages for tests of services. Not a test."""
 
+import asyncio
 import os
+import sys
 import time
 
 import torch
@@ -35,6 +37,47 @@ def lists(values):
     if 6 in values:
         raise KeyError("six and others")
     return [ValueError("no five") if each == 5 else (each, len(values)) for each in values]
+
+
+@df.pyflow(batch=4, wait="200ms")
+def leaves(values):
+    """A text that names an exception raises it, for the whole call."""
+    for kind in (SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+        if kind.__name__ in values:
+            raise kind(3)
+    return values
+
+
+@df.pyflow
+class StartsOnce:
+    """The constructor fails where the file is there already."""
+
+    def __init__(self, path):
+        with open(path, "x"):
+            pass
+
+    @df.method()
+    def run(self, value):
+        os.kill(os.getpid(), 9)
+
+
+@df.pyflow
+def quits(value):
+    sys.exit(value)
+
+
+@df.npu_model
+class Starts:
+    """A model whose constructor takes long, or raises."""
+
+    def __init__(self, seconds, error=None):
+        time.sleep(seconds)
+        if error is not None:
+            raise error
+
+    @df.method()
+    def run(self, x):
+        return x
 
 
 @df.pyflow(batch=2)

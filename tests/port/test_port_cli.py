@@ -40,7 +40,7 @@ def test_nothing_is_written_unless_asked(tree, capsys):
     ]
     assert "which ported code imports" in lines[4]
     assert "nothing was written" in lines[5]
-    assert f"{tree}/a.py:4:10  TR055 R  " in said
+    assert f"{tree}/a.py:4:10  TR055 R rewritten  " in said
     assert f"{tree}/a.py:5:7  TR043 N  " in said
     assert "a.py:3:" not in said  # P is only counted
     assert (tree / "a.py").read_text() == PROGRAM

@@ -123,7 +123,7 @@ def test_the_list_of_requirements_stays_and_one_for_npus_is_put_next_to_it(tmp_p
     assert name == "requirements-npu.txt"
     lines = text.decode().splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
-        "torch==2.12.0", "numpy", "xformers  # toprope: ignore[TR106]",
+        "torch==2.12.0", "numpy", "xformers  # toprope: ignore[TR106]", "toprope",
     ]  # fmt: skip
     for line in lines:  # as pip reads them
         if not line.startswith("#"):
@@ -139,6 +139,21 @@ def test_the_list_of_requirements_stays_and_one_for_npus_is_put_next_to_it(tmp_p
         assert (second.changed, second.findings) == (False, [])
 
 
+@pytest.mark.parametrize(("vendored", "wanted"), [
+    (False, ["torch>=2.10", "torchvision>=0.25", "numpy", "toprope"]),
+    (True, ["torch==2.4.0", "torchvision>=0.15", "numpy"]),
+])  # fmt: skip
+def test_the_list_for_npus_has_toprope_and_a_torch_that_ported_code_runs_with(vendored, wanted):
+    text = "torch==2.4.0+cu121\ntorchvision==0.14.1\nflash-attn\nnumpy"
+    found = port_text(text.encode(), "requirements.txt", FileKind.REQUIREMENTS, vendored=vendored)
+    lines = found.companion[1].decode().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == wanted
+    pins = port_text(b"torch==2.4.0\nnumpy\n", "requirements.txt", FileKind.REQUIREMENTS)
+    assert (pins.companion, [each.rule.code for each in pins.findings]) == (None, ["TR106c"])
+    second = port_text(text.encode(), "requirements.txt", FileKind.REQUIREMENTS, has_twin=True)
+    assert [(each.rule.code, each.edits) for each in second.findings] == [("TR106c", ()), ("TR106c", ())]
+
+
 def test_a_list_for_npus_that_is_there_stays_and_what_it_has_of_cuda_is_reported(tmp_path):
     (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
     (tmp_path / "requirements-npu.txt").write_text("torch==2.11.0\nflash-attn>=2\ntorch==2.12.0+cu118\n")
@@ -152,15 +167,15 @@ def test_a_requirement_over_several_lines_is_left_out_whole():
     found = ported(text, "requirements.txt")
     assert [(each.line, each.before) for each in found.findings] == [(2, "bitsandbytes==0.41.0"), (7, "triton")]
     lines = found.companion[1].decode().splitlines()
-    assert lines[-6:] == [
+    assert lines[-7:] == [
         "# bitsandbytes==0.41.0 \\", "#     --hash=sha256:a \\", "#     --hash=sha256:b", "torch", "# xformers \\",
-        "# triton",
+        "# triton", "toprope",
     ]  # fmt: skip
 
 
 def test_triton_for_windows_is_a_package_for_cuda_and_a_project_has_an_extra_for_it():
     found = ported("triton-windows<3.5\nnumpy\n", "requirements.txt")
-    assert found.companion[1].endswith(b"# triton-windows<3.5\nnumpy\n")
+    assert found.companion[1].endswith(b"# triton-windows<3.5\nnumpy\ntoprope\n")
     (said,) = ported('[project]\ndependencies = [\n  "flash-attn",\n]\n', "pyproject.toml").findings
     assert said.message == 'flash-attn is for CUDA alone; an extra is a place for it: cuda = ["flash-attn"]'
 

@@ -30,7 +30,7 @@ APPEARED = {
         "nn.functional.scaled_dot_product_attention.__doc__", "nn.utils", "nn.utils.rnn", "nn.utils.rnn.PackedSequence",
         # docs/2.0/profiler.html, random.html; torch/autograd/profiler.py, profiler_util.py, serialization.py
         "profiler", "profiler.ProfilerActivity", "profiler.record_function", "random", "random.fork_rng",
-        "serialization",
+        "initial_seed", "serialization",
         "serialization.default_restore_location", "version", "version.cuda", "autograd", "autograd.profiler",
         "autograd.profiler.profile", "autograd.profiler.profile.__init__",
         "autograd.profiler.profile.__init__.__code__",

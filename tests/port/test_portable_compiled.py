@@ -33,7 +33,8 @@ resolve attribute: return x + len(p.resolve("cuda")) + len(p.attribute("nccl")._
 reduced_dtype: return x + (p.reduced_dtype(torch.int64) == torch.int64)
 map_location: return x + (p.map_location(None, "cpu") is None)
 """
-# On the simulated card these are calls of its native part, which torch.compile does not trace.
+# On the simulated card these are calls of its native part, which torch.compile does not trace. The class that
+# tensor_type makes is torch's own on the CPU alone.
 ON_THE_HOST = """
 autocast: return with_autocast(x)
 device_count current_device: return x * p.device_count() + p.current_device()
@@ -55,6 +56,7 @@ set_rng_state set_rng_state_all: p.set_rng_state(x); p.set_rng_state_all([]); re
 Stream stream current_stream default_stream record_stream: return in_stream(x)
 Event: return between_events(x) + isinstance(p.Event(), p.Event)
 pin_memory: return p.pin_memory(x) + 1
+tensor_type: return FloatTensor([1.0, 2.0, 3.0]) + FloatTensor(3).fill_(1.0) + x
 set_default_tensor_type: p.set_default_tensor_type(torch.float32); return x + 1
 range range_push range_pop mark: p.range_push("a"); p.mark("b"); p.range_pop(); return in_range(x)
 profiler_device profiler_key: return x + len(p.profiler_device()) + len(p.profiler_key("cuda_time"))
@@ -63,12 +65,12 @@ profiler_start profiler_stop: p.profiler_start(); p.profiler_stop(); return x + 
 # torch's own are refused by torch.compile as well, which the test checks
 EAGER = """
 generator: torch.Generator(device="cpu"); return x + 1
+initial_seed: torch.initial_seed(); return x + 1
 fork_rng: torch.get_rng_state(); return x + 1
 GradScaler: torch.amp.GradScaler("cpu"); return x + 1
 custom_fwd: torch.amp.custom_fwd(lambda c: c, device_type="cpu"); return x + 1
 custom_bwd: torch.amp.custom_bwd(lambda c: c, device_type="cpu"); return x + 1
 mem_get_info: os.sysconf("SC_PHYS_PAGES"); return x + 1
-tensor_type: torch.FloatTensor([1.0]); return x + 1
 """
 PROGRAM = r"""
 import os
@@ -77,6 +79,7 @@ import torch
 p = portable
 warnings.filterwarnings("error", message=r"[\s\S]*(portable|ContextVar)")  # such as: ignores functools.cache of ...
 q = torch.randn(2, 3, 4, 8, device=DEVICE)
+FloatTensor = p.tensor_type(torch.float32)
 
 def no_autocast(x):
     with p.autocast(enabled=False):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.sim.counters import CardCounters, Counters, Lack, LackRecord, Site
-from toprope.sim.rehearsal import Rehearsal, advice, facts_of, schema
+from toprope.sim.rehearsal import Rehearsal, advice, facts_of, place_text, schema
 from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, Record, SiteSteps, parse
 from toprope.sim.spec import SimSpec
 
@@ -157,3 +157,9 @@ def test_advice_named_a_setting_that_the_program_had(monkeypatch: pytest.MonkeyP
 def test_the_verdict_of_a_program_that_failed_was_that_it_runs() -> None:
     found = dataclasses.replace(facts(), stopped="signal 9")
     assert found.verdict == "ended with signal 9; until then: runs on the card"
+
+
+def test_a_place_without_a_frame_of_the_program_is_no_line_of_pythons_start() -> None:
+    """Stages of flow copied at "<frozen runpy>:198"."""
+    assert place_text("<frozen runpy>", 198) == "no line of the program"
+    assert place_text("/somewhere/main.py", 3, "/somewhere") == "main.py:3"

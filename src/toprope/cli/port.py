@@ -185,7 +185,7 @@ def _report(
         return html(done, name)
     if form is Format.TEXT:
         said = "".join(report.diff(each) for each in done) if diff else ""
-        return said + report.text(name, done, notes=notes, **facts)
+        return said + report.text(name, done, notes=notes, shown=diff, **facts)
     written = report.as_dict(name, done, **facts) | {"seconds": round(seconds, 3)}
     if form is Format.SARIF:
         from toprope.port.report_sarif import root_of, sarif

@@ -44,6 +44,13 @@ def serve(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="The longest time from a request to its answer.")
     ] = 60.0,
+    start_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.001, show_default=False,
+            help="How long the stages may take to start, such as to read weights. [default: the graph's, 1800]",
+        ),
+    ] = None,
     shutdown_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long accepted requests may take after SIGTERM.")
     ] = 30.0,
@@ -66,6 +73,8 @@ def serve(
     with server.bound(host, port) as sock:  # refused before a model is loaded
         graph = load_graph(target)
         try:
+            if start_timeout is not None:
+                graph.set_start_timeout(max(1, round(start_timeout * 1000)))
             service = Service(graph, Limits(max_ongoing_requests, body, timeout))
             shown = f"[{host}]" if ":" in host else host
             _say(f"{graph.name} is served at http://{shown}:{sock.getsockname()[1]}  (Ctrl-C stops it)")

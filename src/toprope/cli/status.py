@@ -30,15 +30,14 @@ def status(
     found = deployed.read()
     if as_json:
         typer.echo("null" if found is None else found.format())
-    elif found is None:
-        typer.echo("System Status: STOPPED")
-    else:
-        from toprope.terminal import field, show
+        return
+    from toprope.terminal import field, show
 
-        rows = (item for name, value in _rows(found) for item in field(name, value, label_width=12, indent=2))
-        show("System Status: RUNNING", *rows)
-        if found.address:
-            typer.echo(deployed.cluster().status(found))
+    rows = _instances() if found is None else _rows(found)  # programs have instances without `toprope start`, too
+    shown = (item for name, value in rows for item in field(name, value, label_width=12, indent=2))
+    show(f"System Status: {'STOPPED' if found is None else 'RUNNING'}", *shown)
+    if found is not None and found.address:
+        typer.echo(deployed.cluster().status(found))
 
 
 def cards_of(deployment: Deployment) -> str:

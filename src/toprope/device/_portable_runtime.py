@@ -232,6 +232,7 @@ def manual_seed(seed: int) -> None: _ask("manual_seed", None, seed)
 def manual_seed_all(seed: int) -> None: _ask("manual_seed_all", None, seed)
 def seed() -> None: _ask("seed", None)
 def seed_all() -> None: _ask("seed_all", None)
+def initial_seed() -> int: return _ask("initial_seed", torch.initial_seed())
 def get_rng_state(device: Any = None) -> torch.Tensor:
     return _ask("get_rng_state", torch.empty(0, dtype=torch.uint8), *_given(device))
 def get_rng_state_all() -> list[torch.Tensor]: return _ask("get_rng_state_all", [])

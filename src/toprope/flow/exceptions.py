@@ -21,6 +21,8 @@ __all__ = [
     "DfException",
     "DfTypeError",
     "DfValueError",
+    "as_exception",
+    "with_notes",
 ]
 
 SUCCESS = 0
@@ -72,3 +74,16 @@ class DfValueError(DfException, ValueError):
 
 class DfAssertionError(DfException, AssertionError):
     """A decorator was given what contradicts itself."""
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Make an Exception of an error: SystemExit and its kind would end the program that asks for the result."""
+    if isinstance(error, Exception):
+        return error
+    text = f": {error}" if str(error) else ""
+    return DfException(f"the function raised {type(error).__name__}{text}", FLOW_FUNC_FAILED)
+
+
+def with_notes(error: BaseException) -> str:
+    """The text of an error and its notes, such as a stage's traceback, for the log."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])

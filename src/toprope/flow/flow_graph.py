@@ -22,6 +22,7 @@ from toprope.flow.exceptions import (
     QUEUE_EMPTY,
     SUCCESS,
     DfException,
+    with_notes,
 )
 from toprope.flow.graph import FlowData, FlowOutput, plan, unique_name
 from toprope.flow.graph_options import is_compile_only
@@ -29,7 +30,7 @@ from toprope.flow.graph_settings import GraphSettings
 from toprope.flow.info import FlowFlag, FlowInfo
 from toprope.flow.result import FlowResult
 from toprope.flow.session import logger
-from toprope.flow.stage_spec import EMPTY, Head, Message, RunOptions
+from toprope.flow.stage_spec import EMPTY, START_TIMEOUT_MS, Head, Message, RunOptions
 from toprope.flow.streams import generators
 from toprope.flow.tensor import Tensor
 
@@ -57,6 +58,7 @@ class FlowGraph(GraphSettings):
         colocate: whether neighbouring stages run as threads of one process. Not in the reference, as what follows.
         restarts: how often a stage whose process has died is started again.
         deadline_ms: how long a stage may work on one input; it fails then, and the stage is started again. 0: no limit.
+        start_timeout_ms: how long all stages together may take to start, and one that is started again.
         trace: whether what the stages do is kept, for `trace`.
 
     Raises:
@@ -66,7 +68,7 @@ class FlowGraph(GraphSettings):
     def __init__(
         self, outputs: list[FlowOutput], graph_options: dict[str, str] | None = None, name: str | None = None,
         graphpp_builder_async: bool = False, *, colocate: bool = False, restarts: int = 1, deadline_ms: int = 0,
-        trace: bool = False,
+        start_timeout_ms: int = START_TIMEOUT_MS, trace: bool = False,
     ) -> None:  # fmt: skip
         if not isinstance(outputs, list | tuple) or not all(isinstance(each, FlowOutput) for each in outputs):
             raise DfException(f"outputs must be a list of FlowOutput, got {outputs!r}")
@@ -74,6 +76,7 @@ class FlowGraph(GraphSettings):
         options = {**session.options(), **(graph_options or {})}
         run = RunOptions(colocate=colocate, restarts=restarts, deadline_ms=deadline_ms, trace=trace)
         super().__init__(plan(outputs), options, run, session.is_strict(options))
+        self.set_start_timeout(start_timeout_ms)
         self.name = unique_name(name, "FlowGraph")
         self._lock = threading.Lock()
         self._settled = threading.Event()  # it runs, cannot run, or is closed
@@ -101,7 +104,7 @@ class FlowGraph(GraphSettings):
                 except Exception as error:
                     self._last_error = error
                     self._settled.set()
-                    logger.error("%s cannot run: %s", self.name, error)
+                    logger.error("%s cannot run: %s", self.name, with_notes(error))
                     return None
                 self._runner = runner
                 self._settled.set()
@@ -360,7 +363,8 @@ class FlowGraph(GraphSettings):
         self._fed = True
         runner = self._started()
         if runner is None:
-            raise DfException(f"{self.name} cannot run: {self.error or 'it is closed'}", FAILED)
+            why = "it is closed" if self.error is None else getattr(self.error, "message", self.error)
+            raise DfException(f"{self.name} cannot run: {why}", FAILED)
         with self._lock:
             if self._futures is None:
                 self._futures = Futures(runner, self._plan, self._result, runner.is_ordered)

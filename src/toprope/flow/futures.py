@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
 
-from toprope.flow.exceptions import FAILED, QUEUE_FULL, DfAbortException, DfException
+from toprope.flow.convert import info_of
+from toprope.flow.exceptions import FAILED, INNER_ERROR, QUEUE_FULL, DfAbortException, DfException, as_exception
 from toprope.flow.graph import Plan
 from toprope.flow.result import FlowResult
 from toprope.flow.stage_spec import END, MORE, Message
@@ -44,7 +47,8 @@ class QueueFull(DfException):
 class ResultStream:
     """The results of one input, in their order: each a list of values. An iterator.
 
-    The user's own exception, or `DeadlineExceeded`, ends the iteration.
+    The user's own exception, or `DeadlineExceeded`, ends the iteration. Close one that is left before its end: with
+    `close`, with `with`, or by dropping it, as `break` does with a stream that has no name. Its generators stop then.
     """
 
     def __init__(self) -> None:
@@ -96,6 +100,16 @@ class ResultStream:
         self.end(DfAbortException("the stream was cancelled"))
         self._on_cancel()
 
+    def close(self) -> None:
+        """`cancel`, under the name that generators and files have."""
+        self.cancel()
+
+    def __enter__(self) -> ResultStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def put(self, values: list[Any]) -> bool:
         """Add a result; whether there was room for it."""
         size = size_of(values)
@@ -124,7 +138,8 @@ class ResultStream:
             listener()
 
 
-_Receiver = Future[list[Any]] | ResultStream
+_Receiver = Future[list[Any]] | weakref.ref[ResultStream]
+"""Streams belong to their callers alone, so that one that nobody has any more is seen to be left."""
 
 
 class Futures:
@@ -147,6 +162,7 @@ class Futures:
         self._waiting: dict[int, tuple[_Receiver, float | None]] = {}
         self._early: dict[int, list[tuple[FlowResult, int]]] = {}
         self._newest = 0
+        self._left: deque[int] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._collect, name="flow futures", daemon=True)
         self._thread.start()
@@ -172,8 +188,11 @@ class Futures:
     def stream(self, messages: dict[int, Message], deadline: float | None, *, wait: bool = True) -> ResultStream:
         """Feed, and have all results of the input as they come. Args and errors as of `submit`."""
         stream = ResultStream()
-        transaction = self._feed(stream, messages, deadline, wait=wait)
-        stream._on_cancel = lambda: self._abandon(transaction)
+        fed: list[int] = []
+        # no lock may be taken where objects go, so the thread of `_collect` does the rest
+        receiver = weakref.ref(stream, lambda _: self._left.extend(fed))
+        fed.append(self._feed(receiver, messages, deadline, wait=wait))
+        stream._on_cancel = lambda: self._abandon(fed[0])
         return stream
 
     def _feed(self, receiver: _Receiver, messages: dict[int, Message], deadline: float | None, *, wait: bool) -> int:
@@ -189,7 +208,11 @@ class Futures:
                 if code == QUEUE_FULL and not wait:
                     raise QueueFull
             if code or self._closed:
-                raise DfException("the graph has ended" if self._closed else "the graph cannot be fed", code or FAILED)
+                broken = self._runner.error
+                why = "the graph has ended" if self._closed else "the graph cannot be fed"
+                if broken is not None and not self._closed:
+                    why += f": {getattr(broken.error, 'message', broken.error)}"
+                raise DfException(why, code or FAILED)
             transaction = messages[0].head.transaction_id
             with self._changed:
                 self._newest = transaction
@@ -206,17 +229,25 @@ class Futures:
             fetched = self._runner.fetch(None, _TURN_MS, aligned=False)
             if fetched.messages or fetched.head.transaction_id:
                 messages = [fetched.messages[place] for place in self._plan.order] if fetched.messages else []
-                self._take(self._decode(messages, fetched), fetched.head.flags)
+                self._take(self._decoded(messages, fetched), fetched.head.flags)
             elif fetched.code == FAILED:
                 broken = self._runner.error
                 why = broken.error if broken is not None else DfAbortException("the graph has ended")
                 self._fail_all(why)
                 if not self._closed:
                     time.sleep(_TURN_MS / 1000)
+            while self._left:
+                self._abandon(self._left.popleft())
             now = time.monotonic()
             if now - looked > _TURN_MS / 2000:
                 looked = now
                 self._expire(now)
+
+    def _decoded(self, messages: list[Message], fetched: Fetched) -> FlowResult:
+        try:
+            return self._decode(messages, fetched)
+        except BaseException as error:  # of a deserializer: this thread has other results to give
+            return FlowResult([], info_of(fetched.head), INNER_ERROR, as_exception(error))
 
     def _take(self, result: FlowResult, flags: int) -> None:
         transaction = result.info.transaction_id
@@ -241,20 +272,24 @@ class Futures:
             return _nothing  # nobody waits for it any more
         if isinstance(receiver, Future):
             return functools.partial(_settle, receiver, result)
+        stream = receiver()
+        if stream is None:
+            self._waiting[transaction] = receiver, until  # `_left` has it
+            return _nothing
         is_end, is_last = bool(flags & END), not flags & MORE or result.error is not None or bool(result.code)
         if not is_last:
             self._waiting[transaction] = receiver, until
         if is_end and is_last and not result.code:
-            return receiver.end
+            return stream.end
         try:
             values = result.get()
         except BaseException as error:
             return functools.partial(_fail, receiver, error)
-        if not receiver.put(values):
+        if not stream.put(values):
             self._waiting.pop(transaction, None)
             self._runner.cancel(transaction)
-            return functools.partial(receiver.end, DfAbortException("too many results were not taken in time"))
-        return receiver.end if is_last else _nothing
+            return functools.partial(stream.end, DfAbortException("too many results were not taken in time"))
+        return stream.end if is_last else _nothing
 
     def _abandon(self, transaction: int) -> None:
         """Nobody waits for the results of a transaction."""
@@ -270,8 +305,9 @@ class Futures:
             receivers = [self._waiting.pop(id)[0] for id in late]
             if late:
                 self._changed.notify_all()
+        at_work = self._runner.explain() if late else ""
         for transaction, each in zip(late, receivers, strict=True):
-            _fail(each, DeadlineExceeded("there was no result within the deadline"))
+            _fail(each, DeadlineExceeded(f"there was no result within the deadline: {at_work}"))
             self._runner.cancel(transaction)
 
     def _fail_all(self, error: BaseException) -> None:
@@ -332,15 +368,22 @@ def _settle(future: Future[list[Any]], result: FlowResult) -> None:
         future.set_result(values)
     except InvalidStateError:
         pass  # it was cancelled
+    except BaseException:  # of a callback, whose Exceptions the future catches itself
+        traceback.print_exc()
 
 
 def _fail(receiver: _Receiver, error: BaseException) -> None:
+    error = as_exception(error)
     if isinstance(error, StopIteration):  # neither a future of asyncio nor an iteration can end with it (PEP 479)
         error = RuntimeError(f"a stage raised {error!r}")
-    if isinstance(receiver, ResultStream):
-        receiver.end(error)
+    if not isinstance(receiver, Future):
+        stream = receiver()
+        if stream is not None:
+            stream.end(error)
         return
     try:
         receiver.set_exception(error)
     except InvalidStateError:
         pass  # it was cancelled
+    except BaseException:  # as above
+        traceback.print_exc()

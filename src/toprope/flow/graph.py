@@ -5,6 +5,7 @@ Any thread may build graphs. Names are given as the reference gives them: the cl
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ _POLICIES = ("FIFO", "OVERWRITE")
 _MOST_INSTANCES = 256
 _NODE = "node"
 
+_log = logging.getLogger("toprope")
 _lock = threading.Lock()
 _names: dict[str, set[str]] = {}
 _aliases: set[str] = set()
@@ -81,6 +83,8 @@ def unique_name(name: str | None, default: str, space: str = "") -> str:
             number += 1
             found = f"{wanted}_{number}"
         taken.add(found)
+    if name and number and space != _NODE:  # nodes are named by their functions, as often as they are used
+        _log.warning("the name %s is taken, so this %s is called %s. do: give another name", name, default, found)
     return found
 
 

@@ -87,6 +87,17 @@ class GraphSettings:
             raise DfException(f"enable must be a bool, got {enable!r}")
         self._run = replace(self._run, exception_catch=enable)
 
+    def set_start_timeout(self, milliseconds: int) -> None:
+        """Say how long all stages together may take to start, and one that is started again. Not in the reference.
+
+        Raises:
+            DfException: the graph was fed, or it is no int of at least 1.
+        """
+        self._check_not_fed("set_start_timeout")
+        if type(milliseconds) is not int or milliseconds < 1:
+            raise DfException(f"start_timeout_ms must be an int of at least 1, got {milliseconds!r}")
+        self._run = replace(self._run, start_timeout_ms=milliseconds)
+
     def _check_not_fed(self, name: str) -> None:
         if self._fed:
             raise DfException(f"can not call {name} after feed data")

@@ -311,6 +311,10 @@ class Deploy:
     devices: tuple[int, ...] = (0,)
 
 
+START_TIMEOUT_MS = 1_800_000
+"""Half an hour: a large model is read from slow disks in it, and its progress is in the log meanwhile."""
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How a graph runs.
@@ -328,7 +332,7 @@ class RunOptions:
         restarts: how often a stage whose process has died is started again.
         deadline_ms: how long a stage may work on one input; 0 for no limit. One that takes longer is ended and started
             again, and the input fails.
-        start_timeout_ms: how long all stages together may take to start.
+        start_timeout_ms: how long all stages together may take to start, and one that is started again.
         trace: whether the stages keep what they did, for `Runner.trace`.
         replies: whether each input has an end that the driver sees, as a service needs it: a generator's results are
             followed by a message with the flag END, and a stage that sends nothing sends a failure instead.
@@ -344,7 +348,7 @@ class RunOptions:
     colocate: bool = False
     restarts: int = 1
     deadline_ms: int = 0
-    start_timeout_ms: int = 120_000
+    start_timeout_ms: int = START_TIMEOUT_MS
     trace: bool = False
     replies: bool = False
 

@@ -13,6 +13,7 @@ import toprope.functions.resources  # noqa: F401  before yr.resources, the funct
 from toprope.functions import current, deployed
 from toprope.functions.backend import Backend
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTypeError, YRValueError
+from toprope.functions.generators import ObjectRefGenerator
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import Config
 
@@ -138,8 +139,8 @@ def get(obj_refs: ObjectRef | Sequence[ObjectRef], timeout: float = 300, allow_p
         YRInvokeError: the function raised; it is also an instance of the class that was raised.
     """
     one = isinstance(obj_refs, ObjectRef)
-    if not one and (not isinstance(obj_refs, list) or not all(isinstance(each, ObjectRef) for each in obj_refs)):
-        raise TypeError(f"obj_refs type error, actual: {type(obj_refs)}, expect: ObjectRef or list of ObjectRef")
+    if not one and (wrong := _wrong_refs(obj_refs)):
+        raise TypeError(wrong)
     if not (timeout > 0 or timeout == -1):
         raise ValueError("Parameter 'timeout' should be greater than 0 or equal to -1 (no timeout)")
     if one:
@@ -165,8 +166,8 @@ def wait(
         YRTypeError, YRValueError: wrong arguments.
     """
     refs = [obj_refs] if isinstance(obj_refs, ObjectRef) else obj_refs
-    if not isinstance(refs, list) or not all(isinstance(each, ObjectRef) for each in refs):
-        raise YRTypeError(f"obj_refs type error, actual: {type(obj_refs)}", CODES["invalid parameter"])
+    if wrong := _wrong_refs(refs):
+        raise YRTypeError(wrong, CODES["invalid parameter"])
     if len(set(refs)) < len(refs):
         raise YRValueError("obj_refs has duplicates", CODES["invalid parameter"])
     if wait_num is not None and (not isinstance(wait_num, int) or isinstance(wait_num, bool)):
@@ -188,8 +189,13 @@ def cancel(obj_refs: ObjectRef | list[ObjectRef], allow_force: bool = True, allo
         obj_refs: the objects that they make. Calls of instances are left alone.
         allow_force: whether a worker that runs such a call is ended.
         allow_recursive: accepted: what a cancelled function started ends with its worker.
+
+    Raises:
+        TypeError: something else than references. The call of a generator ends by the generator's `close()`.
     """
     refs = [obj_refs] if isinstance(obj_refs, ObjectRef) else obj_refs
+    if wrong := _wrong_refs(refs):
+        raise TypeError(wrong)
     current.backend().cancel(refs, allow_force, allow_recursive)
 
 
@@ -231,6 +237,18 @@ def load_state(timeout: float = 30) -> None:
     """
     _check_seconds(timeout)
     _in_instance("load_state").load_state()
+
+
+def _wrong_refs(refs: Any) -> str:
+    """Say why something is no list of references; "" where it is one."""
+    if isinstance(refs, list) and all(isinstance(each, ObjectRef) for each in refs):
+        return ""
+    wrong = next((each for each in refs if not isinstance(each, ObjectRef)), refs) if isinstance(refs, list) else refs
+    actual = type(refs) if wrong is refs else f"a list with {type(wrong)}"
+    do = ""
+    if isinstance(wrong, ObjectRefGenerator):
+        do = ". do: list(generator) for the references of its items, generator.close() to end its call"
+    return f"obj_refs type error, actual: {actual}, expect: ObjectRef or list of ObjectRef{do}"
 
 
 def _check_seconds(timeout: Any) -> None:

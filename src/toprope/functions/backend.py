@@ -130,6 +130,9 @@ class ResourceGroups(Protocol):
             YRRuntimeError: there is no such group.
         """
 
+    def is_there(self, name: str) -> bool:
+        """True if there is a group of this name that has all its bundles."""
+
     def table(self, name: str | None = None) -> dict[str, Any]:
         """State, strategy and bundles of each group by name, or of one.
 

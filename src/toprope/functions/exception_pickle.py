@@ -14,10 +14,13 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Portable", "built_in_attributes"]
+__all__ = ["Portable", "allocate", "built_in_attributes", "notes_of"]
 
 _DEEPEST = 20
 """Causes of causes, and groups in groups, that are kept."""
+
+_WRITTEN_IN_PYTHON = 1 << 9
+"""In `__flags__`: a class that was made at run time, and does not belong to the interpreter."""
 
 _NOT_SENT = {"obj"}
 """Built-in attributes that are left out: AttributeError.obj is the object itself, of any size."""
@@ -51,7 +54,7 @@ class Portable:
             None if each is None or id(each) in above or len(above) > _DEEPEST else _Part(self._of(each, above))
             for each in (error.__cause__, error.__context__)
         ]
-        notes = tuple(map(str, getattr(error, "__notes__", ())))
+        notes = tuple(map(str, notes_of(error)))
         return self._core(error, above), notes, *linked, error.__suppress_context__
 
     def _core(self, error: BaseException, above: tuple[int, ...]) -> Any:
@@ -69,7 +72,7 @@ class Portable:
         for name in built_in_attributes(kind):
             if name not in _NOT_SENT and not (members and name in ("message", "exceptions")):
                 try:
-                    attributes[name] = getattr(error, name)
+                    attributes[name] = object.__getattribute__(error, name)
                 except AttributeError:
                     pass  # it was never set
         arguments = ("", ()) if members else error.args
@@ -79,6 +82,8 @@ class Portable:
             lost = [name for name, value in attributes.items() if not _can_travel(value)]
             self.left_out += lost
             attributes = {name: value for name, value in attributes.items() if name not in lost}
+            if hasattr(kind, "__getattr__"):  # it may look in an attribute of its own, as HTTPError does in `file`
+                attributes |= {name: None for name in lost if name in vars(error)}
         text = error.message if isinstance(error, BaseExceptionGroup) else ""
         core = _Core((kind, arguments, attributes, members, text))
         return core if members or _can_travel(core) else _as_text(error)
@@ -112,6 +117,28 @@ def built_in_attributes(kind: type[BaseException]) -> list[str]:
     ]  # fmt: skip
 
 
+def allocate(kind: type[BaseException], *arguments: Any) -> Any:
+    """An exception of a class, without a call of the class's own `__new__` and `__init__`.
+
+    Python takes only the `__new__` of the base from which a class has its layout: of a class of a RuntimeError and a
+    MemoryError that is Exception's.
+
+    Args:
+        kind: the class.
+        arguments: of the `__new__` of Python's own base.
+    """
+    base: Any = kind
+    while base.__flags__ & _WRITTEN_IN_PYTHON:
+        base = base.__base__
+    return base.__new__(kind, *arguments)
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """The notes of an exception, without a call of its class's `__getattr__`, which may fail."""
+    found = vars(error).get("__notes__")
+    return list(found) if isinstance(found, list | tuple) else []
+
+
 def _linked(
     error: BaseException,
     notes: Sequence[str],
@@ -121,8 +148,10 @@ def _linked(
 ) -> BaseException:
     """An exception with its notes and what it came from."""
     if notes:
-        error.__notes__ = list(notes)
-    error.__cause__, error.__context__, error.__suppress_context__ = cause, context, suppress
+        vars(error)["__notes__"] = list(notes)
+    # not by `error.x = ...`: the class may refuse assignments, as a frozen dataclass does
+    for name, value in (("__cause__", cause), ("__context__", context), ("__suppress_context__", suppress)):
+        BaseException.__setattr__(error, name, value)
     return error
 
 
@@ -134,20 +163,26 @@ def _made(
     text: str,
 ) -> BaseException:
     """An exception of a class, without a call of its constructor."""
-    built_in: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     error: BaseException
     if members:
-        error = built_in.__new__(kind, text, list(members))
+        error = allocate(kind, text, list(members))
     else:
-        error = built_in.__new__(kind)
-        error.args = arguments
+        error = allocate(kind)
+        BaseException.__setattr__(error, "args", arguments)
+    built_in = built_in_attributes(kind)
     for name, value in attributes.items():
-        if getattr(error, name, attributes) is value:
-            continue  # an OSError whose file name is set, if only to None, has another text than one without
+        if name not in built_in:
+            vars(error)[name] = value  # as it was, whatever property or `__setattr__` the class has
+            continue
         try:
-            setattr(error, name, value)
+            if object.__getattribute__(error, name) is value:
+                continue  # an OSError whose file name is set, if only to None, has another text than one without
+        except AttributeError:
+            pass  # a slot that is not set
+        try:
+            BaseException.__setattr__(error, name, value)
         except (AttributeError, TypeError):
-            vars(error)[name] = value  # a property without a setter, whose value the object had all the same
+            pass  # it cannot be set, and follows from the arguments
     return error
 
 

@@ -20,7 +20,7 @@ import pickle
 import traceback
 from typing import Any
 
-from toprope.functions.exception_pickle import Portable, built_in_attributes
+from toprope.functions.exception_pickle import Portable, allocate, built_in_attributes, notes_of
 
 __all__ = [
     "CODES",
@@ -199,7 +199,15 @@ class YRInvokeError(YRRuntimeError):
     def __getattr__(self, name: str) -> Any:
         if name == "origin":  # not made yet
             raise AttributeError(name)
-        return getattr(self.origin, name)
+        try:
+            return getattr(self.origin, name)
+        except AttributeError:
+            raise
+        except Exception as error:  # Python asks for `__notes__` when it prints a traceback
+            raise AttributeError(f"{name}: {type(error).__name__}: {_text_of(error)}") from None
+
+    __setattr__ = BaseException.__setattr__
+    """Not the user's: a frozen dataclass refuses."""
 
     def __str__(self) -> str:
         return self.traceback_str or _text_of(self.origin)
@@ -219,15 +227,9 @@ def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseExceptio
     if isinstance(origin, YRError):
         return origin
     kind = _both(type(origin))
-    built_in: Any = next(base for base in type(origin).__mro__ if base.__module__ == "builtins")
-    try:
-        # not by the way of the user's class, which may want arguments; errors of the system have one of their own
-        if isinstance(origin, BaseExceptionGroup):
-            error: YRInvokeError = built_in.__new__(kind, origin.message, origin.exceptions)
-        else:
-            error = built_in.__new__(kind)
-    except TypeError:  # SystemExit and the like: the class is ours alone
-        error = YRInvokeError.__new__(YRInvokeError)
+    # not by the way of the user's class, which may want arguments
+    parts: tuple[Any, ...] = (origin.message, origin.exceptions) if isinstance(origin, BaseExceptionGroup) else ()
+    error: YRInvokeError = allocate(kind, *parts)
     YRInvokeError.__init__(error, origin, traceback_str)
     error.args = origin.args
     for name in built_in_attributes(type(origin)):
@@ -236,11 +238,10 @@ def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseExceptio
                 setattr(error, name, getattr(origin, name))
             except (AttributeError, TypeError):
                 pass
-    if isinstance(origin, BaseExceptionGroup):
-        error.message = origin.message
-    notes = getattr(origin, "__notes__", None)
-    if notes:
-        error.__notes__ = list(notes)
+    if parts:
+        error.message = parts[0]
+    if notes := notes_of(origin):
+        error.__notes__ = notes
     error.__cause__, error.__context__ = origin.__cause__, origin.__context__
     error.__suppress_context__ = origin.__suppress_context__
     return error
@@ -287,8 +288,8 @@ def fresh(error: BaseException) -> BaseException:
         return error.with_traceback(None)
     if type(found) is not type(error):
         return error.with_traceback(None)
-    if notes := getattr(error, "__notes__", None):
-        found.__notes__ = list(notes)
+    if notes := notes_of(error):
+        found.__notes__ = notes
     found.__cause__, found.__context__ = error.__cause__, error.__context__
     found.__suppress_context__ = error.__suppress_context__
     return found

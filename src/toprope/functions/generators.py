@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from toprope.functions.objects import ObjectRef
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Items", "ListedItems", "ObjectRefGenerator", "signalled"]
+__all__ = ["Items", "ListedItems", "ObjectRefGenerator", "iterate", "signalled"]
 
 
 class Items(ABC):
@@ -24,6 +24,9 @@ class Items(ABC):
     @abstractmethod
     async def take_async(self) -> ObjectRef | None:
         """As `take`, without blocking the event loop."""
+
+    def close(self) -> None:  # noqa: B027  nothing to do where no call makes items any more
+        """Want no more items: the call that makes them ends after the item under way."""
 
 
 class ListedItems(Items):
@@ -48,7 +51,8 @@ class ListedItems(Items):
 class ObjectRefGenerator:
     """The items of a call of a generator: references, by `for` or, in a coroutine, by `async for`.
 
-    Where the generator raises, the last reference stands for the error.
+    Where the generator raises, the last reference stands for the error. Once it is closed or deleted, the call ends
+    after the item under way.
     """
 
     def __init__(self, items: Items) -> None:
@@ -75,8 +79,26 @@ class ObjectRefGenerator:
         return ref
 
     def close(self) -> None:
-        """Want no more items."""
-        self._items = None
+        """Want no more items: the call ends after the item under way, and one that has not begun never runs."""
+        items, self._items = self._items, None
+        if items is not None:
+            items.close()
+
+
+def iterate(items: AsyncIterator[Any]) -> Iterator[Any]:
+    """Items of an asynchronous generator, one by one, in an event loop of their own."""
+    import asyncio
+
+    async def next_item() -> Any:
+        return await anext(items)
+
+    with asyncio.Runner() as runner:  # its end closes the generator
+        while True:
+            try:
+                item = runner.run(next_item())
+            except StopAsyncIteration:
+                return
+            yield item
 
 
 async def signalled(ask: Callable[[Callable[[], None]], None]) -> None:

@@ -79,7 +79,7 @@ def _parse_bundle(index: int, bundle: Mapping[str, Any]) -> Request:
     try:
         request = parse(others, CPU_RANGE[0], MEMORY_RANGE[0])
     except InvalidRequestError as error:
-        raise YRequestError(error.message, error.code) from None
+        raise YRequestError(error.explained, error.code) from None
     # no upper limit: a bundle may serve many instances
     return replace(
         request, cpu=int(bundle.get("CPU", 0)) or CPU_RANGE[0], memory=int(bundle.get("Memory", 0)) or MEMORY_RANGE[0]
@@ -180,7 +180,7 @@ def why_not_together(reasons: Sequence[Shortage], strategy: str, nodes: int) -> 
         strategy: of the group; "" for none.
         nodes: how many there are.
     """
-    short = dict.fromkeys(each.text for each in reasons if each.reasons)
+    short = dict.fromkeys(each.explained for each in reasons if each.reasons)
     if short:
         return "\n".join(short)
     how = f" as {strategy}" if strategy else ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from toprope.functions.cards import Card, Share, Use, card_reason, choose
-from toprope.functions.nodes import UNMET_AFFINITY, Grant, Node, Shortage
+from toprope.functions.nodes import UNMET_AFFINITY, Grant, Node, Shortage, advice
 from toprope.functions.resources import Request
 from toprope.functions.strategies import arrange
 
@@ -228,7 +228,7 @@ class Ledger:
         if not self._pools:
             reasons["No Resource In Cluster"] = 1
         ever = any(self._may_ever(pool, request, on) for pool in self._pools.values())
-        return Shortage(reasons, ever)
+        return Shortage(reasons, ever, "" if ever else advice(request, self.nodes))
 
     def _place(self, asked: _Asked, pools: list[_Pool], earlier: Sequence[_Asked]) -> list[Grant] | None:
         """Take what is asked for from nodes where that leaves those who came earlier short of nothing more."""

@@ -554,7 +554,7 @@ def admitted(
         request = parse(options.custom_resources, options.cpu, options.memory)
         check(request)
     except InvalidRequestError as error:
-        return request, YRequestError(error.message, error.code)
+        return request, YRequestError(error.explained, error.code)
     except (ValueError, TypeError, NotImplementedError, YRequestError) as error:
         return request, error
     return request, None

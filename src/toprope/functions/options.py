@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import logging
 import os
 import re
@@ -28,11 +29,26 @@ __all__ = [
 ]
 
 _MOST = 2**31 - 1
+
+
+class _Options:
+    """Refuses attributes that are no options: a wrong name would be taken silently, and do nothing."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = type(self)
+        known: dict[str, Any] = kind.__dataclass_fields__  # type: ignore[attr-defined]
+        if name not in known and not hasattr(kind, name):
+            near = difflib.get_close_matches(name, known, n=1)
+            do = near[0] if near else f"one of {', '.join(known)}"
+            raise AttributeError(f"{kind.__name__} has no option {name!r}. do: {do}", name=name, obj=self)
+        object.__setattr__(self, name, value)
+
+
 _LIBRARIES = "LD_LIBRARY_PATH"
 
 
 @dataclass
-class UserTLSConfig:
+class UserTLSConfig(_Options):
     """Certificates; accepted, and without effect on one machine."""
 
     root_cert_path: str = ""
@@ -42,7 +58,7 @@ class UserTLSConfig:
 
 
 @dataclass
-class Config:
+class Config(_Options):
     """A session, see `yr.init`. What belongs to a cluster of openYuanrong is accepted and without effect.
 
     Attributes:
@@ -173,7 +189,7 @@ class OperatorType:
 
 
 @dataclass
-class LabelOperator:
+class LabelOperator(_Options):
     """One comparison of a label.
 
     Attributes:
@@ -198,7 +214,7 @@ class LabelOperator:
 
 
 @dataclass
-class Affinity:
+class Affinity(_Options):
     """Where an instance is to run, or not: near what has these labels."""
 
     affinity_kind: int
@@ -212,7 +228,7 @@ class Affinity:
 
 
 @dataclass
-class ResourceGroupOptions:
+class ResourceGroupOptions(_Options):
     """The resource group whose bundle an instance takes its resources from; -1 for any of its bundles."""
 
     resource_group_name: str = ""
@@ -220,7 +236,7 @@ class ResourceGroupOptions:
 
 
 @dataclass
-class GroupOptions:
+class GroupOptions(_Options):
     """How the instances of a group live together.
 
     Attributes:
@@ -235,7 +251,7 @@ class GroupOptions:
 
 
 @dataclass
-class FunctionGroupOptions:
+class FunctionGroupOptions(_Options):
     """Resources of each member of a function group, and how members lie on cards and hosts."""
 
     cpu: int | None = None
@@ -249,7 +265,7 @@ class FunctionGroupOptions:
 
 
 @dataclass
-class InvokeOptions:
+class InvokeOptions(_Options):
     """What a call or an instance asks for.
 
     Attributes:

@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from toprope.functions import current
-from toprope.functions.exceptions import YRTimeoutError
+from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
 from toprope.functions.groups import check_name, check_strategy, parse_bundles
 from toprope.functions.objects import ObjectRef
 
@@ -59,6 +59,8 @@ class ResourceGroup:
                 1002,
                 10,
             ) from None
+        if not backend.resource_groups.is_there(self.resource_group_name):
+            raise YRRuntimeError(f"resource group {self.resource_group_name} was removed", CODES["instance exited"])
 
     def __repr__(self) -> str:
         return f"<resource group {self.resource_group_name} of {self.bundle_count} bundles>"

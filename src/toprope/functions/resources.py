@@ -44,12 +44,14 @@ class InvalidRequestError(ValueError):
     Args:
         message: the vendor's words.
         code: the vendor's code, 1006 for most.
+        advice: what was given, and what to do; "" where the message says it.
     """
 
-    def __init__(self, message: str, code: int = 1006) -> None:
+    def __init__(self, message: str, code: int = 1006, advice: str = "") -> None:
         super().__init__(message, code)
         self.message = message
         self.code = code
+        self.explained = f"{message} {advice}" if advice else message
 
     def __str__(self) -> str:
         return self.message
@@ -214,13 +216,16 @@ def _card_request(vendor: str, model: str, kinds: Mapping[str, float]) -> CardRe
     count = kinds.get("count", 0)
     if count and len(kinds) > 1:
         raise InvalidRequestError(
-            "Heterogeneous resources count being non-zero and other heterogeneous resources exist is invalid."
+            "Heterogeneous resources count being non-zero and other heterogeneous resources exist is invalid.",
+            advice=f"given: {', '.join(kinds)}. do: count alone, or {', '.join(_SHARED)} without it",
         )
     if not count:
         missing = sum(kind not in kinds for kind in _SHARED)
         if missing or len(kinds) > len(_SHARED):
             raise InvalidRequestError(
-                f"Heterogeneous resources (exclude count) must be {len(_SHARED)}, but now have {missing} missing."
+                f"Heterogeneous resources (exclude count) must be {len(_SHARED)}, but now have {missing} missing.",
+                advice=f"given: {', '.join(kinds)}. do: {vendor}/{model}/count for cards or a share of one, or "
+                f"{', '.join(_SHARED)} together for a share by memory",
             )
         hbm, latency, stream = (math.ceil(kinds[kind]) for kind in _SHARED)
         return CardRequest(vendor, model, hbm=hbm, latency=latency, stream=stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from toprope.port.file import File
 from toprope.port.finding import Finding
@@ -22,6 +22,7 @@ LOOKED_UP = "its text is "
 
 _NAMES = {"devices", "device_types", "numbers", "defaults", "attributes"}
 """Families of rules that put the device in use in the place of a text or a torch.device."""
+_QUESTIONS = ("TR017", "TR018")
 _ASSERTS = re.compile(r"assert_?(?:\w*_)?(?:Not|List|Tuple|Set|Count)?(?:Equals?|In|NotIn|Is|IsNot|equals?|is|in)")
 _FILES = re.compile(r"[/\\]|\.[A-Za-z]\w{0,7}$")
 _SHOWN = re.compile(r"print|log|debug|info|warn\w*|error|exception|write|set_description|set_postfix|\w*Error")
@@ -30,19 +31,23 @@ _SHOWN = re.compile(r"print|log|debug|info|warn\w*|error|exception|write|set_des
 def hold_compared(file: File, findings: Iterable[Finding]) -> None:
     """Hold back names of devices that the program compares, or looks up by their text."""
     wanted = set(map(id, findings))
+    asked = {  # where a question takes the place of the comparison
+        part for finding, node in file.places if finding.rule.code in _QUESTIONS and finding.converted
+        and id(finding) in wanted for part in ast.walk(node)
+    }  # fmt: skip
     for finding, node in file.places:
         if id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
-            finding.held_back = _why(file, node)
+            finding.held_back = _why(file, node, asked)
 
 
-def _why(file: File, node: ast.AST) -> str:
+def _why(file: File, node: ast.AST, asked: Collection[ast.AST]) -> str:
     if not isinstance(node, ast.expr):
         return ""
     if _is_compared(file, node):
         return COMPARED
     line = next(filter(None, (_looked_up(file, each) for each in (node, *_reads(file, node)))), "")
     reads = [each for each in _reads(file, node) if isinstance(each, ast.Name)]
-    only_compared = bool(reads) and all(_is_compared(file, each) for each in reads)
+    only_compared = bool(reads) and all(_is_compared(file, each) and each not in asked for each in reads)
     return line or (COMPARED if only_compared else "")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from toprope.port.answers import is_given
 from toprope.port.compared import LOOKED_UP
-from toprope.port.compiled import compiled_uses
+from toprope.port.compiled import asks_for_package, compiled_uses
 from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
@@ -195,7 +195,7 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             yield _Stays(node, f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})")
     for use in compiled_uses(file):
         if not _behind_cuda(file, use):
-            yield _Stays(use, f"guards {file.text(use)} in line {use.lineno}, which is compiled for CUDA (TR121)")
+            yield _Stays(use, f"guards {file.text(use)} in line {use.lineno}, which only CUDA has")
 
 
 def _reached(file: File, question: _Question, stays: Iterable[_Stays], held: list[tuple[ast.AST, ast.AST]]) -> str:
@@ -379,6 +379,8 @@ def _behind_cuda(file: File, node: ast.AST) -> bool:
 
 def _needs_cuda(file: File, test: ast.expr) -> bool:
     """Return whether a condition holds on CUDA alone, converted or not."""
+    if asks_for_package(file, test):
+        return True
     if isinstance(test, ast.BoolOp):
         parts = [_needs_cuda(file, each) for each in test.values]
         return any(parts) if isinstance(test.op, ast.And) else all(parts)

@@ -17,6 +17,7 @@ __all__ = ["Context", "Target", "extensions_of", "target"]
 DEFAULT_CHIP = "910B3"
 _BUILDERS = ("CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension")
 _SAYS_CUDA = re.compile(r"(?:.+_)?cuda(?:_.+)?|_C|.*_ext|csrc")
+_TRITON = re.compile(rb"@\s*(?:triton\.)?(?:runtime\.)?jit\b")
 _LOADS = re.compile(rb"cpp_extension\s+import\b[^\n]*\bload|cpp_extension\.load")
 
 
@@ -61,12 +62,14 @@ class Context:
         sources: names of the CUDA sources among them.
         compiled: names of the project's own modules that build an extension for CUDA, and of the packages around
             CUDA sources whose name says so: `nerf.cuda`, whose functions load it when they are called.
+        kernels: Triton kernels of the project's modules and functions that launch them, as "module.function".
     """
 
     target: Target = field(default_factory=target)
     extensions: frozenset[str] = frozenset()
     sources: str = ""
     compiled: frozenset[str] = frozenset()
+    kernels: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, files: Iterable[Path], card: Target | None = None) -> Context:
@@ -80,7 +83,8 @@ class Context:
         for folder in {parent for file in files for parent in (file.parent, *file.parent.parents[:2])}:
             extensions |= _built_by_submodules(folder)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
-        return cls(card or target(), frozenset(extensions), sources, frozenset(_compiled(files)))
+        compiled, kernels = frozenset(_compiled(files)), frozenset(_kernels(files))
+        return cls(card or target(), frozenset(extensions), sources, compiled, kernels)
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""
@@ -101,6 +105,31 @@ def _compiled(files: Iterable[Path]) -> Iterator[str]:
                 continue
             if _LOADS.search(data):
                 yield file.parent.name if file.name == "__init__.py" else file.stem
+
+
+def _kernels(files: Iterable[Path]) -> Iterator[str]:
+    """Names of Triton kernels, and of functions that launch one whatever they are given, with their modules."""
+    for file in files:
+        try:
+            data = file.read_bytes() if file.suffix == ".py" else b""
+            tree = ast.parse(data) if _TRITON.search(data) else ast.Module([], [])
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        module = file.parent.name if file.name == "__init__.py" else file.stem
+        functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+        kernels = {each.name for each in functions if any("jit" in ast.unparse(one) for one in each.decorator_list)}
+        for each in functions:
+            if each.name in kernels or _launches(each, kernels):
+                yield f"{module}.{each.name}"
+
+
+def _launches(function: ast.FunctionDef, kernels: set[str]) -> bool:
+    nodes = list(ast.walk(function))
+    leaves = any(isinstance(each, ast.If) and isinstance(each.body[-1], ast.Return) for each in nodes)
+    return not leaves and any(
+        isinstance(each, ast.Subscript) and isinstance(each.value, ast.Name) and each.value.id in kernels
+        for each in nodes
+    )
 
 
 def _built_by_submodules(folder: Path) -> set[str]:

@@ -9,12 +9,13 @@ from enum import Enum, auto
 from string import Formatter
 
 from toprope.port.file import File
+from toprope.port.project import is_options, option_of
 from toprope.port.scripted import is_outside
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "device_name", "function_for", "index_name", "index_name_of",
-    "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_template", "is_text", "names_default",
-    "names_kind", "resolver_for", "said", "use",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "device_name", "function_for", "index_name",
+    "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_template", "is_text",
+    "names_default", "names_kind", "resolver_for", "said", "texts_of", "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -263,6 +264,80 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
+_FORMATS = re.compile(r"%s:%[dsi]|\{0?\}:(?:\{1?\}|\d+)")
+
+
+def before_number(file: File, node: ast.AST) -> ast.expr | None:
+    """Find the name of a device that a number is put behind: `dev` of f"{dev}:{rank}" and `torch.device(dev, 1)`."""
+    match node:
+        case ast.JoinedStr(values=[ast.FormattedValue(value=found), ast.Constant(value=str(text)), *rest]):
+            is_number = text == ":" if rest else re.fullmatch(r":\d+", text) is not None
+            return found if is_number else None
+        case ast.BinOp(left=found, op=ast.Add(), right=ast.Constant(value=str(text))):
+            return found if re.fullmatch(r":\d*", text) else None
+        case ast.BinOp(left=found, op=ast.Add(), right=ast.JoinedStr(values=[ast.Constant(value=":"), _])):
+            return found
+        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod(), right=ast.Tuple(elts=[found, _])):
+            return found if _FORMATS.fullmatch(text) else None
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format"), args=[found, *_]):
+            return found if _FORMATS.fullmatch(text) else None
+        case ast.Call(
+            func=ast.Attribute(value=ast.Constant(value=":"), attr="join"),
+            args=[ast.Tuple(elts=[found, _]) | ast.List(elts=[found, _])],
+        ):
+            return found
+        case ast.Call(func=function, args=[found, *more], keywords=names) if len(more) + len(names) == 1:
+            return found if file.dotted(function) == "torch.device" else None
+    return None
+
+
+def texts_of(file: File, node: ast.expr, depth: int = 4) -> frozenset[str] | None:
+    """The names of devices that an expression may have, as the file says them; None where one is not known.
+
+    None as well where a "cuda" among them is not seen to be a device: the port leaves such a text.
+    """
+    match node:
+        case ast.Constant(value=str(text)):
+            chosen = any(isinstance(each, ast.IfExp) and said(file, each) is not None for each in file.ancestors(node))
+            known = text != "cuda" or chosen or use(file, node) is not Use.UNKNOWN
+            return frozenset({text}) if known else None
+        case ast.IfExp(body=body, orelse=orelse):
+            return _together(file, [body, orelse], depth)
+        case ast.Name() if depth:
+            return _together(file, [each.value for each in file.bindings(node)], depth - 1)
+        case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name) if depth:
+            stores = [
+                each for each in file.walk.scopes
+                if isinstance(each, ast.Attribute) and each.attr == name and isinstance(each.ctx, ast.Store)
+            ]  # fmt: skip
+            statements = [file.parent(each) for each in stores]
+            plain = [each.value if isinstance(each, ast.Assign | ast.AnnAssign) else None for each in statements]
+            return _together(file, plain, depth - 1)
+        case ast.Attribute(value=value, attr=name) if is_options(value):
+            choices = [_choices(each) for each in file.walk.parents if isinstance(each, ast.Call)
+                       and getattr(each.func, "attr", "") == "add_argument" and option_of(each) == name]  # fmt: skip
+            return choices[0] if len(choices) == 1 else None
+    return None
+
+
+def _choices(call: ast.Call) -> frozenset[str] | None:
+    """The values that an option of the command line may have: `choices=["cuda", "cpu"]`."""
+    given = next((each.value for each in call.keywords if each.arg == "choices"), None)
+    values = given.elts if isinstance(given, ast.List | ast.Tuple) else []
+    texts = [each.value for each in values if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return frozenset(texts) if texts and len(texts) == len(values) else None
+
+
+def _together(file: File, nodes: list[ast.expr | None], depth: int) -> frozenset[str] | None:
+    found: frozenset[str] = frozenset()
+    for each in nodes:
+        texts = None if each is None else texts_of(file, each, depth)
+        if texts is None:
+            return None
+        found |= texts
+    return found
+
+
 def use(file: File, node: ast.expr) -> Use:
     """How an expression is used, by what stands around it."""
     inner: ast.AST = node
@@ -273,6 +348,9 @@ def use(file: File, node: ast.expr) -> Use:
             other = outer.orelse if inner is outer.body else outer.body
             beside_cpu |= isinstance(other, ast.Constant) and other.value in ("cpu", "mps", "npu", "xpu")
         inner, outer = outer, file.parent(outer)
+    around = [outer, file.parent(outer), file.parent(file.parent(outer) or outer)] if outer is not None else []
+    if any(each is not None and before_number(file, each) is inner for each in around):
+        return Use.KIND
     found = _by_surroundings(file, inner, outer)
     return Use.TEXT if found is Use.UNKNOWN and beside_cpu else found
 

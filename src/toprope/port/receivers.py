@@ -80,9 +80,34 @@ def why_left(file: File, receiver: ast.expr, *members: str) -> str:
         if known:
             return f"{name} has a method {member} of its own"
     for name, member in owners:
+        if types is None and member != members[0] and _is_unrelated(file, receiver, name):
+            continue
         if types is None or _may_be(file, types, name):
             return f"what it is called on is not known, and may be of {name}, which has a method {member} of its own"
     return ""
+
+
+_MODULE = re.compile(
+    r".*(?:model|net|module|encoder|decoder|backbone|head|layer|block|vae|pipe|generator|discriminator|critic|actor|policy"
+    r"|agent|learner|student|teacher|ema|wrapper|criterion|loss_fn|embed).*|g|d|self|cls|obj|it",
+    re.IGNORECASE,
+)
+
+
+def _is_unrelated(file: File, receiver: ast.expr, owner: str) -> bool:
+    """Return whether a receiver of no known type is hardly an object of a class that only the rewrite's method is of.
+
+    The file does not name the class nor one below it, and the receiver is called by no name of a module.
+    """
+    project, names = file.project, file.walk.names
+    related = {name for name in project.classes if project.descends(name, owner)}
+    star = any(
+        isinstance(each, ast.ImportFrom) and any(alias.name == "*" for alias in each.names)
+        for each in ast.walk(file.walk.module.node)
+    )
+    named = isinstance(receiver, ast.Name | ast.Attribute) and not _MODULE.fullmatch(last_name(receiver))
+    attributes = {each.attr for each in file.walk.scopes if isinstance(each, ast.Attribute)}
+    return named and not star and not related & (names | attributes)
 
 
 def _may_be(file: File, types: Types, owner: str) -> bool:

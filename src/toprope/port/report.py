@@ -18,6 +18,8 @@ from toprope.port.source import Source, UnreadableError
 __all__ = ["Totals", "as_dict", "diff", "text", "totals", "unknown_operators"]
 
 _MOST_NAMES = 8
+_MOST_LEFT = 3
+_MOST_LETTERS = 40
 _FOLLOWS = "it stays with the condition in line "
 _HINTS = "advice on code that is not CUDA's; --check does not fail for it"
 _NAMES = {Kind.PRESERVING: "converted", Kind.REVIEW: "to review", Kind.NOT_CONVERTIBLE: "left"}
@@ -85,6 +87,7 @@ def text(
     notes: Sequence[str] = (),
     left_alone: Sequence[LeftAlone] = (),
     card: Target | None = None,
+    shown: bool = False,
 ) -> str:
     """The report for a terminal: totals, then the places that need a person, one line each. Known ones are counted.
 
@@ -95,6 +98,7 @@ def text(
         notes: lines about the whole, below the totals.
         left_alone: what was not looked at.
         card: what operators were looked up for.
+        shown: whether the changes are shown already.
     """
     sums = totals(files)
     places = sum(sums.places.values())
@@ -128,7 +132,8 @@ def text(
     if written:
         lines.append(f"{_many(sums.changed, 'file')} written")
     elif sums.changed:
-        lines.append("nothing was written. See it: --diff · do it: --write · in CI: --check")
+        see = "" if shown else "see it: --diff · "
+        lines.append(f"nothing was written · {see}do it: --write · in CI: --check")
     for each in files:
         lines += _places(each)
     lines += [f"{each.path}: skipped, {each.skipped}" for each in files if each.skipped]
@@ -177,12 +182,18 @@ def _many(number: int, what: str) -> str:
 def _most(files: Sequence[Ported]) -> str:
     """The commonest of what is left."""
     found = Counter(
-        finding.before.split("(")[0].split("\n")[0].strip()[:30]
+        _shortened(finding.before.split("(")[0].split("\n")[0].strip())
         for each in files
         for finding in each.sites
         if finding.kind is Kind.NOT_CONVERTIBLE
     )
-    return ", ".join(f"{what} ({number})" for what, number in found.most_common(2))
+    named = ", ".join(f"{what} ({number})" for what, number in found.most_common(_MOST_LEFT))
+    rest = sum(number for _, number in found.most_common()[_MOST_LEFT:])
+    return f"{named} and {rest} more" if rest else named
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
 
 
 def _places(file: Ported) -> list[str]:
@@ -211,7 +222,8 @@ def _line(file: Ported, finding: Finding) -> str:
     said = f"{finding.said}; left as it is: {finding.held_back}" if finding.held_back else finding.said
     if finding.seen:
         said += f" (asked {_many(finding.seen, 'time')} in the trace)"
-    return f"{file.path}:{finding.line}:{finding.column}{_cell(finding)}  {finding.rule.code} {finding.label}  {said}"
+    label = f"{finding.label} rewritten" if finding.converted else finding.label
+    return f"{file.path}:{finding.line}:{finding.column}{_cell(finding)}  {finding.rule.code} {label}  {said}"
 
 
 def diff(file: Ported) -> str:

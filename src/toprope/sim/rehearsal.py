@@ -638,6 +638,8 @@ def place_text(file: str, line: int, folder: str = "") -> str:
         return "backward" if file == BACKWARD else "a thread without Python"
     if not file:
         return "other places"
+    if file.startswith("<frozen "):  # the outermost frame, of Python's own start: no frame is the program's
+        return "no line of the program"
     return f"{short_name(file, folder)}:{line}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toprope import functions
-from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException
+from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException, with_notes
 from toprope.flow.executor.placement import Placed
 from toprope.flow.stage_plan import Address, HostPlan, Reach, Route, StagePlan
 from toprope.flow.stage_spec import Failure, RunOptions, StageFunction
@@ -24,8 +25,13 @@ from toprope.functions.options import InvokeOptions
 
 __all__ = ["Hosts", "end_session", "ensure_session"]
 
+_log = logging.getLogger("toprope")
+
 _STOP = 2.0
 """Seconds that stages may take to end when the graph is closed."""
+
+_NEWS = 30.0
+"""Seconds after which the log names, again and again, the stage whose start is waited for."""
 
 _PLENTY = 4096
 """Cores of a session that only flow uses: there it is the machine that shares its cores among the stages."""
@@ -158,15 +164,38 @@ class Hosts:
         return replace(route, targets=targets)
 
     def _open(self, host: _Running, until: float) -> None:
-        backend = current.backend()
-        left = max(0.1, until - time.monotonic())
+        """Wait until a process has made its stages, and log which are waited for.
+
+        Raises:
+            DfException: it has not in time, or one of them cannot start; the traceback is a note.
+        """
+        backend, names = current.backend(), ", ".join(each.context.name for each in host.plan.stages)
         try:
-            host.pid, address = backend.get([backend.call(host.id, "open", (), {}, 1)], left, False)[0]
+            opened = backend.call(host.id, "open", (), {}, 1)
+            is_open = self._wait_for(opened, names, until)
+            if is_open:
+                host.pid, address = backend.get([opened], -1, False)[0]
         except Exception as error:
-            names = ", ".join(each.context.name for each in host.plan.stages)
-            raise DfException(f"stage {names} cannot start: {error}", FAILED) from error
+            raise _not_started(names, error) from error
+        if not is_open:
+            raise DfException(
+                f"stage {names} has not started within {self._options.start_timeout_ms / 1000:g} s. do: give all "
+                "stages longer, by FlowGraph(..., start_timeout_ms=n) or toprope serve --start-timeout SECONDS",
+                FAILED,
+            )
         if address is not None:
             self.book[host.name] = address
+
+    def _wait_for(self, opened: Any, names: str, until: float) -> bool:
+        """Wait for the answer of a process, and log that it is waited for; whether it is there in time."""
+        limit = self._options.start_timeout_ms / 1000
+        left = until - time.monotonic()
+        while not current.backend().wait([opened], 1, min(_NEWS, max(0.1, left)))[0]:
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            _log.warning("waiting for stage %s to start: %.0f s of %.0f s have passed", names, limit - left, limit)
+        return True
 
     def _run(self, base: str, host: _Running) -> None:
         backend = current.backend()
@@ -188,7 +217,7 @@ class Hosts:
             why = host.why or _death(names, error)
             if host.why is None:
                 if not self._lives[base]:
-                    self._on_broken(replace(why, code=FAILED))
+                    self._on_broken(_used_up(why, self._options.restarts))
                     return
                 self._lives[base] -= 1
             self._kill(host)
@@ -206,6 +235,7 @@ class Hosts:
                     self._on_moved(host.name, new.name, why)
             except Exception as problem:
                 if not self._is_closing():
+                    _log.error("a stage that has ended is not there again: %s", with_notes(problem))
                     self._on_broken(Failure(problem, stage=names, code=FAILED))
 
     def _check_place(self, old: str, new: str, names: str) -> None:
@@ -311,6 +341,23 @@ def _death(names: str, error: BaseException | None) -> Failure:
     elif any(name in text for name in _CRASHES):
         text += "; native code has crashed: PYTHONFAULTHANDLER=1 shows where"
     return Failure(RuntimeError(text), stage=names, code=FLOW_FUNC_FAILED)
+
+
+def _not_started(names: str, error: Exception) -> DfException:
+    """A stage whose constructor raised, in one line; the traceback is a note."""
+    origin = getattr(error, "origin", None)
+    text = f"{type(origin).__name__}: {origin}" if isinstance(origin, BaseException) else str(error)
+    found = DfException(f"stage {names} cannot start: {text}", FAILED)
+    if isinstance(origin, BaseException):
+        found.add_note(str(error).rstrip())
+    return found
+
+
+def _used_up(why: Failure, restarts: int) -> Failure:
+    """The failure of a process that is not started again."""
+    times = "restarts=0" if not restarts else f"it was started again {restarts} times, as restarts={restarts} says"
+    text = f"{why.error} ({times}). do: make the graph again, or allow more by FlowGraph(..., restarts=n)"
+    return Failure(RuntimeError(text), why.traceback, why.stage, FAILED)
 
 
 def _overdue(stage: StagePlan, transaction: int, deadline_ms: int) -> Failure:

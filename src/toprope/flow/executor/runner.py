@@ -99,7 +99,7 @@ class Runner:
             if hub.address is not None:
                 self._hosts.book[DRIVER] = hub.address
             queues = [InQueue(hub, self._codec, DEPTH) for _ in self._plan.fetched]
-            self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self._explain)
+            self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self.explain)
             hub.check = self._hosts.check_deadlines
             hub.arrived = self._results.arrived
             self._hub = hub
@@ -198,7 +198,7 @@ class Runner:
                 _UNFETCHED, link.name, link.depth, listed,
             )  # fmt: skip
 
-    def _explain(self) -> str:
+    def explain(self) -> str:
         """Describe the stages at work, and results of outputs that are not fetched."""
         listed = self._unfetched()
         at_work = self._hosts.explain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -22,6 +23,7 @@ from toprope.flow.flow_graph import FlowGraph
 from toprope.flow.futures import DeadlineExceeded, QueueFull, ResultStream, size_of
 from toprope.flow.process_points import GraphProcessPoint
 from toprope.flow.service import bodies, prometheus
+from toprope.flow.service.media_types import BYTES, accepted, fits, may_be, type_of
 from toprope.flow.service.openapi import description
 from toprope.flow.service.ports import ports_of
 from toprope.flow.service.problems import MEDIA_TYPE as PROBLEM
@@ -33,7 +35,6 @@ from toprope.http_bodies import Message, Receive, Send, bounded, declared_length
 __all__ = ["Limits", "Service"]
 
 _EVENTS = "text/event-stream"
-_BYTES = "application/octet-stream"
 _LARGE = 256 * 1024
 """Bytes of a body from which on it is read and written in another thread, so that other requests go on."""
 
@@ -47,6 +48,8 @@ _WRITE = 60.0
 """Seconds that a client may take to read a part of its answer."""
 
 _GONE = 499
+
+_LONGER = "start the service with a longer --timeout, or send less"
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,8 @@ class Service:
             )  # fmt: skip
         if self.figures.ongoing >= self._limits.ongoing:
             raise self._too_many(f"{self.figures.ongoing} requests are ongoing, which is the most that are accepted")
+        if not self.figures.ongoing:
+            self._pace.begin(time.monotonic())
         self.figures.ongoing += 1
 
     def _too_many(self, detail: str) -> Problem:
@@ -172,9 +177,12 @@ class Service:
         Raises:
             Problem: 400: the parameter `timeout` is no such number.
         """
-        text = request.query_params.get("timeout")
-        if text is None:
+        texts = request.query_params.getlist("timeout")
+        if not texts:
             return self._limits.seconds
+        if len(texts) > 1:
+            raise Problem(400, f"timeout is given {len(texts)} times", "give it once", field="timeout")
+        text = texts[0]
         try:
             found = float(text)
         except ValueError:
@@ -190,6 +198,12 @@ class Service:
         Raises:
             Problem: 400, 413, 415, 422.
         """
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise Problem(
+                415, f"no body with Content-Encoding: {encoding} is taken", "send the body as it is",
+                {"Accept-Encoding": "identity"},
+            )  # fmt: skip
         header = request.headers.get("content-type", "")
         media_type = header.partition(";")[0].strip().lower()
         limit = self._limits.body
@@ -268,11 +282,13 @@ class Service:
             if error.error_code == FAILED:
                 raise Problem(503, error.message, headers={"Retry-After": "5"}) from None
             raise Problem(422, error.message) from None
+        except RecursionError:
+            raise Problem(422, "an input is nested too deeply") from None
 
     def answered(self, status: int, seconds: float) -> None:
         """Count an answer."""
         self.figures.add(status, seconds)
-        if status not in (429, 503):
+        if status == 200 or (status >= 500 and status != 503):  # what is refused takes no time of the graph
             self._pace.add(time.monotonic())
 
 
@@ -283,8 +299,9 @@ class _Answer(Response):
         self._service = service
         self._request = request
         self._began = time.monotonic()
-        self._accept = _accepted(request.headers.get("accept", ""))
+        self._accept = accepted(request.headers.get("accept", ""))
         self._seconds = 0.0
+        self._problem_of = functools.partial(_problem_of, most=service._limits.seconds)
         self.background = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -296,6 +313,7 @@ class _Answer(Response):
                 service.admit()
                 is_in = True
                 self._seconds = service.deadline_of(self._request)
+                self._form = self._form_of_answer()  # refused before the model runs
                 status = await self._run(receive, send)
             except Problem as problem:
                 status = problem.status
@@ -316,7 +334,7 @@ class _Answer(Response):
         except TimeoutError:
             raise Problem(408, f"the body has not come within {self._seconds:g} s") from None
         streams = self._service.ports.is_stream
-        form = self._form_of_answer(media_type, streams)
+        form = self._form or (bodies.SAFETENSORS if bodies.is_safetensors(media_type) else "application/json")
         feed = self._service.feed_of(found)
         result = await self._service.fed(feed, max(0.001, self._left()), size, streams=streams)
         if not streams:
@@ -327,26 +345,27 @@ class _Answer(Response):
         finally:
             watch.cancel()
 
-    def _form_of_answer(self, media_type: str, streams: bool) -> str:
-        """Media type of the answer.
+    def _form_of_answer(self) -> str:
+        """Media type of the answer; `BYTES` for bytes of any type, empty for the type of the request's body.
 
         Raises:
             Problem: 406: the client takes none that there is.
         """
-        same = bodies.SAFETENSORS if bodies.is_safetensors(media_type) else "application/json"
-        offers = (
-            [_EVENTS, "application/json"]
-            if streams
-            else [same, "application/json", bodies.SAFETENSORS, _BYTES, _EVENTS]
-        )
+        ports = self._service.ports
+        if ports.is_stream:
+            offers = [_EVENTS, "application/json"]
+        else:
+            offers = ["application/json", bodies.SAFETENSORS, *([BYTES] if ports.may_be_bytes else []), _EVENTS]
         for wanted in self._accept:
+            if not ports.is_stream and wanted in ("*/*", "application/*"):
+                return ""
             for offer in offers:
-                if wanted in ("*/*", offer, f"{offer.partition('/')[0]}/*") or (
-                    offer == bodies.SAFETENSORS and bodies.is_safetensors(wanted)
+                if (
+                    fits(offer, wanted)
+                    or (offer == bodies.SAFETENSORS and bodies.is_safetensors(wanted))
+                    or (offer == BYTES and may_be(wanted))
                 ):
                     return offer
-        if not streams and len(self._service.ports.outputs) == 1:
-            return self._accept[0]  # bytes of any type, such as image/png
         raise Problem(406, f"there is no answer of type {', '.join(self._accept)}", f"accept {', '.join(offers)}")
 
     # One result
@@ -364,7 +383,7 @@ class _Answer(Response):
             found = await future
         except BaseException as error:  # a stage may have raised SystemExit, which must not end the server
             if future.done() and not future.cancelled():
-                raise _problem_of(error) from None
+                raise self._problem_of(error, self._seconds) from None
             if watch and watch[0].done():
                 raise _ClientGone from None
             future.cancel()
@@ -377,6 +396,8 @@ class _Answer(Response):
             body = _event("result", bodies.json_of_values(found, self._service.ports)) + _event("end", b"{}")
         else:
             body = await _apart(size_of(found), self._encoded, found, form)
+        if form == BYTES:
+            form = self._type_of(body)
         await send_whole(send, 200, form, body)
         return 200
 
@@ -387,12 +408,30 @@ class _Answer(Response):
             return bodies.safetensors_of_values(found, self._service.ports)
         if len(found) == 1 and isinstance(found[0], bytes | bytearray | memoryview):
             return bytes(found[0])
-        raise Problem(406, f"the result is not bytes, so there is no answer of type {form}", "accept application/json")
+        raise Problem(
+            406, f"the result is not bytes, so there is no answer of type {', '.join(self._accept)}",
+            "accept application/json",
+        )  # fmt: skip
+
+    def _type_of(self, body: bytes) -> str:
+        """Media type of bytes by their content: the client must not choose what a browser makes of them.
+
+        Raises:
+            Problem: 406: the client does not accept it.
+        """
+        found = type_of(body)
+        for wanted in self._accept:
+            for name in (found, BYTES):
+                if fits(name, wanted):
+                    return name
+        raise Problem(
+            406, f"the result is {found}, and {', '.join(self._accept)} is accepted", f"accept {found}, or {BYTES}"
+        )
 
     # Several results
 
     async def _stream(self, stream: ResultStream, form: str, watch: asyncio.Future[None], send: Send) -> int:
-        results = _items(stream, watch)
+        results = _items(stream, watch, lambda error: self._problem_of(error, self._seconds))
         try:
             if form != _EVENTS:
                 rows = [dict(zip(self._service.ports.outputs, each, strict=True)) async for each in results if each]
@@ -434,7 +473,9 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _items(stream: ResultStream, watch: asyncio.Future[None]) -> AsyncGenerator[list[Any] | None]:
+async def _items(
+    stream: ResultStream, watch: asyncio.Future[None], problem_of: Callable[[BaseException], Problem]
+) -> AsyncGenerator[list[Any] | None]:
     """The results as they come, and None where none has come for a while.
 
     Raises:
@@ -463,7 +504,7 @@ async def _items(stream: ResultStream, watch: asyncio.Future[None]) -> AsyncGene
         except GeneratorExit:
             raise
         except BaseException as error:
-            raise _problem_of(error) from None
+            raise problem_of(error) from None
         if watch.done():
             raise _ClientGone
         try:
@@ -472,14 +513,19 @@ async def _items(stream: ResultStream, watch: asyncio.Future[None]) -> AsyncGene
             yield None
 
 
-def _problem_of(error: BaseException) -> Problem:
+def _problem_of(error: BaseException, seconds: float, most: float) -> Problem:
     """The answer for an input that has failed.
 
     An exception of the user's with a `status_code` from 400 to 499, such as FastAPI's HTTPException, is the client's
     fault; any other is the service's.
+
+    Args:
+        seconds: that the request might take.
+        most: of `Limits`.
     """
     if isinstance(error, DeadlineExceeded):
-        return Problem(504, str(error))
+        do = f"send it with a longer ?timeout=, at most {most:g}" if seconds < most else _LONGER
+        return Problem(504, f"{error}; the request has a deadline of {seconds:g} s", do)
     if isinstance(error, Cancelled):
         return Problem(504, error.message)
     status = getattr(error, "status_code", 500)
@@ -518,31 +564,16 @@ async def _apart(size: int, function: Callable[..., Any], *args: Any) -> Any:
     return await asyncio.to_thread(function, *args) if size >= _LARGE else function(*args)
 
 
-def _accepted(header: str) -> list[str]:
-    """The media types of an Accept header, the most wanted first."""
-    found = []
-    for place, each in enumerate(header.split(",")):
-        name, *parameters = (part.strip().lower() for part in each.split(";"))
-        quality = 1.0
-        for parameter in parameters:
-            if parameter.startswith("q="):
-                try:
-                    quality = float(parameter[2:])
-                except ValueError:
-                    quality = 0.0
-        if name and quality > 0:
-            found.append((-quality, place, name))
-    return [name for _, _, name in sorted(found)] or ["*/*"]
-
-
 def _event(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
 def _patient(send: Send) -> Send:
-    """Give up on a client that does not read a large part of its answer."""
+    """Give up on a client that does not read a large part of its answer, and forbid browsers to guess its type."""
 
     async def send_some(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"].append((b"x-content-type-options", b"nosniff"))
         is_small = len(message.get("body", b"")) < 65536
         await (send(message) if is_small else asyncio.wait_for(send(message), _WRITE))
 
@@ -559,16 +590,20 @@ async def _of_http(request: Request, error: HTTPException) -> Response:
 
 
 class _Pace:
-    """How fast requests are answered, for Retry-After."""
+    """How fast requests are answered while there are any, for Retry-After."""
 
     def __init__(self) -> None:
         self._interval = 0.0
         self._last = 0.0
 
+    def begin(self, now: float) -> None:
+        """Leave out the time until now, in which nothing was asked."""
+        self._last = now
+
     def add(self, now: float) -> None:
         """Count an answer."""
-        if self._last:
-            self._interval += 0.05 * (min(now - self._last, 10.0) - self._interval)
+        interval = min(now - self._last, 60.0)
+        self._interval += (0.05 if self._interval else 1.0) * (interval - self._interval)
         self._last = now
 
     def seconds_for(self, requests: int) -> int:

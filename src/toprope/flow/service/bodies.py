@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping, Sequence
+import math
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -13,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from toprope.flow.data_type import DT_STRING, DTYPES, DType, of_numpy, of_torch
+from toprope.flow.data_type import DT_BOOL, DT_FLOAT, DT_INT64, DT_STRING, DTYPES, DType, of_numpy, of_torch
 from toprope.flow.exceptions import DfException
 from toprope.flow.service.ports import Input, Ports
 from toprope.flow.service.problems import Problem
@@ -35,6 +38,19 @@ SAFETENSORS = "application/vnd.safetensors"
 
 _BY_NAME = {each.torch: each for each in DTYPES if each.torch} | {"string": DT_STRING}
 _TENSOR_KEYS = {"dtype", "shape", "data"}
+
+_MOST_DIMENSIONS = 64
+"""Of an array of numpy and of a tensor of torch."""
+
+_MOST_ELEMENTS = 2**60 - 1
+"""Product of the sides of a shape, those of 0 left out, which numpy and torch refuse where its bytes are no int64."""
+
+_MOST_TEXT = 256 * 2**20
+"""Bytes of a tensor of texts: a long one among many short ones would take any amount."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
+_SHORT.maxlist = 8
 
 
 # Requests
@@ -60,8 +76,17 @@ def _parsed(body: bytes | str, where: str, field: str | None = None) -> Any:
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is no number of JSON")
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise Problem(
+                400, f"{where} has the key {_brief(name)} more than once", "name it once", field=field or name
+            )
+        return found
+
     try:
-        return json.loads(body, parse_constant=refuse)
+        return json.loads(body, parse_constant=refuse, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         text = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise Problem(400, f"{where} is no JSON: {text}", field=field) from None
@@ -109,55 +134,108 @@ def _tensor_object(value: dict[str, Any], to: Input) -> Any:
     """A tensor that says its dtype and shape."""
     dtype, shape = _BY_NAME.get(value["dtype"]) if isinstance(value["dtype"], str) else None, value["shape"]
     if dtype is None:
-        raise _misfit(to, f"dtype {value['dtype']!r}", f"the dtypes are {', '.join(_BY_NAME)}")
+        raise _misfit(to, f"dtype {_brief(value['dtype'])}", f"the dtypes are {', '.join(_BY_NAME)}")
     if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
-        raise _misfit(to, f"shape {shape!r}", "a shape is a list of numbers of at least 0")
+        raise _misfit(to, f"shape {_brief(shape)}", "a shape is a list of numbers of at least 0")
+    _check_size(shape, to)
     array = _array(value["data"], dtype, to)
-    count = 1
-    for each in shape:
-        count *= each
+    count = math.prod(shape)
     if array.size != count:
         raise _misfit(to, f"{array.size} elements for the shape {shape}", f"data must have {count} elements")
     return _finished(array.reshape(shape), to, dtype)
 
 
+def _check_size(shape: Sequence[int], to: Input) -> None:
+    """Refuse shapes that numpy and torch refuse, also those of tensors without elements."""
+    if len(shape) > _MOST_DIMENSIONS:
+        raise _misfit(to, f"a shape of {len(shape)} dimensions", f"tensors have at most {_MOST_DIMENSIONS}")
+    size = 1
+    for each in shape:
+        size *= min(max(each, 1), _MOST_ELEMENTS + 1)
+        if size > _MOST_ELEMENTS:
+            raise _misfit(to, f"shape {_brief(list(shape))}", f"the sides of a shape make at most {_MOST_ELEMENTS}")
+
+
 def _array(value: Any, dtype: DType | None, to: Input) -> Any:
-    """Numbers of JSON as an array that can be cast to the dtype without loss of more than precision."""
-    try:
-        array = numpy.array(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise _misfit(to, f"a list that is no tensor: {error}", "lists of one depth must have one length") from None
-    kind = array.dtype.kind
-    if kind == "U" and (dtype is None or dtype == DT_STRING) and not to.for_model:
-        try:
-            return numpy.char.encode(array, "ascii")
-        except UnicodeEncodeError:
-            raise _misfit(to, "texts that are not ASCII", "tensors hold ASCII") from None
-    if kind not in "bif":
-        raise _misfit(to, _kind(value) if array.dtype == object else f"elements of {array.dtype}", "send numbers")
+    """Elements of JSON as an array of the dtype, without loss of more than precision.
+
+    Without a dtype, numbers are float32, int64 or bool. They are looked at before numpy converts them: it makes texts
+    of numbers, and floats of large integers, where a list has both.
+    """
+    array = numpy.array(value, dtype=object)  # nested lists of different lengths leave lists as elements
+    found = set(map(type, array.flat))
+    is_text = dtype == DT_STRING if dtype is not None else found == {str} and not to.for_model
+    taken: tuple[type, ...] = (str,) if is_text else (bool, int, float)
+    if not found <= set(taken):
+        text = "lists of one depth must have one length; " if found & {list} else ""
+        raise _misfit(to, _at(array, lambda each: type(each) not in taken),
+                      f"{text}send {'texts' if is_text else 'numbers'}")  # fmt: skip
+    if is_text:
+        return _texts(array, to)
     if dtype is None:
-        return array.astype("float32") if kind == "f" else array
-    name = dtype.numpy or "float64"
-    wanted = numpy.dtype(name)
-    if dtype == DT_STRING:
-        raise _misfit(to, "numbers", "send texts")
-    if wanted.kind == "b" and kind != "b" and array.size:
-        raise _misfit(to, f"{array.dtype} {list(array.shape)}", "send true and false")
-    if wanted.kind in "iu":
-        if kind == "f" and array.size:
-            raise _misfit(to, f"{array.dtype} {list(array.shape)}", "send whole numbers")
+        dtype = DT_FLOAT if float in found or not found else DT_INT64 if int in found else DT_BOOL
+    wanted = numpy.dtype(dtype.numpy or "float64")
+    if wanted.kind == "f":
+        return _floats(array, wanted, dtype, to)
+    if wanted.kind == "b":
+        if not found <= {bool}:
+            raise _misfit(to, _at(array, lambda each: type(each) is not bool), "send true and false")
+    elif float in found:
+        raise _misfit(to, _at(array, lambda each: type(each) is float), "send whole numbers")
+    elif array.size:
         limits = numpy.iinfo(wanted)
-        if kind == "i" and array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
-            raise _misfit(
-                to, f"numbers from {array.min()} to {array.max()}", f"{name} has {limits.min} to {limits.max}"
-            )
+        if min(array.flat) < limits.min or max(array.flat) > limits.max:
+            which = _at(array, lambda each: not limits.min <= each <= limits.max)
+            raise _misfit(to, which, f"{wanted} has {limits.min} to {limits.max}")
+    return array.astype(wanted)
+
+
+def _floats(array: Any, wanted: Any, dtype: DType, to: Input) -> Any:
+    target = getattr(torch, dtype.torch)
     with numpy.errstate(over="ignore"):
-        cast = array.astype(wanted)
-    if wanted.kind == "f" and not numpy.isfinite(cast).all():
-        raise _misfit(
-            to, f"a number that {dtype.torch} cannot hold", f"{dtype.torch} ends at {numpy.finfo(wanted).max}"
-        )
+        try:
+            cast = array.astype(wanted)
+        except OverflowError:  # an integer that no float can hold
+            cast = numpy.vectorize(_float, otypes=[wanted])(array)
+    held = torch.from_numpy(cast).to(target) if not dtype.numpy and cast.size else cast
+    is_held = numpy.isfinite(held) if held is cast else held.isfinite().numpy()
+    if not is_held.all():
+        place = numpy.unravel_index(int(numpy.argmin(is_held)), array.shape)
+        raise _misfit(to, _element(array[place], place), f"{dtype.torch} ends at {torch.finfo(target).max}")
     return cast
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _texts(array: Any, to: Input) -> Any:
+    """An array of texts, each as long as the longest."""
+    if not all(map(str.isascii, array.flat)):
+        raise _misfit(to, f"texts that are not ASCII: {_at(array, lambda each: not each.isascii())}", "send ASCII")
+    size = array.size * max(map(len, array.flat), default=0)
+    if size > _MOST_TEXT:
+        raise _misfit(to, f"texts of {size} bytes, each as long as the longest", f"send at most {_MOST_TEXT} bytes")
+    return numpy.array([each.encode() for each in array.flat], dtype="S").reshape(array.shape)
+
+
+def _at(array: Any, is_wrong: Callable[[Any], bool]) -> str:
+    """The first wrong element of an array of objects, with its place."""
+    return next(_element(each, place) for place, each in numpy.ndenumerate(array) if is_wrong(each))
+
+
+def _element(value: Any, place: Sequence[Any]) -> str:
+    shown = _kind(value) if isinstance(value, dict | list | None) else _brief(value)
+    where = ", ".join(str(int(each)) for each in place)
+    return f"{shown} at [{where}]" if place else shown
+
+
+def _brief(value: Any) -> str:
+    """A value of JSON in an error: its beginning and end where it is long."""
+    return _SHORT.repr(value)
 
 
 def _finished(array: Any, to: Input, dtype: DType | None) -> Any:
@@ -201,7 +279,7 @@ def values_of_safetensors(body: bytes, ports: Ports) -> dict[str, Any]:
 def _tensors(body: bytes, where: str, field: str | None = None) -> dict[str, torch.Tensor]:
     try:
         return load(body)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise Problem(400, f"{where} is no safetensors file: {error}", field=field) from None
 
 
@@ -211,6 +289,7 @@ def value_of_tensor(tensor: torch.Tensor, to: Input) -> Any:
         dtype = of_torch(str(tensor.dtype))
     except DfException as error:
         raise _misfit(to, str(tensor.dtype), error.message) from None
+    _check_size(tensor.shape, to)
     _check(tuple(tensor.shape), dtype, to)
     return tensor if to.for_model or not dtype.numpy else Tensor.over(tensor.numpy())
 
@@ -223,9 +302,9 @@ def value_of_part(body: bytes | str, media_type: str, file_name: str, to: Input)
     """
     if media_type in _SAFETENSORS_TYPES or file_name.endswith(".safetensors"):
         found = _tensors(body if isinstance(body, bytes) else body.encode(), f"the part {to.name}", to.name)
-        if to.name in found or len(found) == 1:
-            return value_of_tensor(found.get(to.name, next(iter(found.values()))), to)
-        raise _misfit(to, f"a file with the tensors {', '.join(found) or 'none'}", "send one tensor")
+        if len(found) == 1:
+            return value_of_tensor(next(iter(found.values())), to)
+        raise _misfit(to, f"a file with the tensors {', '.join(sorted(found)) or 'none'}", "send one tensor")
     if media_type == "application/json" or (to.is_tensor and isinstance(body, str)):
         return value_of_json(_parsed(body, f"the part {to.name}", to.name), to)
     if to.is_tensor:

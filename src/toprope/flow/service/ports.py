@@ -47,11 +47,19 @@ class Input:
 
 @dataclass(frozen=True)
 class Ports:
-    """The inputs by name, the names of the outputs in their order, and whether a request has several results."""
+    """The inputs and outputs of a graph.
+
+    Attributes:
+        inputs: by name.
+        outputs: their names, in their order.
+        is_stream: whether a request has several results.
+        may_be_bytes: whether the only output can be bytes: no model makes it.
+    """
 
     inputs: dict[str, Input]
     outputs: tuple[str, ...]
     is_stream: bool
+    may_be_bytes: bool
 
 
 def ports_of(plan: Plan, models: frozenset[int], is_stream: bool) -> Ports:
@@ -80,4 +88,5 @@ def ports_of(plan: Plan, models: frozenset[int], is_stream: bool) -> Ports:
     for name in names:
         outputs.append(f"{name}_{counts[name]}" if counts[name] else name)
         counts[name] += 1
-    return Ports(inputs, tuple(outputs), is_stream)
+    may_be_bytes = len(names) == 1 and plan.nodes.index(plan.fetched[plan.order[0]].node) not in models
+    return Ports(inputs, tuple(outputs), is_stream, may_be_bytes)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException
+from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException, as_exception
 from toprope.flow.stage_spec import (
     EMPTY,
     FAILURE,
@@ -54,7 +54,7 @@ def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> F
     while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
         frames = frames.tb_next  # how we called it is of no interest
     text = "".join(traceback.format_exception(type(error), error, frames))
-    return Failure(error.with_traceback(None), text, stage, code)
+    return Failure(as_exception(error.with_traceback(None)), text, stage, code)
 
 
 class InputQueue:
@@ -226,7 +226,9 @@ class Python:
                     found[number] = [(index, EMPTY, None) for index in range(self._count)]
                 else:
                     values[number] = [self._value(each) for each in messages]
-            except Exception as error:
+            except Stopped:
+                raise
+            except BaseException as error:
                 found[number] = error
         left = [number for number, known in enumerate(found) if known is None]
         for chunk in chunks([self._key(values[each]) for each in left], most):
@@ -249,11 +251,9 @@ class Python:
             return [self._made_of(self._call(*values[0]))] if is_one else self._of_rows(values)
         except Stopped:
             raise
-        except Exception as error:
+        except BaseException as error:
             if is_one:
                 return [error]
-        except BaseException as error:
-            return [error] * len(values)
         return [self._batched([each])[0] for each in values]
 
     def _of_rows(self, values: list[list[Any]]) -> list[Made]:
@@ -288,7 +288,7 @@ class Python:
             failed = [each for each in row if isinstance(each, BaseException)]
             try:
                 found.append(failed[0] if failed else self._made_of(row if len(row) > 1 else row[0]))
-            except Exception as error:  # of a serializer
+            except BaseException as error:  # of a serializer
                 found.append(error)
         return found
 

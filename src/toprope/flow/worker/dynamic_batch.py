@@ -77,8 +77,8 @@ def chunks(keys: Sequence[tuple[Any, int] | None], most: int) -> list[list[int]]
             found.append([number])
             continue
         kind, rows = key
-        chunk, used = open_.get(kind, ([], most))
-        if used + rows > most:
+        chunk, used = open_.get(kind, ([], 0))
+        if not chunk or used + rows > most:
             chunk, used = [], 0
             found.append(chunk)
         chunk.append(number)

@@ -483,5 +483,5 @@ class Loop:
             self._activate([], Head(transaction), (code, context))
         except Stopped:
             raise
-        except Exception:
+        except BaseException:
             traceback.print_exc()

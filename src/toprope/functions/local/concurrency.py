@@ -100,6 +100,9 @@ class Loop:
                     async for each in result:
                         worker.send_values(Kind.ITEM, message.number, [each])
                         count += 1
+                        if worker.is_unwanted(message.number):
+                            break
+                    await result.aclose()
                     worker.channel.send(Kind.END, message.number, count)
                 else:
                     worker.answer(message.number, result, returns)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import read_error
-from toprope.functions.local.process import BURST, SEVERAL, WINDOW, Call, Process
+from toprope.functions.local.process import BURST, SEVERAL, WINDOW, Call, Process, Stream
 from toprope.functions.objects import Entry, Value
 from toprope.functions.wire import Closed, Kind, Message
 
@@ -131,6 +131,7 @@ class Dispatcher:
                 self._session.reactor.leaves(process)
             call = process.pending.pop(number, None)
             if call is not None:
+                self._stream_ended(process, call)
                 self._ended(process, call, read_error(message.parts[0], is_ours=is_ours))
         elif kind in (Kind.ITEM, Kind.END):
             call = process.pending.get(number)
@@ -138,6 +139,7 @@ class Dispatcher:
                 return
             if kind == Kind.END:
                 del process.pending[number]
+                self._stream_ended(process, call)
                 call.stream.add(None)
                 self._ended(process, call, None)
                 return
@@ -159,6 +161,32 @@ class Dispatcher:
                         del process.held[name]
         else:
             self._session.requests.receive(process, message)
+
+    def close_stream(self, stream: Stream) -> None:
+        """Nobody wants more items of a generator: its call ends after the item under way, or never begins."""
+        call = stream.call
+        stream.close()
+        if call is None:
+            return
+        process = call.process
+        if process is not None and process.pending.get(call.number) is call:
+            self._tell(process, call, is_unwanted=True)
+        elif process is not None and call in process.backlog:
+            process.backlog.remove(call)
+            call.fail(call.cancel_error())
+        else:
+            call.owner.withdraw(call)
+
+    def _stream_ended(self, process: Process, call: Call) -> None:
+        """A worker that was asked to end a generator, maybe too late, need not remember that."""
+        if call.stream is not None and call.stream.closed:
+            self._tell(process, call, is_unwanted=False)
+
+    def _tell(self, process: Process, call: Call, *, is_unwanted: bool) -> None:
+        try:
+            process.channel.send(Kind.CANCEL, call.number, is_unwanted)
+        except Closed:
+            self._session.reactor.lost(process)
 
     def _ended(self, process: Process, call: Call, error: BaseException | None) -> None:
         if not call.owner.ended(process, call, error):

@@ -161,7 +161,7 @@ class Groups:
                 scheduler.ledgers[each.ledger].shortage(each.request, scheduler.filter(each.options))
                 for each in group.members
             ]
-            short = dict.fromkeys(each.text for each in found if each.reasons)
+            short = dict.fromkeys(each.explained for each in found if each.reasons)
             why = "\n".join(short) or f"its {len(group.members)} members do not fit together"
             self.do(group, group.late(why))
 

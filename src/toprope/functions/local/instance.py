@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, YRequestError
+from toprope.functions.exceptions import CODES, YRequestError, said
 from toprope.functions.ledger import Grant
 from toprope.functions.lifecycle import Life, State
 from toprope.functions.local.process import Call, Process
@@ -63,4 +63,5 @@ class Instance(Life[Call]):
 
 def exited(instance: Instance, process: Process) -> YRequestError:
     """The error of calls whose instance is gone."""
-    return YRequestError(f"instance {instance.id} exited: {process.how_it_ended}", CODES["instance exited"], 22)
+    why = f" ({said(instance.error)})" if instance.error is not None else ""  # it was ended, such as with its group
+    return YRequestError(f"instance {instance.id} exited: {process.how_it_ended}{why}", CODES["instance exited"], 22)

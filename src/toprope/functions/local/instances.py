@@ -218,6 +218,14 @@ class Instances:
                 elif instance.process is not None:
                     self._session.send(instance.process, call)
 
+    def withdraw(self, instance: Instance, call: Call) -> None:
+        """Nobody wants the result of a call that was not sent; those behind it need not wait for its arguments."""
+        if call in instance.queue:
+            instance.queue.remove(call)
+            call.fail(call.cancel_error())
+            instance.blocked = False
+            self.advance(instance)
+
     def _unblocked(self, instance: Instance) -> None:
         instance.blocked = False
         self.advance(instance)
@@ -299,8 +307,9 @@ class Instances:
                         call.fail(error)
 
     def free_dropped(self) -> None:
-        """End instances whose last handle is gone, where nothing is left for them to do."""
+        """End instances whose last handle is gone, where nothing is left for them to do, or list them as such."""
         with self._session.lock:
+            self.listing.changed()
             while self.dropped:
                 instance = self._by_id.get(self.dropped.popleft())
                 if instance is not None:
@@ -372,6 +381,7 @@ class Instances:
                     raise MissingInstanceError(id)
                 why = self.why_waiting(self._by_id[id])
                 raise YRTimeoutError(f"{why}, within {timeout} s", CODES["get failed"])
+            self.listing.changed()  # there will be a handle
             return id, self._by_id[id].code
 
     def named(self) -> list[tuple[str, str]]:
@@ -442,6 +452,11 @@ class _Calls(_Creation):
             call.fail(error)
         self._instances.free_if_unused(self._instance)
         return False
+
+    def withdraw(self, call: Call) -> None:
+        """Nobody wants the result of a call that was not sent."""
+        self._instances.withdraw(self._instance, call)
+        self._instances.free_if_unused(self._instance)
 
 
 def instance_calls(instances: Instances, instance: Instance) -> _Calls:

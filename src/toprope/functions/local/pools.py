@@ -312,6 +312,10 @@ class _Owner:
         """A call has a result, or raised; whether it is run again."""
         return self._pools.ended(self.pool, process, call, error)
 
+    def withdraw(self, call: Call) -> None:
+        """Nobody wants the result of a call that no worker has."""
+        self._pools._do(self.pool, self.pool.cancel(call, force=False))
+
     def why_waiting(self, call: Call) -> str:
         """What a call waits for."""
         return self._pools.why_waiting(self.pool, call)

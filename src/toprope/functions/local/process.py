@@ -49,9 +49,13 @@ class Stream:
     Attributes:
         entries: an entry for each item; the last one is an error where the generator raised.
         ended: whether no more will come.
+        closed: whether nobody wants more.
+        call: that makes them; None once it has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call: Call) -> None:
+        self.call: Call | None = call
+        self.closed = False
         self.entries: list[Entry] = []
         self.taken = 0
         self.ended = False
@@ -60,11 +64,17 @@ class Stream:
     def add(self, entry: Entry | None) -> None:
         """Another item, or None for the end."""
         if entry is None:
-            self.ended = True
-        else:
+            self.ended, self.call = True, None
+        elif not self.closed:
             self.entries.append(entry)
         changed, self.changed = self.changed, Entry()
         changed.finish(None)
+
+    def close(self) -> None:
+        """Nobody wants more items, and those that are there are free."""
+        self.closed, self.taken = True, 0
+        self.entries.clear()
+        self.add(None)
 
 
 class Call:
@@ -105,7 +115,7 @@ class Call:
         self.code = code
         self.options = options
         self.entries = [Entry()] if returns == 1 else [Entry() for _ in range(returns or 0)]
-        self.stream = Stream() if returns is None else None
+        self.stream = Stream(self) if returns is None else None
         self.tries = options.retry_times if options is not None and kind == Kind.FUNCTION else 0
         self.cancelled = False
         self.number = 0
@@ -121,8 +131,8 @@ class Call:
 
     @property
     def is_begun(self) -> bool:
-        """True if the first items of a generator have been handed on."""
-        return self.stream is not None and bool(self.stream.entries)
+        """True if the first items of a generator have been handed on, or nobody wants them: it does not run again."""
+        return self.stream is not None and (self.stream.closed or bool(self.stream.entries))
 
     def cancel_error(self) -> CancelError:
         """What it raises once it was cancelled."""
@@ -153,6 +163,7 @@ class Process:
         backlog: calls that wait until fewer are on their way; none of them has begun.
         lent: how often each block was sent to it and not let go of.
         held: objects that it has references to, with their number of times.
+        streams: the items of generators that it has called, by number.
         codes: functions and classes that it has.
         on_lost: told once when it is gone.
         exit: how it ended; None while it runs, or while that is not known.
@@ -176,6 +187,7 @@ class Process:
         self.backlog: deque[Call] = deque()
         self.lent: Counter[BlockKey] = Counter()
         self.held: dict[int, list[Any]] = {}
+        self.streams: dict[int, Stream] = {}
         self.codes: set[str] = set()
         self.on_lost: Callable[[Process], None] | None = None
         self.exit: int | None = None

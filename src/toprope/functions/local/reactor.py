@@ -145,6 +145,9 @@ class Reactor:
                     self._session.store.returned(key, times)
             process.lent.clear()
             process.held.clear()
+            for stream in process.streams.values():
+                self._session.close_stream(stream)
+            process.streams.clear()
             for timer in (process.deadline, process.burial, process.recycling):
                 if timer is not None:
                     timer.cancel()
@@ -296,7 +299,7 @@ class Reactor:
             pass
 
     def look(self) -> None:
-        """Have the listening thread look for instances whose handles are gone."""
+        """Have the listening thread look for instances whose handles are gone, and for generators."""
         self._wake()
 
     def _wake(self) -> None:
@@ -335,6 +338,8 @@ class Reactor:
         self._session.store.settle()
         if self._session.instances.dropped:
             self._session.instances.free_dropped()
+        if self._session.unwanted:
+            self._session.close_unwanted()
 
     def _read(self, process: Process) -> None:
         """Read what a worker has sent, where nobody else does."""

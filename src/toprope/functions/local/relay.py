@@ -93,6 +93,10 @@ class Relay(Backend):
             messages.append((Kind.REFS, 0, tuple(gone), ()))
         return messages
 
+    def tell(self) -> None:
+        """Tell the driver now what is not needed here any more."""
+        self._worker.tell()
+
     def answered(self, message: Message) -> None:
         """An answer has come; one that nobody waits for any more gives its memory back."""
         if message.number in self._answers:
@@ -408,6 +412,12 @@ class _RemoteItems(Items):
         self._ended = ref is None
         return ref
 
+    def close(self) -> None:
+        """Want no more items."""
+        self.__del__()
+        self._relay.tell()
+
     def __del__(self) -> None:
         if not self._ended:
+            self._ended = True
             self._relay.unfinished.append(self._stream)  # told later: this may be in the middle of a message

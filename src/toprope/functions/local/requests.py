@@ -72,7 +72,7 @@ class Requests:
             for entry, name in zip(call.entries, numbers, strict=False):
                 session.adopt(entry, name, process)
             if call.stream is not None:
-                session.streams[numbers[0]] = call.stream
+                process.streams[numbers[0]] = call.stream
             try:
                 if what == "invoke":
                     session.pools.add(call)
@@ -149,26 +149,28 @@ class Requests:
     def next_item(self, process: Process, number: int, name: int) -> None:
         """The number of a generator's next item, None after the last."""
         session = self._session
-        stream = session.streams[name]
+        stream = process.streams[name]
         if stream.taken < len(stream.entries):
             stream.taken += 1
             self._answer(process, number, session.expose(stream.entries[stream.taken - 1], process))
         elif stream.ended:
-            del session.streams[name]
+            del process.streams[name]
             self._answer(process, number, None)
         else:
             waiting = _Waiting(session, process, None, lambda: None)
 
             def changed() -> None:
                 with session.lock:
-                    if waiting.end() and name in session.streams:
+                    if waiting.end() and name in process.streams:
                         self.next_item(process, number, name)
 
             stream.changed.when_done(changed)
 
     def forget_stream(self, process: Process, number: int, name: int) -> None:
         """The items of a generator are not wanted any more."""
-        self._session.streams.pop(name, None)
+        stream = process.streams.pop(name, None)
+        if stream is not None:
+            self._session.close_stream(stream)
         self._answer(process, number, None)
 
     def terminate(self, process: Process, number: int, instance: str, is_sync: bool) -> None:

@@ -146,6 +146,11 @@ class ResourceGroups:
                     self._session.ledger.release(number)
 
     @locked
+    def is_there(self, name: str) -> bool:
+        """True if there is a group of this name that has all its bundles."""
+        return name in self._groups and self._groups[name].ready.done
+
+    @locked
     def table(self, name: str | None = None) -> dict[str, Any]:
         """What there is to tell of each group, or of one.
 

@@ -162,7 +162,7 @@ class Scheduler:
     def shortage_of(self, asker: Asker, request: Request) -> str:
         """Reason of a shortage, with the holders of what there is."""
         found = self.shortage_for(asker, request)
-        return found.text + (self._held(asker.ledger) if found.ever and not found.is_affinity else "")
+        return found.explained + (self._held(asker.ledger) if found.ever and not found.is_affinity else "")
 
     def _held(self, ledger: str) -> str:
         """Holders of the resources of a ledger, in words."""
@@ -180,7 +180,7 @@ class Scheduler:
         """Warn that a request can never be met by what is here. It waits all the same: more may come."""
         shortage = self.shortage_for(asker, request)
         if not shortage.ever:
-            _log.warning("%s asks for what is not here: %s", what, shortage.text)
+            _log.warning("%s asks for what is not here: %s", what, shortage.explained)
 
     def code_of_shortage(self, asker: Any, request: Request | None = None) -> int:
         """The code for not having got resources: 1006 where affinities exclude every node, else 1002."""

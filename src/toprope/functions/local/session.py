@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class Session(Backend):
         self.ledger = Ledger([node])
         self.codes: dict[str, Code] = {}
         self.objects: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
-        self.streams: dict[int, Stream] = {}
+        self.unwanted: deque[Stream] = deque()  # items that this process wants no more
         self._object_numbers = itertools.count(1)
         self.ended = False
         self.reactor = Reactor(self)
@@ -80,6 +81,7 @@ class Session(Backend):
         self.requests = Requests(self)
         self.dispatcher = Dispatcher(self)
         self.send, self.handle = self.dispatcher.send, self.dispatcher.handle
+        self.close_stream = self.dispatcher.close_stream
         self._process = os.getpid()
         self.reactor.start()
         self._guard = interrupts.Guard()
@@ -276,6 +278,12 @@ class Session(Backend):
             return ObjectRefGenerator(_StreamItems(self, call.stream))
         return given([ObjectRef(self, entry) for entry in call.entries], call.returns)
 
+    def close_unwanted(self) -> None:
+        """End the calls whose items this process wants no more."""
+        with self.lock:
+            while self.unwanted:
+                self.close_stream(self.unwanted.popleft())
+
     def know(self, code: Code) -> str:
         """The key of a function or class, by which workers know it."""
         key = code.identify()
@@ -288,7 +296,7 @@ class Session(Backend):
 
     def unreferenced(self, instance: str) -> None:
         """A handle to an instance is gone."""
-        if self.config.free_unreferenced and not self.ended:
+        if not self.ended:
             self.instances.dropped.append(instance)
             self.reactor.look()
 
@@ -415,6 +423,14 @@ class _StreamItems(Items):
 
     def _is_there(self) -> bool:
         return self._stream.taken < len(self._stream.entries) or self._stream.ended
+
+    def close(self) -> None:
+        """Want no more items. May be called at any moment, in any thread, so the work is put off."""
+        if not (self._stream.closed or self._session.ended):
+            self._session.unwanted.append(self._stream)
+            self._session.reactor.look()
+
+    __del__ = close
 
     def _next(self) -> ObjectRef | None:
         stream = self._stream

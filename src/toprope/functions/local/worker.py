@@ -20,6 +20,7 @@ from toprope.functions import current
 from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.arguments import lower
 from toprope.functions.exceptions import YRError, describe
+from toprope.functions.generators import iterate
 from toprope.functions.local.concurrency import HOOK, Loop, News, Threads
 from toprope.functions.local.relay import Relay
 from toprope.functions.serial import BlockKey, Packed, dumps, pack, plain, unpack
@@ -62,6 +63,7 @@ class Worker:
         self._deferring = False
         self.leaving = False  # whether a call has asked for the end: no other begins
         self.always_reads = False  # whether the main thread runs no calls
+        self.unwanted: set[int] = set()  # calls whose items nobody wants any more
         self.news = News()
 
     # Messages
@@ -87,6 +89,8 @@ class Worker:
             elif kind == Kind.FREE:
                 for key in message.meta:
                     self.arena.free(Block(*key))
+            elif kind == Kind.CANCEL:
+                (self.unwanted.add if message.meta else self.unwanted.discard)(message.number)
             elif kind == Kind.CODE:
                 self.codes[message.meta] = message.parts[0]
             else:
@@ -130,7 +134,7 @@ class Worker:
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
             if inspect.isasyncgen(result):
-                result = _drain(result)
+                result = iterate(result)
             self.answer(message.number, result, returns)
         except Closed:
             raise
@@ -226,14 +230,25 @@ class Worker:
             returns: how many values the caller expects; None for a generator.
         """
         if returns is None:
-            count = 0
-            for each in result:
+            items, count, end = iter(result), 0, object()
+            while not self.is_unwanted(number) and (each := next(items, end)) is not end:
                 self.send_values(Kind.ITEM, number, [each])
                 count += 1
+            if hasattr(items, "close"):
+                items.close()  # the user's `finally`, where there was to be more
             self.channel.send(Kind.END, number, count)
             return
         values = [result] if returns == 1 else _split(result, returns)
         self.send_values(Kind.RESULT, number, values)
+
+    def is_unwanted(self, number: int) -> bool:
+        """True if nobody wants more items of a call. Reads what has come, where nobody else does."""
+        if self.channel.reading.acquire(blocking=False):
+            try:
+                self.take(0)
+            finally:
+                self.channel.reading.release()
+        return number in self.unwanted
 
     def send_values(self, kind: int, number: int, values: list[Any]) -> None:
         """Send values that the driver is to keep."""
@@ -319,13 +334,6 @@ def _split(result: Any, returns: int) -> list[Any]:
 def _taken(queue: deque[Any]) -> list[Any]:
     """What a queue holds, taken out of it; others may add to it meanwhile."""
     return [queue.popleft() for _ in range(len(queue))]
-
-
-def _drain(generator: Any) -> list[Any]:
-    async def drain() -> list[Any]:
-        return [each async for each in generator]
-
-    return asyncio.run(drain())
 
 
 def wait_for(worker: Worker, done: Callable[[], bool], timeout: float | None) -> bool:

@@ -212,9 +212,13 @@ class Host(_Base):
         """Call a generator method: its name, its arguments, and the objects that they refer to."""
         try:
             function, arguments, keywords = self.method(*call, values)
-            for each in function(*arguments, **keywords):
+            items = function(*arguments, **keywords)
+            for each in items:
                 know_tensors()
                 yield each
+                if _is_unwanted():
+                    items.close()
+                    return
         except Exception as error:
             raise self._failure(error) from None
 
@@ -286,6 +290,14 @@ def host_of(target: type, is_async: bool) -> type:
     names = [each for each in dir(target) if not each.startswith("__") and callable(getattr(target, each, None))]
     bare = {f"{BARE}{each}": _bare_async(each) if is_async else _bare(each) for each in names}
     return type(target.__name__, (AsyncHost if is_async else Host,), bare)
+
+
+def _is_unwanted() -> bool:
+    """True if nobody wants more items of the call of this thread; an older Ray cannot say."""
+    import ray
+
+    asked = getattr(ray.get_runtime_context(), "is_canceled", None)
+    return asked is not None and bool(asked())
 
 
 def _bare(name: str) -> Callable[[Host], Any]:

@@ -71,7 +71,8 @@ class RayBackend(Backend):
         self.groups: InstanceGroups = self.instances.groups
         self.resource_groups: ResourceGroups = self.instances.placing.resource_groups
         self.pairs = _Pairs(self)
-        self._unreferenced: SimpleQueue[str | None] = SimpleQueue()  # instances of which a handle is gone
+        # instances of which a handle is gone, Ray's generators that nobody wants any more, None for the end
+        self._unreferenced: SimpleQueue[Any] = SimpleQueue()
         self._counts_handles = manager is not None  # only the program's own handles end instances
         if self._counts_handles:
             threading.Thread(target=self._look_at_handles, name="toprope handles", daemon=True).start()
@@ -318,12 +319,25 @@ class RayBackend(Backend):
         if self._counts_handles:
             self._unreferenced.put(instance)
 
+    def unwanted(self, stream: Any) -> None:
+        """Nobody wants more of a generator's items. May be called at any moment, so the work is put off."""
+        if self._counts_handles and not self.ended:
+            self._unreferenced.put(stream)
+
+    def close_stream(self, stream: Any) -> None:
+        """End the call that makes a generator's items."""
+        self.ray.cancel(stream, force=False, recursive=False)
+
     def _look_at_handles(self) -> None:
-        while (instance := self._unreferenced.get()) is not None:
+        while (item := self._unreferenced.get()) is not None:
             try:
-                self.instances.unreferenced(instance)
+                if isinstance(item, str):
+                    self.instances.unreferenced(item)
+                else:
+                    self.close_stream(item)
             except Exception:
-                _log.debug("the handles of %s", instance, exc_info=True)  # such as Ray's end
+                _log.debug("the handles of %s", item, exc_info=True)  # such as Ray's end
+            del item
 
     def is_alive(self, instance: str) -> bool:
         """Whether an instance is there."""
@@ -436,6 +450,18 @@ class _RayItems(Items):
         self._backend = backend
         self._stream = stream
         self._instance = instance
+        self._ended = False
+
+    def close(self) -> None:
+        """Want no more items."""
+        if not self._ended:
+            self._ended = True
+            self._backend.close_stream(self._stream)
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._backend.unwanted(self._stream)
 
     def take(self) -> ObjectRef | None:
         """The next item; waits for it."""
@@ -446,4 +472,7 @@ class _RayItems(Items):
         return self._known(await anext(self._stream, None))
 
     def _known(self, ref: Any) -> ObjectRef | None:
-        return None if ref is None else ObjectRef(self._backend, Entry(ref, self._instance))
+        if ref is None:
+            self._ended = True
+            return None
+        return ObjectRef(self._backend, Entry(ref, self._instance))

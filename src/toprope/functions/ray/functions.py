@@ -92,7 +92,7 @@ class Functions:
         try:
             pool = self._pool(options)
         except InvalidRequestError as error:
-            return backend.failed(YRequestError(error.message, error.code), returns)
+            return backend.failed(YRequestError(error.explained, error.code), returns)
         except YRequestError as error:
             return backend.failed(error, returns)
         know_tensors()

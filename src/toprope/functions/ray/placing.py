@@ -83,12 +83,16 @@ class Placing:
         """Why a request has not been met, and the code for that."""
         on, _ = self._wishes(Wishes(options))
         found = shortage(self._view(), request, on)
+        group = options.resource_group_options.resource_group_name
+        if group and not found.reasons:  # the nodes have room, which says nothing of the group's
+            text = f"resource group {group} has no room for it, or its process has not begun in time. "
+            return f"{text}do: end what uses the group, or a longer schedule_timeout_ms", CODES["resource not enough"]
         held = (
             held_by(each for each in self._backend.ask(Manager.holders) if each.pid)
-            if found.ever and not found.is_affinity
+            if found.reasons and found.ever and not found.is_affinity
             else ""
         )
-        return found.text + held, CODES["resource config" if found.is_affinity else "resource not enough"]
+        return found.explained + held, CODES["resource config" if found.is_affinity else "resource not enough"]
 
     def watch(self, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
         """Have an instance fail that has not got its resources in its time.
@@ -221,7 +225,7 @@ class _Watched:
             return
         found = shortage(self._asked.nodes_then(), self._record.request)
         if not found.ever:
-            _log.warning("instance %s can never be met by the nodes there are: %s", self._record.id, found.text)
+            _log.warning("instance %s can never be met by the nodes there are: %s", self._record.id, found.explained)
 
     def late(self) -> None:
         """Its time is over."""

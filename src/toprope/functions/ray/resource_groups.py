@@ -132,6 +132,13 @@ class ResourceGroups:
         self._backend.ray.util.remove_placement_group(found)
         self._groups.pop(name, None)
 
+    def is_there(self, name: str) -> bool:
+        """True if there is a group of this name that has all its bundles."""
+        found = self._find(name)
+        if found is None:
+            return False
+        return self._backend.ray.util.placement_group_table(found)["state"] not in ("PENDING", "REMOVED")
+
     def table(self, name: str | None = None) -> dict[str, Any]:
         """What there is to tell of each group, or of one.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import EnvironmentProblem
@@ -24,6 +25,8 @@ from toprope.functions.ray.nodes import (
 from toprope.functions.ray.reach import check_ray
 
 if TYPE_CHECKING:
+    import psutil
+
     from toprope.functions.backend import Backend
 
 __all__ = ["import_ray", "start"]
@@ -31,6 +34,9 @@ __all__ = ["import_ray", "start"]
 _NOISY = ("ray._private.accelerators.npu", "ray._private.authentication.authentication_token_setup")
 """Ray's loggers that tell of a missing `acl`, as an error with a traceback, on every machine without CANN, and, as a
 warning, that only those with the token of this user may use what is started."""
+
+_END = 10.0
+"""Seconds for what a Ray that could not be started has left to be gone."""
 
 
 def import_ray() -> Any:
@@ -77,6 +83,7 @@ def start(config: Config, address: str) -> Backend:
 
     ours = not ray.is_initialized()
     mode = auth_mode()
+    before = _ray_processes()
 
     def end() -> None:
         ray.shutdown()
@@ -95,6 +102,7 @@ def start(config: Config, address: str) -> Backend:
     except BaseException:
         if ours:
             end()
+            _end_begun(before)
         raise
 
 
@@ -114,6 +122,7 @@ def _connect(ray: Any, config: Config, address: str) -> None:
         use_token()
     if _is_endpoint(running):
         check_ray(running)
+    began = time.monotonic()
     try:
         if running.startswith("ray://"):
             ray.init(
@@ -147,12 +156,51 @@ def _connect(ray: Any, config: Config, address: str) -> None:
         do = "start one with toprope start --master --ray, or name another in server_address or TOPROPE_CLUSTER"
         raise EnvironmentProblem(
             f"no Ray can be {'reached at ' + running if running else 'started'}: {error}",
+            looked_at=f"waited {time.monotonic() - began:.0f} s, in which {_load()}{'' if running else _logs()}",
             do="pip install 'ray[client]'" if "ray[client]" in str(error) else do,
         ) from error
 
 
+def _ray_processes() -> set[psutil.Process]:
+    """Ray's processes that this one has started."""
+    import psutil
+
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any("ray" in word for word in process.cmdline()[:3]):
+                found.add(process)
+        except psutil.Error:
+            continue  # it has ended
+    return found
+
+
+def _end_begun(before: set[psutil.Process]) -> None:
+    """End what a Ray that could not be started has left: Ray itself ends it only with this process."""
+    import psutil
+
+    left = list(_ray_processes() - before)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.Error:
+            pass
+    psutil.wait_procs(left, timeout=_END)
+
+
 def _python_path() -> str:
     return os.pathsep.join(each for each in sys.path if each)
+
+
+def _load() -> str:
+    """The load of this machine, in words."""
+    return f"{os.getloadavg()[0]:.0f} processes wanted the {len(os.sched_getaffinity(0))} cores of this machine"
+
+
+def _logs() -> str:
+    """The folder in which Ray says why it does not start."""
+    folder = private_folder() or os.environ.get("RAY_TMPDIR", "")
+    return f"; Ray's own reasons are in {os.path.join(folder, 'session_latest', 'logs')}"
 
 
 def _object_store(config: Config) -> int | None:

@@ -64,7 +64,8 @@ def shortage(nodes: Iterable[Seen], request: Request, on: Callable[[Node], bool]
     """Why a request cannot be met now, and whether it could be with nothing else there."""
     nodes = list(nodes)
     unused = Ledger(node_of(seen) for seen in nodes).shortage(request, on)
-    return replace(_ledger(nodes).shortage(request, on), ever=not nodes or unused.ever)
+    ever = not nodes or unused.ever
+    return replace(_ledger(nodes).shortage(request, on), ever=ever, advice="" if ever else unused.advice)
 
 
 def fits(nodes: Sequence[Seen], request: Request, before: Sequence[Request] = ()) -> bool:

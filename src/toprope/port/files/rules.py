@@ -24,11 +24,13 @@ PACKAGE = _rule(
     "TR106", Kind.REVIEW, "flash-attn, nvidia-*-cu12, packages for CUDA alone: requirements-npu.txt is without them",
     """They cannot be installed, or do nothing, on a machine without CUDA, and no marker of pip says "where there is
     CUDA". The list stays as it is, so that nothing changes for those who install it; requirements-npu.txt is put
-    next to it, and says what it is without. Where that is there already it stays, and what it has of CUDA's is reported
-    in it. In pyproject.toml and environment.yml they are only reported: an extra named "cuda" is a place for them.""",
+    next to it, and says what it is without. It has toprope, which ported code imports (not with --vendor), and in place
+    of a release of torch that ported code does not run with the first that it does. Where that list is there already
+    it stays, and what it has of CUDA's is reported in it. In pyproject.toml and environment.yml they are only reported:
+    an extra named "cuda" is a place for them.""",
     "the packages' pages on PyPI",
     (
-        Example("torch\nflash-attn==2.6.3", _twin("#   flash-attn==2.6.3", "torch\n# flash-attn==2.6.3")),
+        Example("torch\nflash-attn==2.6.3", _twin("#   flash-attn==2.6.3", "torch\n# flash-attn==2.6.3\ntoprope\n")),
         Example("torch\nnumpy", reported=False),
     ),
 )  # fmt: skip
@@ -44,8 +46,8 @@ BUILD = _rule(
             "--extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.4.0+cu121\nnumpy",
             _twin(
                 "#   --extra-index-url https://download.pytorch.org/whl/cu121\n"
-                "#   torch==2.4.0+cu121 (here torch==2.4.0)",
-                "# --extra-index-url https://download.pytorch.org/whl/cu121\ntorch==2.4.0\nnumpy",
+                "#   torch==2.4.0+cu121 (here torch>=2.10)",
+                "# --extra-index-url https://download.pytorch.org/whl/cu121\ntorch>=2.10\nnumpy\ntoprope\n",
             ),
         ),
         Example("torch==2.4.0", reported=False),

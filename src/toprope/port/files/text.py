@@ -136,6 +136,10 @@ def port_text(
     ported.ignored = len(findings) - len(wanted)
     ported.findings = sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code))
     made = [edit for each in wanted if each.converted for edit in each.edits]
+    if made and all(each.rule is PIN for each in wanted if each.converted):
+        made = []  # a list is made for what is built for CUDA; a release alone is only reported
+        for each in wanted:
+            each.edits = ()
     if made:
         ported.after = render(text, made).encode("utf-8")
         for each in wanted:
@@ -143,7 +147,7 @@ def port_text(
                 (edit,) = each.edits
                 each.after = render(text, [edit], min(edit.start, edit.end - len(each.before)), edit.end)
     if kind is FileKind.REQUIREMENTS:
-        _put_next_to_it(ported, has_twin)
+        _put_next_to_it(ported, has_twin, vendored)
     return ported
 
 
@@ -152,7 +156,7 @@ def twin_of(path: PurePath) -> str:
     return f"{path.stem}{_FOR_NPUS}{path.suffix}"
 
 
-def _put_next_to_it(ported: Ported, has_twin: bool) -> None:
+def _put_next_to_it(ported: Ported, has_twin: bool, vendored: bool) -> None:
     """Leave a list as it is, for those who have CUDA, and make the list for NPUs next to it.
 
     Where that is there already it is its user's: it is looked at itself, and what it has of CUDA's is only reported.
@@ -163,17 +167,28 @@ def _put_next_to_it(ported: Ported, has_twin: bool) -> None:
         for each in ported.findings:
             each.edits, each.after = (), ""
     elif has_twin:
-        ported.findings = [each for each in ported.findings if not each.edits]
+        ported.findings = [each for each in ported.findings if each.rule is PIN or not each.edits]
+        for each in ported.findings:
+            each.edits, each.after = (), ""
     elif text != ported.before:
-        ported.companion = twin_of(place), _header(place.name, ported).encode() + text
+        ported.companion = twin_of(place), _header(place.name, ported).encode() + text + _toprope(text, vendored)
+
+
+def _toprope(text: bytes, vendored: bool) -> bytes:
+    """The requirement that ported code adds to a list: toprope, but with a vendored file."""
+    if vendored or re.search(rb"^\s*toprope(?![\w.-])", text, re.M):
+        return b""
+    end = b"\r\n" if b"\r\n" in text else b"\n"
+    return (b"" if not text or text.endswith(b"\n") else end) + b"toprope" + end
 
 
 def _header(name: str, ported: Ported) -> str:
     """Say in the list for NPUs where it is from, what it is without, and why."""
     end = "\r\n" if b"\r\n" in ported.before else "\n"
     lines = [f"# Made by toprope port from {name}, which stays for CUDA; without what is built for CUDA alone:"]
+    pins = {each.line for each in ported.findings if each.rule is PIN}
     for each in ported.findings:
-        if each.converted:
+        if each.converted and not (each.rule is BUILD and each.line in pins):
             here = "" if each.after.startswith("#") else f" (here {each.after})"
             lines.append(f"#   {each.before}{here}")
     lines.append("# Add torch_npu, in the release that belongs to the torch of this list.")
@@ -254,7 +269,10 @@ def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
     if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line):
         for low, high in old_pins(line, vendored=vendored):
             if not _is_comment(line, low):
-                yield PIN, start + low, start + high, ()
+                name = re.split(r"\W", line[low:high], maxsplit=1)[0]
+                first = ".".join(map(str, needed(name, vendored=vendored)))
+                newer = (Edit(start + low, start + high, (f"{name}>={first}",)),)
+                yield PIN, start + low, start + high, newer if kind is FileKind.REQUIREMENTS else ()
 
 
 def _requirements(line: str, start: int) -> _Found:

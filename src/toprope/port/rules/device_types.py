@@ -6,7 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import TAKES_KIND, names_kind, said
+from toprope.port.places import TAKES_KIND, before_number, names_kind, said, texts_of
 from toprope.port.rule import Example, Kind
 from toprope.port.scopes import with_defaults
 
@@ -101,6 +101,29 @@ KIND = FAMILY.rule(
                     return torch.ones(1, device=device)
             """,
         ),
+        Example(
+            """
+            import torch
+
+            def place(rank):
+                device = "cuda" if torch.cuda.is_available() else "cpu"
+                first = f"{'cuda' if torch.cuda.is_available() else 'cpu'}:{rank}"
+                second, third = device + ":0", f"{device}:{rank}"
+                print("%s:%d" % (device, rank))
+                return first, second, third, torch.device(device, rank)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            def place(rank):
+                device = portable.name()
+                first = f"{portable.kind()}:{rank}"
+                second, third = portable.kind(device) + ":0", f"{portable.kind(device)}:{rank}"
+                print("%s:%d" % (portable.kind(device), rank))
+                return first, second, third, torch.device(portable.kind(device), rank)
+            """,
+        ),
         Example('device_name = "cuda"\n', reported=False),
     ],
 )  # fmt: skip
@@ -115,6 +138,7 @@ def _given(file: File, call: ast.Call) -> bool:
         and not names_kind(given.id)
         and not _is_edited(file, given)
         and _holds_name(file, given)
+        and _is_read_elsewhere(file, given)
     ):
         file.report(KIND, given, edits=file.replace(given, f"{file.portable('kind')}(", given, ")"))
         file.done(given)
@@ -133,10 +157,33 @@ def _default(file: File, parameter: ast.arg) -> ast.expr | None:
 
 
 def _holds_name(file: File, node: ast.Name) -> bool:
-    """Return whether a name is given the name of a device, and is used for more than its type."""
+    """Return whether a name is given the name of a device."""
     bindings = file.bindings(node)
     values = [_default(file, each.node) if isinstance(each.node, ast.arg) else each.value for each in bindings]
     named = [None if each is None else said(file, each) for each in values]
-    if not named or any(each is None or each.is_device for each in named):
+    return bool(named) and not any(each is None or each.is_device for each in named)
+
+
+def _is_read_elsewhere(file: File, node: ast.Name) -> bool:
+    """Return whether a name is used for more than its type."""
+    bound_by = [each.node for each in file.bindings(node)]
+    return any(file.parent(each) is not file.parent(node) for each in file.reads(node.id, *bound_by))
+
+
+@FAMILY.node(ast.JoinedStr, ast.BinOp)
+def _numbered(file: File, node: ast.expr) -> bool:
+    """A name that holds a device's name, which may have a number, and another number that is put behind it."""
+    given = before_number(file, node)
+    if not isinstance(given, ast.Name | ast.Attribute) or _is_edited(file, given):
         return False
-    return any(file.parent(each) is not file.parent(node) for each in file.reads(node.id, *(b.node for b in bindings)))
+    name = given.id if isinstance(given, ast.Name) else given.attr
+    holds = isinstance(given, ast.Name) and _holds_name(file, given)
+    if not names_kind(name) and (holds or "cuda" in (texts_of(file, given) or ())):
+        file.report(KIND, given, edits=file.replace(given, f"{file.portable('kind')}(", given, ")"))
+    return False
+
+
+@FAMILY.method("format", "join")
+@FAMILY.call("torch.device")
+def _numbered_by_a_call(file: File, node: ast.Call) -> bool | None:
+    return _numbered(file, node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from toprope.port.family import Family
@@ -126,6 +127,10 @@ def _backends(node: ast.expr | None) -> Iterator[ast.expr]:
 
 
 def _convert(file: File, node: ast.expr | None) -> None:
+    if isinstance(node, ast.Constant) and re.search(r":nccl\b", str(node.value)) and not file.is_done(node):
+        advice = 'f"cpu:gloo,{portable.kind()}:{portable.dist_backend()}", "gloo" on the CPU'
+        file.report(BACKEND, node, f"a backend for each kind of device: {advice}")
+        file.done(node)
     for each in _backends(node):
         if not file.is_done(each):
             file.report(BACKEND, each, edits=file.replace(each, f"{file.portable('dist_backend')}()"))

@@ -18,6 +18,7 @@ FAMILY = Family(
            b"spconv", b"torch_scatter", b"pointnet2", b"sgl_kernel", b"deep_ep", b"grouped_gemm", b"rotary_emb",
            b"torchsparse", b"MinkowskiEngine", b"load_in_8bit", b"load_in_4bit", b"diff_gaussian_rasterization",
            b"simple_knn", b"raster", b"raymarching", b"DCN", b"cudnn", b"cublas", b"cusparse", b"cufft", b"nvrtc",
+           b"8bit", b"paged_", b"_bnb_", b"apex_fused", b"rmsprop_32bit",
            b"torch.ops", b"from torch import ops"],
 )  # fmt: skip
 
@@ -89,6 +90,30 @@ QUANTISED = FAMILY.rule(
         Example("model = AutoModel.from_pretrained(name, load_in_8bit=False)", reported=False),
     ],
 )
+OPTIMIZER = FAMILY.rule(
+    "TR081b",
+    Kind.NOT_CONVERTIBLE,
+    'optim="adamw_bnb_8bit", optim="adamw_apex_fused": an optimizer of a package for CUDA',
+    why="""transformers makes such an optimizer from bitsandbytes or apex, and raises where the package is missing.
+    "adamw_torch" is on every device, "adamw_torch_npu_fused" is torch_npu's own.""",
+    source="transformers.training_args.OptimizerNames",
+    examples=[
+        Example('args = TrainingArguments(optim="adamw_bnb_8bit")'),
+        Example('args = TrainingArguments(optim="paged_adamw_32bit" if small else "adamw_torch")'),
+        Example('args = TrainingArguments(optim="adamw_torch")', reported=False),
+    ],
+)
+_OPTIMIZERS = re.compile(r"paged_\w+|\w+_(?:bnb_)?8bit|\w*_bnb_\w+|adamw_apex_fused|rmsprop_32bit|\w+_8bit\w*")
+
+
+@FAMILY.keyword("optim", "optimizer", "optim_type")
+def _optimizer(file: File, node: ast.keyword) -> bool:
+    for each in ast.walk(node.value):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and _OPTIMIZERS.fullmatch(each.value):
+            file.report(OPTIMIZER, each)
+    return False
+
+
 _NAME = re.compile(
     r"(?:.+_)?cuda(?:_(?:ext|extension|kernels?|ops|lib|module|backend))?|.+_gpu_ext|.*CUDA.*", re.DOTALL
 )

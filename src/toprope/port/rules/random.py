@@ -26,17 +26,19 @@ SEEDS = FAMILY.rule(
             import torch
 
             torch.cuda.manual_seed_all(42)
+            print(torch.cuda.initial_seed())
             """,
             """
             import torch
             from toprope.device import portable
 
             portable.manual_seed_all(42)
+            print(portable.initial_seed())
             """,
         ),
     ],
 )
-_SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all")
+_SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed")
 FAMILY.drop_in(SEEDS, _SEEDS)
 FAMILY.drop_in(SEEDS, _SEEDS, below="torch.cuda.random")
 

@@ -57,6 +57,27 @@ EVENT = FAMILY.rule(
 FAMILY.drop_in(EVENT, ["Event"])
 FAMILY.drop_in(EVENT, ["Event"], below="torch.cuda.streams")
 
+NUMBER = FAMILY.rule(
+    "TR047a",
+    Kind.NOT_CONVERTIBLE,
+    "torch.cuda.current_stream().cuda_stream: the address of a stream of CUDA",
+    why="""Libraries of CUDA (cupy, Triton's launchers, ctypes) are given it. A stream of another device has no such
+    attribute; torch_npu's has npu_stream, for libraries of NPUs.""",
+    source="torch.cuda.Stream; torch_npu.npu.Stream",
+    examples=[
+        Example("launch(x.data_ptr(), stream.cuda_stream)"),
+        Example("event.cuda_event"),
+    ],
+)
+
+
+@FAMILY.attribute("cuda_stream", "cuda_event")
+def _address(file: File, node: ast.Attribute) -> bool:
+    if isinstance(node.ctx, ast.Load) and file.dotted(node) is None:
+        file.report(NUMBER, node)
+    return False
+
+
 STREAM = FAMILY.rule(
     "TR047",
     Kind.REVIEW,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 
-from toprope.port.compiled import uses_in
+from toprope.port.compiled import guards_a_kernel
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.places import texts_of
 from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind, Rule
-from toprope.port.scopes import Binding
 
 __all__ = ["FAMILY"]
 
@@ -128,7 +127,7 @@ def _is_cuda(file: File, node: ast.Attribute) -> bool:
         return False
     if isinstance(node.value, ast.Name) and node.value.id == "self" and _is_assigned(file, node):
         return False
-    if _guards_a_kernel(file, node):
+    if guards_a_kernel(file, node):
         file.report(IS_CUDA, node, _OF_A_KERNEL)
         return False
     edits = file.replace(node, f"{file.portable('is_accelerator')}(", node.value, ")")
@@ -181,6 +180,31 @@ TYPE = FAMILY.rule(
         ),
         Example(
             """
+            import torch
+
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            amp = device == "cuda"
+
+            class Runner:
+                def __init__(self):
+                    self.device = "cpu" if not torch.cuda.is_available() else "cuda"
+                    self.slow = self.device != "cuda"
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            device = portable.name()
+            amp = portable.is_accelerator(device)
+
+            class Runner:
+                def __init__(self):
+                    self.device = portable.name()
+                    self.slow = not portable.is_accelerator(self.device)
+            """,
+        ),
+        Example(
+            """
             if device.type == "cuda":
                 work()
             elif device.type == "mps":
@@ -221,39 +245,8 @@ TYPE = FAMILY.rule(
         Example('if event.type == "click":\n    pass', reported=False),
     ],
 )
+_TWO_KINDS = (frozenset({"cuda"}), frozenset({"cuda", "cpu"}))
 _OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
-_SWITCH = r"(?:use|using|with|has|no|on|to|is|enable|want|support|if)_cuda"
-_KERNELS = re.compile(
-    r"custom_op|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|(?<!Distributed)DataParallel"
-    rf"|\b(?!{_SWITCH}\b)\w+_cuda\b"
-)
-
-
-def _of_kernels(binding: Binding) -> bool:
-    return (binding.imported or "").partition(".")[0] in ("triton", "cutlass", "cupy", "tilelang", "numba")
-
-
-def _guards_a_kernel(file: File, node: ast.AST) -> bool:
-    """Whether what a question decides about calls kernels for CUDA, or torch's DataParallel: it asks for CUDA itself.
-
-    Of a condition that is what stands below it, of an assertion the function around it.
-    """
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    function = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)
-    around: ast.AST = file.statement(node)
-    if isinstance(around, ast.Assert):
-        if any(_of_kernels(each) for bindings in file.walk.module.bindings.values() for each in bindings):
-            return True
-        around = function or around
-        if function is not None and any(uses_in(file, function)):
-            return True
-    told = [file.text(around)]
-    if isinstance(around, ast.If):
-        told = [file.text(each) for each in (around.test, *around.body)]
-    if function is not None:
-        told.append(function.name)
-    text = "\n".join(line.partition("#")[0] for part in told for line in part.splitlines())
-    return bool(_KERNELS.search(text.replace("is_cuda", "")))
 
 
 OTHERS = {"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"}
@@ -297,7 +290,11 @@ def _compare(file: File, node: ast.Compare) -> bool:
 
 
 def _of_type(file: File, node: ast.Compare, asked: ast.expr, is_not: bool) -> bool:
-    """`device.type == "cuda"`, with its sides in this order."""
+    """`device.type == "cuda"`, with its sides in this order, or `device == "cuda"` of what holds a device's name."""
+    named = _device_of(file, asked) if isinstance(asked, ast.Call) else asked
+    if isinstance(named, ast.Name | ast.Attribute) and texts_of(file, named) in _TWO_KINDS:
+        _rewrite(file, node, named, is_not, TYPE)
+        return False
     if not isinstance(asked, ast.Attribute) or asked.attr not in ("type", "device_type"):
         return False
     value = asked.value
@@ -313,7 +310,7 @@ def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: R
     parent = file.parent(node)
     if _tells_apart(file, node):
         file.report(rule, node, "the code tells several kinds of device apart: is this one NVIDIA's?")
-    elif _guards_a_kernel(file, node):
+    elif guards_a_kernel(file, node):
         file.report(rule, node, _OF_A_KERNEL)
     elif is_not and isinstance(parent, ast.BinOp | ast.Attribute | ast.Compare | ast.Await | ast.Starred):
         file.report(rule, node)
