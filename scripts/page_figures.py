@@ -55,17 +55,22 @@ def draw(page: Page, folder: Path) -> None:
     (folder / "go").touch()
     page.wait_for_selector("#steps input[type=number]")
     page.set_input_files("#picture input[type=file]", str(cat))
-    page.wait_for_selector("#picture img")
+    page.wait_for_selector("#source img")
     page.fill("#instruction textarea", "make it snow")
     page.click("#dice")
     page.fill("#steps input[type=number]", "60")
     page.press("#steps input[type=number]", "Tab")
     page.click("#edit")
     page.wait_for_function("+document.querySelector('#progress [data-step]')?.dataset.step > 14")
+    page.click("#facts > button")
     page.wait_for_function("document.querySelector('#panel').innerText.includes('one runs, step')")
     shoot(page, "running")
     page.wait_for_selector("#progress [data-state=done]")
     page.wait_for_selector("#slider img")
+    page.fill("#instruction textarea", "make it night")
+    page.click("#again")
+    page.wait_for_function("document.querySelectorAll('#gallery img').length === 3")
+    page.locator("#gallery button").nth(1).click()
     time.sleep(1.5)
     shoot(page, "page")
     page.fill("#steps input[type=number]", "4")
@@ -78,10 +83,6 @@ def draw(page: Page, folder: Path) -> None:
     page.wait_for_selector("#progress-all [data-state=done]")
     page.wait_for_selector("#results img")
     shoot(page, "batch")
-    page.get_by_role("tab", name="History").click()
-    page.locator("#gallery .grid-container button").last.click()
-    page.wait_for_selector("#parameters table")
-    shoot(page, "history")
 
 
 def main() -> None:
@@ -91,7 +92,7 @@ def main() -> None:
         folder, log = Path(name), Path(name) / "log"
         environment = os.environ | {"TOPROPE_SIM": "910B3,hbm=64MiB", "OMP_NUM_THREADS": "1"}
         with log.open("w") as file:
-            command = [sys.executable, str(ROOT / "tests" / "images_page_server.py"), name, *sys.argv[1:]]
+            command = [sys.executable, str(ROOT / "tests" / "helpers" / "images_page_server.py"), name, *sys.argv[1:]]
             server = subprocess.Popen([*command, "--port", "0"], env=environment, stdout=file, stderr=file)
         while not (found := re.search(r"http://\S+", log.read_text())):
             if server.poll() is not None:

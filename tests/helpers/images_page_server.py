@@ -34,8 +34,9 @@ def main(folder: Path, options: list[str]) -> int:
     from toprope.images.tiny import write
 
     torch.set_num_threads(1)
-    write("ip2p", folder / "tiny")
-    write_lora(folder / "snow.safetensors")
+    if not (folder / "tiny").exists():  # a server that was started again
+        write("ip2p", folder / "tiny")
+        write_lora(folder / "snow.safetensors")
     opener = ui._opener
 
     def gated(*arguments, **named):

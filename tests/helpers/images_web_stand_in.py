@@ -88,6 +88,7 @@ class StandIn:
             "frame": {"crop": [0, 0, *opened.picture.size]},
             "engine": self.describe(),
             "refinement": refinement,
+            "mask": None if request.mask is None else {"name": Path(request.mask).name},
             "seconds": 0.5,
         }
         return EditResult([opened.picture.rotate(180)] * request.num_images, record)

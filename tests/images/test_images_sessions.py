@@ -25,7 +25,7 @@ def sessions():
 
 
 def edited(sessions, session, parent, number=0):
-    step = sessions.begin(session, parent, {"instruction": f"edit {number}"})
+    (step,) = sessions.begin(session, parent, {"instruction": f"edit {number}"})
     sessions.run(session, step.number)
     return sessions.done(session, step.number, {"picture": f"{step.number}.png"})
 
@@ -59,7 +59,7 @@ def test_an_edit_that_ends_while_another_step_is_looked_at_does_not_take_its_pla
     mine = new_session()
     sessions.join(mine)
     cat = sessions.bring(mine, "cat.png", {})
-    slow = sessions.begin(mine, cat.number, {})
+    (slow,) = sessions.begin(mine, cat.number, {})
     dog = sessions.bring(mine, "dog.png", {})
     sessions.done(mine, slow.number, {})
     assert sessions.current(mine).number == dog.number
@@ -69,7 +69,7 @@ def test_what_failed_cannot_be_shown_or_edited_and_keeps_its_reason(sessions) ->
     mine = new_session()
     sessions.join(mine)
     cat = sessions.bring(mine, "cat.png", {})
-    step = sessions.begin(mine, cat.number, {})
+    (step,) = sessions.begin(mine, cat.number, {})
     assert (
         sessions.end(mine, step.number, StepState.FAILED, {"what": "out of memory"}).problem["what"] == "out of memory"
     )
@@ -105,8 +105,8 @@ def test_a_session_survives_the_server_and_what_ran_is_interrupted(tmp_path) -> 
     first.join(mine)
     cat = first.bring(mine, "cat.png", {"picture": "cat.png"})
     snow = edited(first, mine, cat.number)
-    waits = first.begin(mine, snow.number, {"instruction": "wait"})
-    runs = first.begin(mine, snow.number, {"instruction": "run"})
+    (waits,) = first.begin(mine, snow.number, {"instruction": "wait"})
+    (runs,) = first.begin(mine, snow.number, {"instruction": "run"})
     first.run(mine, runs.number)
     first.close()
     second = Sessions(file)
@@ -124,7 +124,7 @@ sessions, mine = Sessions(sys.argv[1]), sys.argv[2]
 sessions.join(mine)
 parent = sessions.bring(mine, "cat.png", {}).number
 while True:
-    step = sessions.begin(mine, parent, {"instruction": "x" * 1000})
+    (step,) = sessions.begin(mine, parent, {"instruction": "x" * 1000})
     parent = sessions.done(mine, step.number, {"picture": f"{step.number}.png"}).number
     print(parent, flush=True)
 """
@@ -222,7 +222,7 @@ class Editing(RuleBasedStateMachine):
 
     @rule(target=pictures, parent=pictures, fails=st.booleans())
     def edit(self, parent, fails):
-        step = self.sessions.begin(self.mine, parent, {})
+        (step,) = self.sessions.begin(self.mine, parent, {})
         if fails:
             self.sessions.end(self.mine, step.number, StepState.CANCELLED)
             return multiple()

@@ -27,7 +27,7 @@ VERBS = {
     "verify": "Write a file that measures a card, and compare what it found with toprope's tables.",
     "port": "Rewrite a program that only runs on CUDA for NPU, CUDA and CPU, and say what needs a person.",
     "edit": "Edit pictures by instruction, one or many, each with everything needed to repeat it.",
-    "ui": "Serve a page that edits pictures by instruction, with progress, history and the device's state.",
+    "ui": "Serve a page that edits pictures by instruction, with a tree of steps, progress and the device's state.",
     "serve": "Serve a graph of models and functions over HTTP.",
     "images": "Write a tiny model that edits pictures, to try everything offline.",
     "devices": "List the devices that a program would see, and why there are no others.",

@@ -48,7 +48,7 @@ def ui(
     ] = False,
     out_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep results here. [default: they go when the server stops]"),
+        typer.Option(metavar="DIR", help="Keep results and sessions here. [default: they go when the server stops]"),
     ] = None,
     max_upload: Annotated[str, typer.Option(metavar="SIZE", help="The most of one file.")] = "32MiB",
     max_files: Annotated[int, typer.Option(metavar="N", min=1, help="The most files of one batch.")] = 64,
@@ -60,7 +60,7 @@ def ui(
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in your browser.")] = False,
 ) -> None:
-    """Serve a page that edits pictures: one or many at a time, with progress, history and the device's state.
+    """Serve a page that edits pictures: one or many at a time, with a tree of steps, progress and the device's state.
 
     The model loads while the page is served already. Ctrl-C stops after the step that runs.
     More: toprope explain images.

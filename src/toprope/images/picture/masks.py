@@ -12,7 +12,7 @@ from toprope.images.picture.geometry import Box
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Mask", "open_mask"]
+__all__ = ["Mask", "open_mask", "rectangle"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,23 @@ class Mask:
     def as_json(self) -> dict[str, Any]:
         """Describe it for a record."""
         return {"name": self.name, "covers": round(self.covers, 4), "feather": self.feather}
+
+
+def rectangle(size: tuple[int, int], percent: tuple[float, float, float, float]) -> Image:
+    """A mask in which a rectangle may change, of at least one pixel.
+
+    Args:
+        size: width and height of the picture.
+        percent: left, top, right and bottom, each in percent of the picture.
+    """
+    from PIL import Image
+
+    wide, high = size
+    left, top = int(wide * percent[0] / 100), int(high * percent[1] / 100)
+    right, bottom = max(left + 1, round(wide * percent[2] / 100)), max(top + 1, round(high * percent[3] / 100))
+    mask = Image.new("L", size, 0)
+    mask.paste(255, (left, top, right, bottom))
+    return mask
 
 
 def open_mask(mask: Any, size: tuple[int, int], feather: int | None = None) -> Mask:

@@ -128,16 +128,38 @@ class Output:
     def _kept(self, image: str | os.PathLike[str]) -> dict[str, str | None]:
         """The hash of a picture that was used, and where its copy in the folder lies; None where it is not kept."""
         digest = hash_of(image)
-        return {"sha256": digest, "kept": self._keep(image, digest) if self._sources and digest else None}
+        return {"sha256": digest, "kept": self._copied(image, digest) if self._sources and digest else None}
 
-    def _keep(self, image: str | os.PathLike[str], digest: str) -> str:
-        """Copy a picture into the folder, once; where."""
+    def keep(self, image: str | os.PathLike[str]) -> str:
+        """Copy a picture into the folder, once for each content.
+
+        Returns:
+            The path of the copy, from the folder.
+
+        Raises:
+            OSError: it cannot be read, or the copy cannot be written.
+        """
+        with open(image, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._copied(image, digest)
+
+    def kept(self, digest: str) -> str | None:
+        """The path, from the folder, of the copy of a picture with this SHA-256; None where none is kept."""
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            return None
+        for path in sorted((self.folder / SOURCES).glob(f"{digest[:16]}*")):
+            if hash_of(path) == digest:
+                return f"{SOURCES}/{path.name}"
+        return None
+
+    def _copied(self, image: str | os.PathLike[str], digest: str) -> str:
         name = name_kept(image, digest)
         kept = self.folder / SOURCES / name
         if not kept.exists():
             kept.parent.mkdir(exist_ok=True)
-            with open(image, "rb") as source, writing_whole(kept) as file:
-                shutil.copyfileobj(source, file)
+            if not (Path(image).parent == self.folder and _linked(image, kept)):
+                with open(image, "rb") as source, writing_whole(kept) as file:
+                    shutil.copyfileobj(source, file)
         return f"{SOURCES}/{name}"
 
     def _claim(self, stem: str) -> Path:
@@ -163,6 +185,20 @@ class Output:
     def _forget_failure(self, job: Job) -> None:
         for path in self._failures(job):
             path.unlink(missing_ok=True)
+
+
+def _linked(image: str | os.PathLike[str], kept: Path) -> bool:
+    """Link a result that is edited further, which takes no space; False on a file system without hard links.
+
+    Results are replaced as whole files and never written into, so the copy keeps its content.
+    """
+    try:
+        os.link(image, kept)
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def name_kept(image: str | os.PathLike[str], digest: str) -> str:

@@ -163,7 +163,7 @@ async def _done(studio: Studio, http: Request, asked: EditRequest, loras: list[s
             return _error(422 if job.refused else 500, problem.what, problem.looked_at, problem.do)
         return await asyncio.to_thread(_answer, job.result)
     finally:
-        await asyncio.to_thread(studio.leave, client)
+        await asyncio.to_thread(studio.dismiss, job)
 
 
 def _answer(outcome: Outcome) -> Edited:

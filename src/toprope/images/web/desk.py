@@ -94,19 +94,28 @@ class Job:
     Attributes:
         number: from 1, in the order of coming.
         client: who wants it.
+        about: what `submit` was given of it.
         parts: of a batch, what `add` was given.
         result: what the function returned, once it is done.
         problem: why it failed.
         refused: whether it failed because of what was asked for, and not of the server's.
     """
 
-    def __init__(self, desk: Desk, number: int, client: str, work: Callable[[Job], Any]) -> None:
-        self.number, self.client = number, client
+    def __init__(
+        self,
+        desk: Desk,
+        number: int,
+        client: str,
+        work: Callable[[Job], Any],
+        ended: Callable[[Job, State], None] | None = None,
+        about: Any = None,
+    ) -> None:
+        self.number, self.client, self.about = number, client, about
         self.parts: list[Any] = []
         self.result: Any = None
         self.problem: Problem | None = None
         self.refused = False
-        self._desk, self._work = desk, work
+        self._desk, self._work, self._on_end = desk, work, ended
         self._state = State.WAITING
         self._stop = threading.Event()
         self._ended = threading.Event()
@@ -195,9 +204,17 @@ class Job:
             return State.FAILED
         return State.DONE
 
+    def _report(self, state: State) -> None:
+        """Report the end before anyone can see it. What fails here is logged: the job has ended all the same."""
+        try:
+            if self._on_end is not None:
+                self._on_end(self, state)
+        except Exception:
+            _log.exception("the end of an edit could not be noted")
+
     def _end(self, state: State) -> None:
         self._until, self._state = time.monotonic(), state
-        del self._work  # and with it the pictures that it was given
+        del self._work, self._on_end  # and with them the pictures that they were given
         self._ended.set()
 
 
@@ -221,12 +238,20 @@ class Desk:
         self._thread = threading.Thread(target=self._serve, name="toprope-edits", daemon=True)
         self._thread.start()
 
-    def submit(self, client: str, work: Callable[[Job], Any]) -> Job:
+    def submit(
+        self,
+        client: str,
+        work: Callable[[Job], Any],
+        ended: Callable[[Job, State], None] | None = None,
+        about: Any = None,
+    ) -> Job:
         """Put a job at the end of the queue.
 
         Args:
             client: any text that is the same for the same client.
             work: called with the job, in the desk's thread.
+            ended: called once with the job and the state in which it ends, also while it waits; before others see it.
+            about: kept with the job, for callers.
 
         Raises:
             UsageError: too many wait already, or the desk is closed.
@@ -246,7 +271,7 @@ class Desk:
                     "the queue is full.", looked_at=f"{len(self._waiting)} edits wait", do="try again in a while"
                 )
             self._count += 1
-            job = Job(self, self._count, client, work)
+            job = Job(self, self._count, client, work, ended, about)
             self._waiting.append(job)
             self._changed.notify_all()
         return job
@@ -260,11 +285,15 @@ class Desk:
 
     def cancel(self, client: str) -> int:
         """Stop all jobs of a client; how many there were."""
-        with self._changed:
-            jobs = self._of(client)
+        jobs = self.jobs_of(client)
         for job in jobs:
             job.cancel()
         return len(jobs)
+
+    def jobs_of(self, client: str | None = None) -> list[Job]:
+        """The jobs of a client, or of all, that run or wait, in the order in which they are done."""
+        with self._changed:
+            return self._of(client)
 
     def describe(self) -> dict[str, Any]:
         """The queue, ready for JSON: how many wait, what runs, how many came to which end."""
@@ -290,17 +319,20 @@ class Desk:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _of(self, client: str) -> list[Job]:
+    def _of(self, client: str | None) -> list[Job]:
         jobs = [*([self._running] if self._running else []), *self._waiting]
-        return [job for job in jobs if job.client == client]
+        return [job for job in jobs if client in (None, job.client)]
 
     def _dropped(self, job: Job) -> None:
         """A job that still waits leaves the queue."""
         with self._changed:
-            if job in self._waiting:
-                self._waiting.remove(job)
-                self.ended[State.CANCELLED] += 1
-                job._end(State.CANCELLED)
+            if job not in self._waiting:
+                return
+            self._waiting.remove(job)
+        job._report(State.CANCELLED)
+        with self._changed:
+            self.ended[State.CANCELLED] += 1
+            job._end(State.CANCELLED)
 
     def _serve(self) -> None:
         while True:
@@ -311,6 +343,7 @@ class Desk:
                 job = self._running = self._waiting.popleft()
                 job._begin()
             state = job._run()
+            job._report(state)
             with self._changed:
                 self._running = None
                 self.ended[state] += 1

@@ -11,7 +11,7 @@ from toprope.errors import SeedError, UsageError
 from toprope.images.lora_files import check_scale
 from toprope.images.request import KNOBS, EditRequest
 
-__all__ = ["FIELDS", "Knob", "dice", "knobs", "picked_loras", "read_form", "read_seed", "seed_text"]
+__all__ = ["FIELDS", "Knob", "dice", "knobs", "picked_loras", "read_box", "read_form", "read_seed", "seed_text"]
 
 FIELDS = (
     "instruction", "refine", "seed", "steps", "guidance", "image_guidance", "refine_strength", "negative", "cfg_norm",
@@ -73,6 +73,26 @@ def read_seed(text: Any) -> int | None:
     if words.isascii() and words.isdigit() and int(words) < 2**64:
         return int(words)
     raise SeedError(f"{words!r} is not a seed.", do="give a whole number from 0 to 2**64 - 1, or nothing, for any")
+
+
+def read_box(given: Any) -> tuple[float, float, float, float] | None:
+    """The rectangle that was typed: left, top, right and bottom in percent of the picture; None for all of it.
+
+    Raises:
+        UsageError: it has no inside.
+    """
+    if given is None or all(each is None for each in given):
+        return None
+    usual = (0.0, 0.0, 100.0, 100.0)
+    box = tuple(own if each is None else float(each) for each, own in zip(given, usual, strict=True))
+    left, top, right, bottom = box
+    if not (0 <= left < right <= 100 and 0 <= top < bottom <= 100):
+        raise UsageError(
+            "the rectangle has no inside.",
+            looked_at=f"left {left:g}, top {top:g}, right {right:g}, bottom {bottom:g} %",
+            do="give left below right and top below bottom, from 0 to 100",
+        )
+    return None if box == usual else (left, top, right, bottom)
 
 
 def seed_text(seed: int | None) -> str:

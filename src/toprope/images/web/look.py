@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CSS", "theme"]
+__all__ = ["CSS", "DARK", "LIGHT", "theme"]
 
 FONTS = ["system-ui", "Segoe UI", "Noto Sans", "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", "sans-serif"]
 MONO = ["ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace"]
 
-CSS = """
+LIGHT = {"--good": "#1b7a50", "--bad": "#b8390a"}
+DARK = {"--good": "#4fc38f", "--bad": "#f98a5c"}
+"""Colours of texts that say how something ended, by the mode of the page."""
+
+
+def _set(colours: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {colour}" for name, colour in colours.items())
+
+
+CSS = f":root {{ {_set(LIGHT)} }} .dark {{ {_set(DARK)} }}"
+CSS += """
+.tabs button.selected { color: var(--body-text-color) !important; }
 .gradio-container { width: 100% !important; max-width: 1360px !important; margin: 0 auto !important;
   padding: 0 1rem !important; }
 footer { display: none !important; }
@@ -25,7 +36,7 @@ footer { display: none !important; }
 .progress { min-height: 1.2rem; padding: 0.1rem 0.2rem; font-variant-numeric: tabular-nums; }
 .progress > span { display: block; padding-top: 0.3rem; color: var(--body-text-color-subdued); }
 .progress[data-state="none"] { visibility: hidden; }
-.problem { border-left: 3px solid #c2410c; background: color-mix(in srgb, #c2410c 8%, transparent);
+.problem { border-left: 3px solid var(--bad); background: color-mix(in srgb, var(--bad) 8%, transparent);
   padding: 0.5rem 0.8rem; border-radius: 0.3rem; overflow-wrap: anywhere; }
 .do { display: inline-block; font-size: 0.8em; padding: 0 0.35rem; border-radius: 0.25rem;
   background: var(--border-color-primary); color: var(--body-text-color); }
@@ -38,13 +49,27 @@ footer { display: none !important; }
 .facts td { padding: 0.22rem 0.2rem !important; overflow-wrap: anywhere; }
 .facts.rows td:nth-child(-n+2) { white-space: nowrap; padding-right: 1rem !important; width: 1%; max-width: 14rem;
   overflow: hidden; text-overflow: ellipsis; vertical-align: top; }
-.facts tr[data-state="failed"] td:nth-child(2) { color: #c2410c; font-weight: 600; }
-.facts tr[data-state="done"] td:nth-child(2) { color: #2f9e6e; font-weight: 600; }
+.facts tr[data-state="failed"] td:nth-child(2) { color: var(--bad); font-weight: 600; }
+.facts tr[data-state="done"] td:nth-child(2) { color: var(--good); font-weight: 600; }
 .facts tr[data-state="waiting"] td { color: var(--body-text-color-subdued); }
 .hint { color: var(--body-text-color-subdued); }
 span[data-testid="block-info"] { white-space: nowrap; }
 input[type=number] { max-width: 3.6rem; }
 #files button[aria-label*="emove"], #packed button[aria-label*="emove"] { display: none; }
+#editor { display: grid !important; grid-template-columns: minmax(0, 8fr) minmax(20rem, 5fr); gap: 0.8rem 1.2rem;
+  grid-template-areas: "view ask" "view settings" "tree settings"; grid-template-rows: auto auto 1fr; }
+#view { grid-area: view; } #ask { grid-area: ask; } #settings { grid-area: settings; } #tree { grid-area: tree; }
+#view, #ask, #settings, #tree { min-width: 0 !important; }
+@media (max-width: 760px) {
+  #editor { grid-template-columns: minmax(0, 1fr); grid-template-areas: "view" "ask" "tree" "settings"; }
+}
+#gallery .grid-wrap { height: auto !important; min-height: 0 !important; max-height: 20rem; }
+#gallery .grid-container { grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)) !important; gap: 0.4rem; }
+#gallery .thumbnail-lg { aspect-ratio: 1; height: auto; }
+#gallery .thumbnail-lg > img { object-fit: contain; }
+#gallery .caption-label { max-width: 100%; left: 0; right: 0; bottom: 0; text-align: left; }
+#slider img, #source img { max-height: 70vh; object-fit: contain; }
+#problem .html-container, #note .html-container, #ended .html-container,
 #panel .html-container, #status .html-container, #progress .html-container, #progress-all .html-container,
 #rows .html-container, #parameters .html-container { padding: 0 !important; }
 #panel { border: 1px solid var(--border-color-primary); border-radius: var(--radius-sm); padding: 0.4rem 0.7rem; }
@@ -61,6 +86,13 @@ def theme() -> Any:
     """The theme for Gradio. It names fonts and fetches none."""
     import gradio as gr
 
-    return gr.themes.Default(
+    made = gr.themes.Default(
         primary_hue="teal", neutral_hue="slate", font=FONTS, font_mono=MONO, radius_size="sm", spacing_size="sm"
     )
+    # White on the usual teal, and the usual grey on white, have too little contrast to be read by all (WCAG AA).
+    fill = {"button_primary_background_fill": "*primary_700", "button_primary_background_fill_hover": "*primary_800"}
+    return made.set(
+        body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400",
+        block_label_text_color="*neutral_600", block_title_text_color="*neutral_600",
+        **fill, **{f"{name}_dark": value for name, value in fill.items()},
+    )  # fmt: skip

@@ -149,8 +149,8 @@ class Sessions:
         Raises:
             UsageError: the id is none that `new_session` makes.
         """
-        if not _ID.fullmatch(session):
-            raise UsageError("that is no session.", looked_at=f"{session[:80]!r}", do="reload the page")
+        if not isinstance(session, str) or not _ID.fullmatch(session):
+            raise UsageError("that is no session.", looked_at=f"{str(session)[:80]!r}", do="reload the page")
         now = time.time()
         with self._changing() as db:
             db.execute(
@@ -175,12 +175,14 @@ class Sessions:
 
     # Steps
 
-    def bring(self, session: str, name: str, files: Mapping[str, str]) -> Step:
-        """Add a picture that was brought; it is the current step then."""
-        return self._add(session, None, StepState.SOURCE, name, files, None)
+    def bring(self, session: str, name: str, files: Mapping[str, str], *, show: bool = True) -> Step:
+        """Add a picture that was brought; it is the current step then, unless it shall not be shown."""
+        with self._changing():
+            step = self._add(session, None, StepState.SOURCE, name, files, None)
+            return self.show(session, step.number) if show else step
 
-    def begin(self, session: str, parent: int, request: Mapping[str, Any]) -> Step:
-        """Add an edit of a step, which waits; the current step stays.
+    def begin(self, session: str, parent: int, *requests: Mapping[str, Any]) -> list[Step]:
+        """Add edits of a step, which wait; the current step stays. All of them are added, or none.
 
         Raises:
             UsageError: the session has no such step with a picture, or has too many.
@@ -192,7 +194,17 @@ class Sessions:
                 looked_at=f"step {parent} is {made_from.state}",
                 do="choose another",
             )
-        return self._add(session, parent, StepState.WAITING, made_from.name, {}, request)
+        with self._changing():
+            return [self._add(session, parent, StepState.WAITING, made_from.name, {}, each) for each in requests]
+
+    def again(self, session: str, number: int) -> Step | None:
+        """Let an interrupted edit wait once more; None where it is not interrupted any more."""
+        with self._changing() as db:
+            found = db.execute(
+                "UPDATE steps SET state = ? WHERE session = ? AND id = ? AND state = ? RETURNING id",
+                (StepState.WAITING, session, number, StepState.INTERRUPTED),
+            ).fetchall()
+            return self.step(session, number) if found else None
 
     def run(self, session: str, number: int) -> None:
         """Note that an edit runs."""
@@ -306,8 +318,6 @@ class Sessions:
                 f" VALUES (?, ?, ?, ?, ?, ?, ?, {_NEXT}) RETURNING id",
                 (session, parent, state, name, json.dumps(dict(files)), asked, time.time(), session),
             ).fetchone()
-            if state is StepState.SOURCE:
-                db.execute("UPDATE sessions SET current = ? WHERE id = ?", (row[0], session))
         return self.step(session, row[0])
 
     def _end(

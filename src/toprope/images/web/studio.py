@@ -1,4 +1,4 @@
-"""The studio: a model that loads in the background, a desk where edits wait, and what each client has made.
+"""The studio: a model that loads in the background, a desk where edits wait, and sessions with what was made.
 
 Everything that a page can do is a method here; `toprope.images.web.app` only draws.
 """
@@ -7,26 +7,34 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import EditCancelled, ImageError, UsageError
-from toprope.images.picture.files import open_picture
+from toprope.images.picture.files import open_picture, record_in, save_picture
+from toprope.images.picture.masks import open_mask, rectangle
 from toprope.images.request import EditRequest
 from toprope.images.runs.output import Output
-from toprope.images.web.desk import Desk, Job, Problem
-from toprope.images.web.form import picked_loras, read_form
-from toprope.images.web.history import Entry, Histories
-from toprope.images.web.keeping import drop, keep, pack
+from toprope.images.web.copies import Copies, pack, save
+from toprope.images.web.desk import Desk, Job, Problem, State
+from toprope.images.web.entries import Entry, form_of, settings_missing
+from toprope.images.web.form import FIELDS, dice, picked_loras, read_box, read_form, read_seed
 from toprope.images.web.loading import Loader
+from toprope.images.web.sessions import Sessions, Step, StepState, new_session
 
 if TYPE_CHECKING:
     from toprope.images.engine import Engine
 
-__all__ = ["Limits", "Outcome", "Row", "Studio"]
+__all__ = ["Brought", "Limits", "Outcome", "Row", "Studio"]
+
+FORGET_AFTER = 30 * 86400.0
+"""Seconds after which a session that nobody has opened is forgotten. Its pictures stay in the folder with results."""
+
+ENDS = {State.DONE: StepState.DONE, State.FAILED: StepState.FAILED, State.CANCELLED: StepState.CANCELLED}
 
 
 @dataclass(frozen=True)
@@ -96,24 +104,50 @@ class Outcome:
         return [*(f"{name}: {note}" for note in source), *record.get("notices", ())]
 
 
+@dataclass(frozen=True)
+class Brought:
+    """A picture that was added to a session.
+
+    Attributes:
+        step: with it.
+        values: of a form that asks for the same picture again, where the file says how it was made.
+        missing: the settings of that record which the form cannot have.
+        source: the SHA-256 of the picture that it was made from, where that is kept here.
+    """
+
+    step: Step
+    values: Mapping[str, Any] | None = None
+    missing: Sequence[str] = ()
+    source: str | None = None
+
+
+def _files(picture: str) -> dict[str, str]:
+    return {"picture": picture, "sidecar": str(Path(picture).with_suffix(".json"))}
+
+
 @contextmanager
-def _by_name(image: Any) -> Iterator[None]:
-    """A context in which errors about a picture call it by its name: where uploads lie means nothing to anybody."""
+def _by_name(image: Any, name: str = "") -> Iterator[None]:
+    """A context in which errors about a picture call it by its name: where files lie means nothing to anybody."""
     try:
         yield
     except ImageError as error:
-        raise ImageError(*(str(text).replace(str(image), Path(image).name) for text in error.args)) from error
+        shown = name or Path(image).name
+        raise ImageError(*(str(text).replace(str(image), shown) for text in error.args)) from error
 
 
 class Studio:
-    """Serves clients, each known by a text of its own. The model is loaded once `load` was called.
+    """Serves sessions of pages, and programs. The model is loaded once `load` was called.
 
     Args:
         name: of the model, for people.
         open_engine: called in a thread, with a function that takes sentences about what is done, now and later.
-        out_dir: where results are kept; without, they go when the studio is closed.
+        out_dir: where results and sessions are kept; without, they go when the studio is closed.
         loras: paths that may be picked, by name.
         limits: what clients may ask for.
+
+    Raises:
+        UsageError: no such folder can be.
+        EnvironmentProblem: the sessions in it cannot be used.
     """
 
     def __init__(
@@ -126,46 +160,187 @@ class Studio:
         limits: Limits | None = None,
     ) -> None:
         self.name, self.limits, self.loras = name, limits or Limits(), dict(loras or {})
+        self._keeps = out_dir is not None
         self.scratch = Path(tempfile.mkdtemp(prefix="toprope-ui-"))
-        # Sources are kept with results that are; pages have theirs anyway.
-        self._output = Output(out_dir or self.scratch / "made", sources=out_dir is not None)
-        self._asked: list[tuple[Job, tuple[str, ...]]] = []
-        self.histories = Histories()
+        try:
+            self._output = Output(out_dir or self.scratch / "kept", sources=self._keeps)
+            self.sessions = Sessions(None if out_dir is None else out_dir / "sessions.sqlite")
+        except BaseException:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            raise
+        self._copies = Copies(self.scratch / "made", self._output.folder)
+        self._closing = False
         self.desk = Desk(self.limits.waiting, self.limits.waiting_each)
         self._job: Job | None = None
         self._loras_now: list[str] | None = []  # with which the engine is opened
         self.loader: Loader[Engine] = Loader(lambda tell: open_engine(self._telling(tell)))
+        self._forget_old()
 
     def load(self) -> None:
         """Begin to load the model, in a thread; edits can be asked for before."""
         self.loader.start()
 
-    # What clients do
+    # Sessions
 
-    def edit(self, client: str, values: Mapping[str, Any], image: str | None) -> Job:
-        """Ask for an edit of one picture. The job's result is an `Outcome`.
+    def join(self, session: Any = None) -> str:
+        """Go on with a session, or begin one.
 
         Args:
-            client: who asks.
-            values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker.
+            session: that a page remembers. What is none begins a new one.
+
+        Returns:
+            Its id.
+        """
+        self._forget_old()
+        if isinstance(session, str):
+            try:
+                self.sessions.join(session)
+                return session
+            except UsageError:
+                pass
+        made = new_session()
+        self.sessions.join(made)
+        return made
+
+    def bring(self, session: str, image: str | None) -> Brought:
+        """Add a picture to a session and show it. A copy of it is kept.
+
+        Args:
+            session: from `join`.
             image: a file.
 
         Raises:
-            UsageError: the form cannot be, the picture is none, or too many edits wait.
+            UsageError: it is no picture.
         """
-        self._check(values, image)
+        if not image:
+            raise UsageError("there is no picture.", do="drop one on the page, or choose a file")
         with _by_name(image):
             open_picture(image)
+        step = self._bring(session, image)
+        record = record_in(image)
+        if record is None:
+            return Brought(step)
+        source = str((record.get("source") or {}).get("sha256") or "")
+        values = self.form_of(record)
+        missing = settings_missing(record, self.loras, list(self.options() or FIELDS))
+        return Brought(
+            step,
+            values,
+            [each for each in missing if not (values["mask"] and each.startswith("mask "))],
+            source if self._output.kept(source) is not None else None,
+        )
 
-        def work(job: Job) -> Outcome:
-            job.result = outcome = Outcome()
-            outcome.entries = self._one(job, client, values, str(image))
-            return outcome
+    def bring_kept(self, session: str, digest: str) -> Step:
+        """Add a picture that is kept already and show it.
 
-        return self._submit(client, work, [str(image)])
+        Raises:
+            UsageError: none of this SHA-256 is kept.
+        """
+        kept = self._output.kept(digest)
+        if kept is None:
+            raise UsageError("that picture is not kept here.", f"SHA-256 {digest[:16]}...", "drop the file on the page")
+        return self.sessions.bring(session, Path(kept).name, {"picture": kept})
+
+    def _bring(self, session: str, image: str, *, show: bool = True) -> Step:
+        self.sessions.join(session)
+        name = Path(image).name
+        return self.sessions.bring(session, name, {"picture": self._output.keep(image)}, show=show)
+
+    def entry(self, session: str, step: Step) -> Entry:
+        """The result of a step with its record.
+
+        Raises:
+            ImageError: its files are gone.
+        """
+        made_from = None if step.parent is None else self.sessions.step(session, step.parent)
+        source = None if made_from is None else made_from.files["picture"]
+        return self._copies.entry(step.name, step.files["picture"], source)
+
+    def large(self, step: Step) -> Path:
+        """The picture of a step, as browsers can show it.
+
+        Raises:
+            ImageError: it is gone.
+        """
+        return self._copies.large(step.files["picture"])
+
+    def small(self, step: Step) -> Path | None:
+        """The thumbnail of a step; None where its picture is gone."""
+        try:
+            return self._copies.small(step.files["picture"])
+        except ImageError:
+            return None
+
+    def _forget_old(self) -> None:
+        for session in self.sessions.unseen(time.time() - FORGET_AFTER):
+            if self.desk.jobs_of(session):
+                continue
+            gone = self.sessions.forget(session)
+            if not self._keeps:
+                for step in gone:
+                    for path in step.files.values() if step.state is StepState.DONE else ():
+                        (self._output.folder / path).unlink(missing_ok=True)
+
+    # Edits
+
+    def edit(self, session: str, values: Mapping[str, Any], parent: int | None = None, *, show: bool = False) -> Job:
+        """Ask for an edit of the picture of a step. The job's result is an `Outcome`.
+
+        Args:
+            session: from `join`.
+            values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker; "mask", a
+                file, or "box", a rectangle in percent, for the part that may change.
+            parent: the number of the step; None for the current one.
+            show: make that step the current one, so that the result is shown when it is there.
+
+        Raises:
+            UsageError: the form cannot be, there is no picture, or too many edits wait.
+        """
+        self.sessions.join(session)
+        number = parent
+        if number is None and (current := self.sessions.current(session)) is not None:
+            number = current.number
+        request = self._check(values, None if number is None else "picture")
+        assert number is not None
+        step = self.sessions.step(session, number)
+        if step.state.has_picture and not self._file(step).is_file():
+            raise ImageError(
+                f"{step.files['picture']} is no longer in the folder with results.", do="choose another picture"
+            )
+        # The seed is drawn now: an edit that is interrupted is the same when it is asked for again.
+        seed = int(dice()) if request.seed is None else int(request.seed)
+        mask = self._mask(values, self._file(step)) if step.state.has_picture else None
+        values = {name: value for name, value in values.items() if name not in ("mask", "box")} | {"mask": mask}
+        one = {**values, "num_images": 1, "drawn": request.seed is None}
+        asked = [{**one, "seed": str((seed + at) % 2**64)} for at in range(request.num_images)]
+        begun = self.sessions.begin(session, number, *asked)
+        if show:
+            self.sessions.show(session, number)
+        return self._submit_steps(session, begun, {**values, "seed": str(seed)})
+
+    def branch(self, session: str, values: Mapping[str, Any], number: int | None) -> Job:
+        """Ask for another edit of what a step was made from, which is shown; of the step itself where it was brought.
+
+        Arguments and errors are those of `edit`.
+        """
+        self.sessions.join(session)
+        step = self.sessions.current(session) if number is None else self.sessions.step(session, number)
+        return self.edit(session, values, None if step is None else step.parent or step.number, show=True)
+
+    def again(self, session: str) -> list[Job]:
+        """Ask again for the edits of a session that a server did not end.
+
+        Raises:
+            UsageError: too many edits wait; those that could not be asked for are interrupted as before.
+        """
+        found = []
+        for step in self.sessions.steps(session):
+            if step.state is StepState.INTERRUPTED and self.sessions.again(session, step.number) is not None:
+                found.append(self._submit_steps(session, [step], step.request or {}, StepState.INTERRUPTED))
+        return found
 
     def submit(self, client: str, request: EditRequest, loras: Sequence[str] = ()) -> Job:
-        """Ask for an edit that is described whole. The job's result is an `Outcome`.
+        """Ask for an edit that is described whole, outside of sessions. The job's result is an `Outcome`.
 
         Args:
             client: who asks.
@@ -178,21 +353,32 @@ class Studio:
         request = request.validate()
         with _by_name(request.image):
             open_picture(request.image)
+        name = Path(request.image).name
 
         def work(job: Job) -> Outcome:
-            job.result = outcome = Outcome()
-            outcome.entries = self._run(job, client, lambda engine: request, list(loras))
+            paths = self._run(job, lambda engine: request, list(loras), name)
+            job.result = outcome = Outcome([self._copies.entry(name, path) for path in paths])
             return outcome
 
-        return self._submit(client, work, [str(request.image)])
+        return self.desk.submit(client, work)
 
-    def edit_all(self, client: str, values: Mapping[str, Any], images: Sequence[str]) -> Job:
+    def dismiss(self, job: Job) -> None:
+        """Cancel a job of `submit`, and remove what is not to be kept of it."""
+        job.cancel()
+        for entry in job.result.entries if job.result is not None else ():
+            for path in (entry.picture, entry.sidecar):
+                self._copies.drop([path.name])
+                if not self._keeps:
+                    (self._output.folder / path.name).unlink(missing_ok=True)
+
+    def edit_all(self, session: str, values: Mapping[str, Any], images: Sequence[str]) -> Job:
         """Ask for the same edit of several pictures. One that fails stops no other.
 
-        The job's parts are a `Row` for each picture, its result is an `Outcome`: also where it was cancelled.
+        Each picture whose turn comes is added to the session, with its result. The job's parts are a `Row` for each,
+        its result is an `Outcome`: also where it was cancelled.
 
         Args:
-            client: who asks.
+            session: from `join`.
             values: as for `edit`.
             images: files.
 
@@ -206,38 +392,107 @@ class Studio:
                 do="give fewer at once, or use toprope edit --jobs",
             )
         self._check(values, images[0] if images else None)
+        if values.get("mask") or read_box(values.get("box")) is not None:
+            raise UsageError(
+                "a batch has no mask: its pictures differ.", do="clear the mask, or edit one picture at a time"
+            )
+        self.sessions.join(session)
 
         def work(job: Job) -> Outcome:
             job.result = outcome = Outcome()
             try:
                 for image in images:
                     job.check()
-                    outcome.entries += self._row(job, client, values, image)
+                    outcome.entries += self._row(job, session, values, image)
             finally:
                 if outcome.entries:
                     outcome.packed = pack(self.scratch / f"batch-{job.number}.zip", outcome.entries)
             return outcome
 
-        return self._submit(client, work, images)
+        return self.desk.submit(session, work, about=tuple(images))
 
     def images_in_use(self) -> set[str]:
-        """The pictures of edits that wait or run."""
-        self._asked = [each for each in self._asked if not each[0].state.over]
-        return {image for _, images in self._asked for image in images}
-
-    def _submit(self, client: str, work: Callable[[Job], Outcome], images: Sequence[str]) -> Job:
-        job = self.desk.submit(client, work)
-        self._asked = [*(each for each in self._asked if not each[0].state.over), (job, tuple(images))]
-        return job
+        """The uploaded pictures of batches that wait or run. Others were copied when they came."""
+        return {image for job in self.desk.jobs_of() for image in job.about or ()}
 
     def cancel(self, client: str) -> int:
-        """Stop all edits of a client; how many there were."""
+        """Stop all edits of a session; how many there were."""
         return self.desk.cancel(client)
 
-    def leave(self, client: str) -> None:
-        """A client is gone: its edits are stopped, its history is forgotten."""
-        self.cancel(client)
-        drop(self.histories.forget(client))
+    def _submit_steps(
+        self,
+        session: str,
+        steps: Sequence[Step],
+        values: Mapping[str, Any],
+        refused: StepState = StepState.CANCELLED,
+    ) -> Job:
+        """Put steps that wait in the queue, as one edit with as many pictures. They end with the job, in any way."""
+        name = steps[0].name
+        parent = self.sessions.step(session, int(steps[0].parent or 0))
+        image = str(self._file(parent))
+
+        def work(job: Job) -> Outcome:
+            for step in steps:
+                self.sessions.run(session, step.number)
+            paths = self._run(job, *self._asked(values, image), name)
+            for step, path in zip(steps, paths, strict=True):
+                self.sessions.done(session, step.number, _files(path))
+            made = [self._copies.entry(name, path, parent.files["picture"]) for path in paths]
+            job.result = outcome = Outcome(made)
+            return outcome
+
+        def ended(job: Job, state: State) -> None:
+            end = StepState.INTERRUPTED if self._closing and state is State.CANCELLED else ENDS[state]
+            problem = None if job.problem is None else vars(job.problem)
+            for step in steps:
+                if self.sessions.step(session, step.number).state.is_open:
+                    self.sessions.end(session, step.number, end, problem)
+
+        try:
+            return self.desk.submit(session, work, ended)
+        except UsageError as error:
+            for step in steps:
+                self.sessions.end(session, step.number, refused, vars(Problem.of(error)))
+            raise
+
+    def _mask(self, values: Mapping[str, Any], picture: Path) -> str | None:
+        """Keep the mask that a form asks for; its path from the folder with results, None for none."""
+        box, given = read_box(values.get("box")), values.get("mask")
+        if box is not None and given:
+            raise UsageError("there are a rectangle and a mask.", do="clear one of them")
+        if box is None and not given:
+            return None
+        with _by_name(given or picture):
+            size = open_picture(picture).picture.size
+            if box is not None:
+                made = self.scratch / f"mask-{new_session()}.png"
+                save_picture(rectangle(size, box), made)
+                given = made
+            open_mask(given, size)
+        try:
+            return self._output.keep(str(given))
+        finally:
+            if box is not None:
+                Path(str(given)).unlink()
+
+    def form_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a form that ask for a picture again; see `toprope.images.web.entries.form_of`.
+
+        "mask" is the path of a copy of its mask, where that is kept.
+        """
+        kept = self._output.kept(str((record.get("mask") or {}).get("sha256") or ""))
+        return form_of(record, self.loras) | {"mask": None if kept is None else str(self._copies.file(kept))}
+
+    def mask_of(self, step: Step) -> Path | None:
+        """A copy of the mask of an edit; None where it has none, or it is gone."""
+        mask = (step.request or {}).get("mask")
+        try:
+            return None if not mask else self._copies.file(str(mask))
+        except ImageError:
+            return None
+
+    def _file(self, step: Step) -> Path:
+        return self._output.folder / step.files["picture"]
 
     # What can be seen
 
@@ -295,30 +550,34 @@ class Studio:
 
     def close(self, seconds: float = 60.0) -> bool:
         """Cancel all edits, give the device back and remove what was not to be kept; whether it ended in time."""
+        self._closing = True
         ended = self.desk.close(seconds)
         engine = self.loader.close(seconds)
         if engine is not None and ended:
             engine.close()
+        if ended:
+            self.sessions.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
         return ended
 
     # Inside, in the desk's thread
 
-    def _check(self, values: Mapping[str, Any], image: str | None) -> None:
+    def _check(self, values: Mapping[str, Any], image: str | None) -> EditRequest:
         """Refuse at once what cannot be, whatever the model is."""
-        read_form(values, image, self.options() or (), refiner=False)
         picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
+        return read_form(values, image, self.options() or (), refiner=False)
 
-    def _one(self, job: Job, client: str, values: Mapping[str, Any], image: str) -> list[Entry]:
+    def _asked(self, values: Mapping[str, Any], image: str) -> tuple[Callable[[Engine], EditRequest], list[str]]:
+        """What makes a form into a request once the model is there, and the LoRAs that it picks."""
+
         def request(engine: Engine) -> EditRequest:
-            return read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
+            asked = read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
+            return replace(asked, mask=str(self._output.folder / values["mask"])) if values.get("mask") else asked
 
-        loras = picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
-        return self._run(job, client, request, loras)
+        return request, picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
 
-    def _run(
-        self, job: Job, client: str, request_for: Callable[[Engine], EditRequest], loras: list[str]
-    ) -> list[Entry]:
+    def _run(self, job: Job, request_for: Callable[[Engine], EditRequest], loras: list[str], name: str) -> list[str]:
+        """Edit, and save what came of it; the pictures' paths, from the folder with results."""
         self._job = job
         try:
             if self.loader.state == "loading":
@@ -326,26 +585,42 @@ class Studio:
             engine = self.loader.get(job.check)
             request = request_for(engine)
             self._set_loras(engine, loras)
-            with _by_name(request.image):
+            with _by_name(request.image, name):
                 result = engine.edit(request, on_step=job.step, cancelled=job.cancelled)
         finally:
             self._job = None
-        entries = keep(self._output, self.scratch, request, result)
-        for entry in entries:
-            drop(self.histories.add(client, entry))
-        return entries
+        return [path.name for path in save(self._output, request, result, name)]
 
-    def _row(self, job: Job, client: str, values: Mapping[str, Any], image: str) -> list[Entry]:
+    def _row(self, job: Job, session: str, values: Mapping[str, Any], image: str) -> list[Entry]:
         name = Path(image).name
+        step = None
         try:
-            entries = self._one(job, client, values, image)
+            with _by_name(image):
+                open_picture(image)
+            source = self._bring(session, image, show=False)
+            seed = str(int(dice()) if read_seed(values.get("seed")) is None else read_seed(values.get("seed")))
+            (step,) = self.sessions.begin(session, source.number, {**values, "seed": seed, "num_images": 1})
+            asked = self._asked({**values, "seed": seed}, str(self._file(source)))
+            self.sessions.run(session, step.number)
+            paths = self._run(job, *asked, name)
+            for at, path in enumerate(paths):
+                each = step if at == 0 else self.sessions.begin(session, source.number, step.request or {})[0]
+                self.sessions.done(session, each.number, _files(path))
+            entries = [self._copies.entry(name, path, source.files["picture"]) for path in paths]
         except EditCancelled:
+            self._end_row(session, step, StepState.INTERRUPTED if self._closing else StepState.CANCELLED, None)
             raise
         except Exception as error:
-            job.add(Row(name, problem=Problem.of(error)))
+            problem = Problem.of(error)
+            self._end_row(session, step, StepState.FAILED, problem)
+            job.add(Row(name, problem=problem))
             return []
         job.add(Row(name, entries[0]))
         return entries
+
+    def _end_row(self, session: str, step: Step | None, state: StepState, problem: Problem | None) -> None:
+        if step is not None and self.sessions.step(session, step.number).state.is_open:
+            self.sessions.end(session, step.number, state, None if problem is None else vars(problem))
 
     def _set_loras(self, engine: Any, wanted: list[str]) -> None:
         if self.loras and wanted != self._loras_now:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from toprope.images.web.studio import Row
+from toprope.images.web.sessions import Step
+from toprope.images.web.studio import Brought, Row
 
-__all__ = ["parameters_html", "refined_text", "rows_html"]
+__all__ = ["brought_html", "ended_html", "parameters_html", "refined_text", "rows_html"]
 
 
 def rows_html(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -51,3 +52,24 @@ def refined_text(instruction: str, refinement: Mapping[str, Any] | None) -> str:
         return instruction
     reason = refinement.get("reason")
     return f"{instruction}\n(as you wrote it: {reason})" if reason else instruction
+
+
+def ended_html(steps: Sequence[Step]) -> str:
+    """The edits that ended without a picture: what was asked for, and why there is none."""
+    lines = []
+    for step in steps:
+        problem = step.problem or {}
+        said = escape(str(problem.get("what") or ""))
+        if problem.get("do"):
+            said += f' <span class="do">do</span> {escape(str(problem["do"]))}'
+        asked = escape(str((step.request or {}).get("instruction", "")))
+        lines.append(f'<tr data-state="{step.state}"><td>{asked}</td><td>{step.state}</td><td>{said}</td></tr>')
+    return f'<table class="facts rows">{"".join(lines)}</table>' if lines else ""
+
+
+def brought_html(brought: Brought) -> str:
+    """A note on a picture that says how it was made."""
+    said = f"{escape(brought.step.name)} says how it was made: the form has its settings now."
+    if brought.missing:
+        said += f" Not on this page: {escape(', '.join(brought.missing))}."
+    return f'<div class="hint" role="status">{said}</div>'

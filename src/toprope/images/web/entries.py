@@ -1,0 +1,110 @@
+"""Pictures that were made, with the settings that they were made with, for people and for the form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toprope.images.request import KNOBS
+from toprope.images.web.form import FIELDS, seed_text
+
+__all__ = ["Entry", "form_of", "loras_of", "parameters", "settings_missing"]
+
+SHOWN = ("instruction", "negative", "steps", "guidance", "image_guidance", "refine_strength", "cfg_norm", "size", "fit")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One picture that was made.
+
+    Attributes:
+        name: of its source, as the client knows it.
+        picture: the file of the result.
+        sidecar: the file with its record.
+        seed: of this picture.
+        record: everything needed to repeat it.
+        before: the file of what was edited, as it compares with the result.
+    """
+
+    name: str
+    picture: Path
+    sidecar: Path
+    seed: int
+    record: Mapping[str, Any]
+    before: Path | None = None
+
+
+def parameters(entry: Entry) -> dict[str, Any]:
+    """What was in use for an entry, as a person wants to read it: the knobs first, then with what it was made."""
+    record = entry.record
+    request, engine = record.get("request", {}), record.get("engine", {})
+    found: dict[str, Any] = {"source": entry.name, "seed": str(entry.seed)}
+    found |= {name: request[name] for name in SHOWN if request.get(name) not in (None, "")}
+    if engine.get("loras"):
+        found["loras"] = ", ".join(f"{each['name']} at {each['scale']:g}" for each in engine["loras"])
+    for name in ("device", "device_name", "dtype"):
+        if engine.get(name):
+            found[name.replace("_", " ")] = engine[name]
+    attention = (engine.get("attention") or {}).get("path")
+    if attention:
+        found["attention"] = attention
+    refinement = record.get("refinement")
+    if refinement:
+        found["instruction as written"] = refinement.get("given", "")
+        found["worded anew"] = "yes" if refinement.get("refined") else f"no: {refinement.get('reason', '')}"
+    if record.get("notices"):
+        found["notices"] = record["notices"]
+    found["seconds"] = record.get("seconds")
+    return found
+
+
+def form_of(record: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a form that ask for a picture again, by the names of `FIELDS`, with "loras" and "scales".
+
+    Args:
+        record: of the picture, from its sidecar or from the file itself.
+        known: paths of LoRAs by name.
+    """
+    request = record.get("request") or {}
+    found = {name: request[name] for name in FIELDS if request.get(name) is not None}
+    loras = loras_of(record, known)
+    asked = {"seed": seed_text(record.get("seed", request.get("seed"))), "num_images": 1, "refine": False}
+    return {**found, **asked, "loras": [name for name, _ in loras], "scales": [scale for _, scale in loras]}
+
+
+def settings_missing(record: Mapping[str, Any], known: Mapping[str, str], options: Sequence[str]) -> list[str]:
+    """The settings of a record that the form cannot have, for people.
+
+    Args:
+        record: of a picture.
+        known: paths of LoRAs by name.
+        options: the knobs that the model honours.
+    """
+    request = record.get("request") or {}
+    beyond = [name for name in request if name not in (*FIELDS, "image") or (name in KNOBS and name not in options)]
+    usual = {"generator_device": "cpu"}
+    found = [f"{name} {request[name]}" for name in beyond if request[name] != usual.get(name)]
+    names = [name for name, _ in loras_of(record, known)]
+    used = (record.get("engine") or {}).get("loras") or ()
+    return found + [f"LoRA {each.get('name')}" for each in used if each.get("name") not in names]
+
+
+def loras_of(record: Mapping[str, Any], known: Mapping[str, str]) -> list[tuple[str, float]]:
+    """The LoRAs of a record that can still be picked: names and scales.
+
+    Args:
+        record: of a picture. Those inside pictures name a LoRA's file without its folder.
+        known: paths by name.
+    """
+    whole = {str(Path(path).resolve()): name for name, path in known.items()}
+    short = {Path(path).name: name for name, path in known.items()}
+    used = (record.get("engine") or {}).get("loras") or ()
+    found = []
+    for each in used:
+        path = str(each.get("path", ""))
+        name = whole.get(str(Path(path).resolve())) if Path(path).parent != Path() else short.get(path)
+        if name is not None:
+            found.append((name, float(each.get("scale", 1))))
+    return found
