@@ -29,5 +29,6 @@ while [ "$round" -lt "$rounds" ]; do
     for module in $alone; do
         run "$module"
     done
+    echo "repeat: round $round of $rounds passed at $(date +%T)"
 done
 echo "repeat: $rounds rounds without a failure: $*"
