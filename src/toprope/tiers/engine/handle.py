@@ -238,7 +238,11 @@ class Handle:
                 replace(
                     group,
                     members=tuple(
-                        replace(each, bytes=sum(aligned(one.nbytes) for one in members[each.key]))
+                        replace(
+                            each,
+                            bytes=sum(aligned(one.nbytes) for one in members[each.key]),
+                            coded=self._engine.model.coded_bytes(each.key),
+                        )
                         if members[each.key]
                         else replace(each, bytes=self._engine.model.fixed_bytes(self.model))
                         for each in group.members

@@ -118,12 +118,16 @@ def same_bits(weight: Weight, size: int, device: Device) -> bool:
 
 
 @dataclass(frozen=True)
-class _PartHome:
+class _PartHome(Home):
     """The bytes of some rows, wherever their weight lies now."""
 
     weight: Weight
     start: int
-    nbytes: int
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.size
 
     @property
     def _whole(self) -> Home:
