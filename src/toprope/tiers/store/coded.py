@@ -40,17 +40,20 @@ class DeviceTable:
         self.piece = piece
         self.values = _numbers(codes).to(device.torch_device)
 
-    def decode(self, codes: torch.Tensor, factors: torch.Tensor, casts: Sequence[torch.dtype]) -> torch.Tensor:
+    def decode(self, codes: torch.Tensor, coding: Coding, scales: torch.Tensor, skipped: int) -> torch.Tensor:
         """Numbers of whole rows.
 
         Args:
             codes: of the rows, uint8, flat, on the device.
-            factors: fp32 [rows, blocks of a row], on the device.
-            casts: the dtypes that products in fp32 become, one after another.
+            coding: of the weight.
+            scales: of the blocks that the rows are in, on the device.
+            skipped: rows of the first block before them.
         """
         made = self.values.index_select(0, codes.to(torch.int32))
+        rows = scales.unsqueeze(1).expand(-1, coding.block[0], -1).reshape(-1, scales.shape[1])
+        factors = rows[skipped : skipped + codes.numel() // coding.columns]
         made.view(*factors.shape, -1).mul_(factors.unsqueeze(-1))
-        for dtype in casts:
+        for dtype in coding.casts:
             made = made.to(dtype)
         return made
 
@@ -93,14 +96,14 @@ class Coding:
         made.there = self.there
         return made
 
-    def rows(self, first: int, last: int) -> torch.Tensor:
-        """Factors of some rows, by their blocks of columns."""
-        return self.scales[torch.arange(first, last) // self.block[0]]
+    def blocks(self, first: int, last: int) -> torch.Tensor:
+        """Scales of the blocks that some rows are in."""
+        return self.scales[first // self.block[0] : (last - 1) // self.block[0] + 1]
 
     def factors(self, first: int, count: int) -> torch.Tensor:
         """Factors of some elements."""
         begin, end = first // self.columns, -(-(first + count) // self.columns)
-        blocks = self.rows(begin, end).unsqueeze(-1)
+        blocks = self.scales[torch.arange(begin, end) // self.block[0]].unsqueeze(-1)
         wide = blocks.expand(-1, -1, self.block[1]).reshape(end - begin, -1)[:, : self.columns]
         return wide.reshape(-1)[first - begin * self.columns :][:count]
 
@@ -171,11 +174,11 @@ class _DecodeChunk:
         with device.as_current(), device.on_stream(worker.stream):
             codes = torch.empty(self.count, dtype=torch.uint8, device=device.torch_device)
             begin = self.first // coding.columns
-            factors = coding.rows(begin, begin + self.count // coding.columns).to(device.torch_device)
+            scales = coding.blocks(begin, begin + self.count // coding.columns).to(device.torch_device)
             deliver(worker, load, Memory(codes), raw, stay=True)
-            made = coding.there.decode(codes, factors, coding.casts)
+            made = coding.there.decode(codes, coding, scales, begin % coding.block[0])
             deliver(worker, load, self.target, made.view(torch.uint8), stay=True)
-        return factors.nbytes
+        return scales.nbytes
 
 
 class CodedHome(Home):
@@ -364,8 +367,8 @@ def decode_on(device: Device, homes: Iterable[CodedHome | JoinedHome], threads: 
 def _same_bits(coding: Coding, table: DeviceTable, rows: int, device: Device) -> bool:
     codes = torch.arange(rows * coding.columns, dtype=torch.int32).to(torch.uint8)
     try:
-        factors = coding.rows(0, rows).to(device.torch_device)
-        found = table.decode(codes.to(device.torch_device), factors, coding.casts).cpu()
+        scales = coding.blocks(0, rows).to(device.torch_device)
+        found = table.decode(codes.to(device.torch_device), coding, scales, 0).cpu()
     except (RuntimeError, NotImplementedError):  # the device has no such operators
         return False
     return torch.equal(found.view(torch.uint8), coding.decode(codes, 0).view(torch.uint8))
