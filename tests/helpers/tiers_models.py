@@ -55,7 +55,7 @@ VISION = {
 }  # fmt: skip
 
 
-def _of_transformers(kind: str, auto: str, parts: dict[str, Any]) -> Callable[[], Any]:
+def of_transformers(kind: str, auto: str, parts: dict[str, Any]) -> Callable[[], Any]:
     def build() -> Any:
         import transformers
 
@@ -212,22 +212,22 @@ GREEDY = {"max_new_tokens": 5, "do_sample": False}
 LM = "AutoModelForCausalLM"
 CASES = {
     "gpt2": Case(
-        _of_transformers("gpt2", LM, {"vocab_size": 160, "n_embd": 48, "n_layer": 6, "n_head": 4, "n_positions": 64}),
+        of_transformers("gpt2", LM, {"vocab_size": 160, "n_embd": 48, "n_layer": 6, "n_head": 4, "n_positions": 64}),
         _tokens, GREEDY | {"pad_token_id": 0},
     ),
-    "llama": Case(_of_transformers("llama", LM, TEXT), _tokens, GREEDY),
-    "qwen2_moe": Case(_of_transformers("qwen2_moe", LM, EXPERTS), _tokens, GREEDY),
-    "mixtral": Case(_of_transformers("mixtral", LM, EXPERTS | {"intermediate_size": 32}), _tokens, GREEDY),
-    "deepseek_v3": Case(_of_transformers("deepseek_v3", LM, LATENT), _tokens, GREEDY),
+    "llama": Case(of_transformers("llama", LM, TEXT), _tokens, GREEDY),
+    "qwen2_moe": Case(of_transformers("qwen2_moe", LM, EXPERTS), _tokens, GREEDY),
+    "mixtral": Case(of_transformers("mixtral", LM, EXPERTS | {"intermediate_size": 32}), _tokens, GREEDY),
+    "deepseek_v3": Case(of_transformers("deepseek_v3", LM, LATENT), _tokens, GREEDY),
     "t5": Case(
-        _of_transformers("t5", "AutoModelForSeq2SeqLM", {
+        of_transformers("t5", "AutoModelForSeq2SeqLM", {
             "vocab_size": 160, "d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 4, "num_heads": 4,
             "decoder_start_token_id": 0,
         }),
         _tokens, GREEDY, _decoder,
     ),
     "whisper": Case(
-        _of_transformers("whisper", "AutoModelForSpeechSeq2Seq", {
+        of_transformers("whisper", "AutoModelForSpeechSeq2Seq", {
             "vocab_size": 160, "d_model": 48, "encoder_layers": 4, "decoder_layers": 4, "encoder_ffn_dim": 96,
             "decoder_ffn_dim": 96, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_mel_bins": 8,
             "max_source_positions": 20, "max_target_positions": 20, "pad_token_id": 0, "decoder_start_token_id": 1,
@@ -236,13 +236,13 @@ CASES = {
         _sound, GREEDY, _decoder,
     ),
     "mamba": Case(
-        _of_transformers("mamba", LM, {"vocab_size": 160, "hidden_size": 48, "num_hidden_layers": 6, "state_size": 4,
+        of_transformers("mamba", LM, {"vocab_size": 160, "hidden_size": 48, "num_hidden_layers": 6, "state_size": 4,
                                        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
         _tokens, GREEDY,
     ),
-    "vit": Case(_of_transformers("vit", "AutoModelForImageClassification", VISION), _images),
+    "vit": Case(of_transformers("vit", "AutoModelForImageClassification", VISION), _images),
     "clip": Case(
-        _of_transformers("clip", "AutoModel", {
+        of_transformers("clip", "AutoModel", {
             "text_config": TEXT | {"num_hidden_layers": 4}, "vision_config": VISION | {"num_hidden_layers": 4},
             "projection_dim": 32,
         }),

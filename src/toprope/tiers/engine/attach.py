@@ -26,7 +26,7 @@ from toprope.tiers.engine.library_loaders import layouts, load_values, stored_in
 from toprope.tiers.engine.migrate import Placing
 from toprope.tiers.engine.model_groups import FIXED, Model, Weight, read_model
 from toprope.tiers.engine.places import Activated, Placed, check_places
-from toprope.tiers.engine.row_pieces import SLOTS, RowPieces, divisible, same_bits, slot_bytes
+from toprope.tiers.engine.row_pieces import SLOTS, RowPieces, divisible, fused_experts, same_bits, slot_bytes
 from toprope.tiers.engine.runtime import DIRECT, Engine
 from toprope.tiers.engine.state import State
 from toprope.tiers.engine.weight_files import Files, fill_buffers
@@ -350,6 +350,10 @@ class _Attaching:
                     except PlanError:
                         continue
                 else:
+                    if not training and fused_experts(self.model):
+                        error.do += (
+                            '; or let experts come one by one: model.set_experts_implementation("eager") before attach'
+                        )
                     raise error from None
         moving = self.device if self.device.capabilities.separate_memory else None
         transfers = Transfers(moving, threads=threads, link=None if link is None else Link(link), disturb=disturb)
@@ -402,17 +406,19 @@ class _Attaching:
         return handle
 
     def _pieces(self, budgets: Budgets) -> Iterator[tuple[dict[Weight, Tier], int]]:
-        """Weights that are computed in pieces so that the others have room: the largest, then more; the groups are the
-        others' then.
+        """Weights that are computed in pieces so that the others have room: the largest, then more, first of experts
+        alone, whose pieces are small; the groups are the others' then.
 
         Yields:
             Where each lies, and the bytes of a slot for pieces.
         """
-        candidates = divisible(self.model)
+        every = divisible(self.model)
+        experts = [each for each in every if each.like.dim() == 3]
         room = budgets.device - budgets.reserve
-        for count in range(1, len(candidates) + 1):
-            chosen = candidates[:count]
-            if count < len(candidates) and candidates[count].nbytes == chosen[-1].nbytes:
+        sets = [some[:count] for some in (experts, every) for count in range(1, len(some) + 1)]
+        rest = [some[count:] for some in (experts, every) for count in range(1, len(some) + 1)]
+        for chosen, others in zip(sets, rest, strict=True):
+            if others and others[0].nbytes == chosen[-1].nbytes:
                 continue  # weights of one size together
             for part in (4, 8, 32):
                 size = slot_bytes(chosen, room // part)

@@ -105,7 +105,8 @@ class _Absent:
         if not allowed:
             absence = _find((args, kwargs))
             given = kwargs or {}
-            if name in absence.instead and isinstance(given.get("weight", args[1] if len(args) > 1 else None), _Absent):
+            mine = args[0] if name == "__getitem__" else given.get("weight", args[1] if len(args) > 1 else None)
+            if name in absence.instead and isinstance(mine, _Absent):
                 return absence.instead[name](*args, **given)
             into = args[0] if args else given.get("tensor")
             into = into[0] if isinstance(into, (tuple, list)) and into else into
