@@ -67,6 +67,7 @@ def divisible(model: Model) -> list[Weight]:
         weight
         for name, weight in model.weights.items()
         if name not in whole
+        and weight.like.dim() in (2, 3)
         and weight.like.is_contiguous()
         and weight.like.dtype in _DTYPES
         and weight.like.shape[0] >= (2 if _has_experts(weight) else 2 * ROWS)
