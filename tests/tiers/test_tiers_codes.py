@@ -1,4 +1,4 @@
-"""FP8 weights with scales lie in the file and on the host as codes, cross the link as codes, and have the right values."""
+"""FP8 weights lie in the file and on the host as codes, cross the link as codes, and have the right values."""
 
 import pytest
 import torch

@@ -54,7 +54,7 @@ _SCALE = "_scale_inv"
 """End of the name of the scales of FP8 weights; codes are multiplied by them."""
 
 _FEW = 64
-"""Codes with one scale, at least: scales are in the host's memory as fp32, as a sixteenth of the codes' bytes at most."""
+"""Codes with one scale, at least: the scales stay in memory as fp32, a sixteenth of the codes' bytes at most."""
 
 _FLOATS = frozenset(DTYPES[each] for each in FLOATS)
 
