@@ -234,6 +234,24 @@ def test_values_are_those_of_transformers(name, dtype, tmp_path):
             assert torch.equal(model(**batch).logits, whole(**batch).logits)
 
 
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_codes_without_a_scale_are_refused_by_name(name, tmp_path):
+    """transformers casts them to numbers without a word."""
+    pytest.importorskip("transformers")
+    tiers_models.CASES[name].build().save_pretrained(tmp_path)
+    tiers_codes.quantise(tmp_path, 8)
+    state = load_file(tmp_path / "model.safetensors")
+    weight = next(
+        each for each in state if each.endswith(("3.mlp.up_proj.weight", "3.block_sparse_moe.experts.2.w1.weight"))
+    )
+    del state[f"{weight}_scale_inv"]
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with skeleton():
+        model = tiers_models.CASES[name].build()
+    with pytest.raises(WeightsError, match=rf"(?s)no number, such as {weight}: F8_E4M3 without a scale"):
+        attach(model, "500kB", "1MB", tmp_path, on="cpu", small=1000)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_experts_are_read_in_place(tmp_path):

@@ -262,7 +262,7 @@ def test_an_expert_has_the_alignment_that_it_has_in_the_tensor_of_all():
             assert torch.equal(model(x, numbers), same(x, numbers))
         units = [each.unit for each in next(iter(handle._engine.pieces._pieces.values()))]
         assert [each.offsets[0] for each in units] == [number * 33 * 37 * 4 % 64 for number in range(5)]
-        with pytest.raises(IndexError, match="index 5 is out of range of experts.up with 5 experts"):
+        with pytest.raises(IndexError, match=r"index 5 is out of range of experts\.up with 5 experts"):
             model(x, [5])
         with pytest.raises(TierAbsentError, match="several experts"):
             model(x, [slice(2)])

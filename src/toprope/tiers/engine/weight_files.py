@@ -143,6 +143,16 @@ class Files:
         count = prod(stored.shape)
         return CodedHome(DiskHome(self._file(stored.file), stored.begin, torch.uint8, count), coding)
 
+    def _without_scales(self) -> list[Stored]:
+        """Codes that no scale belongs to, under any name that it has in such checkpoints."""
+        return [
+            each
+            for name, each in self.stored.items()
+            if each.dtype in _SCALED
+            and not name.endswith("scale_inv")
+            and not any(other in self.stored for other in _scales_of(name))
+        ]
+
     def _block(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
         """Rows and columns that have one scale: as the configuration says, else as many scales as there are say."""
         said: Any = (self._quantization or {}).get("weight_block_size")
@@ -302,6 +312,9 @@ class Files:
         scaled = self._scaled
         if self._quantization is not None and not scaled:
             return True  # the library's loader names the method
+        if scaled and (alone := self._without_scales()):
+            self.refused = [f"{each.name}: {each.dtype} without a scale in {each.file.name}" for each in alone]
+            return False
         if (self.refused and not scaled) or any(
             prod(there.shape) != weight.like.numel() for _, there, weight in self._reshaped
         ):
@@ -361,6 +374,11 @@ class Files:
         for each in self._open.values():
             each.close()
         self._open.clear()
+
+
+def _scales_of(name: str) -> tuple[str, ...]:
+    stem = name.removesuffix(".weight")
+    return f"{name}{_SCALE}", f"{stem}.scale", f"{stem}.qscale_weight"
 
 
 def _any(patterns: list[re.Pattern[str]], name: str) -> bool:
