@@ -6,9 +6,12 @@ from safetensors.torch import load_file, save_file
 
 import tiers_codes
 import tiers_models
-from toprope.errors import TierCapacityError, WeightsError
+from toprope.errors import TierCapacityError, TierChangedError, WeightsError
 from toprope.tiers import attach, skeleton
 from toprope.tiers.plan import Budgets, Group, Link, Links, Member, plan
+from toprope.tiers.store.coded import JoinedHome
+from toprope.tiers.store.memory import Memory
+from toprope.tiers.store.transfer import Load
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 
@@ -26,6 +29,15 @@ def run(model, rows=3):
     torch.manual_seed(1)
     with torch.no_grad():
         return model(torch.randn(rows, 64).to(next(model.parameters()).dtype))
+
+
+def homes(handle):
+    return [each.home for each in handle._engine.model.weights.values() if each.home is not None]
+
+
+def twice(model):
+    run(model)
+    run(model)
 
 
 def test_codes_are_what_is_on_the_host_and_on_the_links(tmp_path):
@@ -115,6 +127,8 @@ def test_values_that_the_host_has_no_room_for_are_an_error(tmp_path):
         with pytest.raises(TierCapacityError, match="budget has no room"):
             handle.model.load_state_dict({name: each * 0.7 for name, each in whole.state_dict().items()})
         assert handle._host.used <= 5 * CODES
+        assert handle._host.used == sum(each.host_bytes for each in homes(handle) if each.tier == "host")
+        assert handle._engine.model.coded
 
 
 def test_codes_are_cast_as_their_values_would_be(tmp_path):
@@ -267,3 +281,59 @@ def test_experts_are_read_in_place(tmp_path):
         assert torch.equal(model(**batch).logits, whole.eval()(**batch).logits)
         assert handle.stats().moved["disk_write"] == 0
         assert handle.plan.disk
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["codes", "parts"])
+def test_codes_of_a_file_that_has_changed_are_not_read(joined, tmp_path):
+    tiers_codes.folder_of_net(tmp_path)
+    with attached(tmp_path, host="0MB") as handle:
+        if joined:
+            for unit in handle._engine._units:
+                for weight in unit.weights:
+                    weight.home = JoinedHome([weight.home])
+        run(handle.model)
+        file = tmp_path / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-8])
+        with pytest.raises(TierChangedError, match=r"model\.safetensors"):
+            twice(handle.model)
+        handle.detach("meta")
+
+
+@pytest.mark.parametrize("host", ["1MB", "0MB"])
+def test_an_interruption_in_a_transfer_of_codes_leaves_the_model_whole(host, tmp_path):
+    whole, count = tiers_codes.folder_of_net(tmp_path), [0]
+
+    def disturb():
+        count[0] += 1
+        if count[0] % 7 == 0:
+            raise OSError("the worker was interrupted")
+
+    with attached(tmp_path, host=host) as handle:
+        handle._engine.transfers._queue.disturb = disturb
+        failed = right = 0
+        for _ in range(40):
+            try:
+                right += torch.equal(run(handle.model), run(whole))
+            except OSError:
+                failed += 1
+        assert failed + right == 40
+        assert failed
+        handle._engine.transfers._queue.disturb = None
+        assert torch.equal(run(handle.model), run(whole))
+
+
+def test_a_codes_home_gives_any_stretch_of_its_values(tmp_path):
+    """Of a weight that is read piece by piece, such as for an optimizer's step."""
+    whole = tiers_codes.folder_of_net(tmp_path, block=24)
+    with attached(tmp_path, host="0MB") as handle:
+        home = next(iter(handle._engine.model.coded.values()))
+        name = next(iter(handle._engine.model.coded))
+        parts = JoinedHome([home, home.cast(torch.float32)])
+        values = whole.state_dict()[name].flatten()
+        for first, count in ((0, 1), (63, 2), (100, 1000), (4000, 96), (4090, 100), (0, 8192)):
+            memory = Memory.host(count * 4)
+            handle._engine.transfers.begin(Load("part", parts.chunks(memory, first * 4))).wait()
+            assert torch.equal(memory.tensor.view(torch.float32)[:count], values.repeat(2)[first : first + count])

@@ -232,8 +232,6 @@ class Placing:
         weight.changed = True
         home = weight.home
         assert home is not None
-        if self.coded.pop(weight.name, None) is not None and self.decoded is not None:
-            self.decoded()
         with torch.inference_mode(False), torch.no_grad():
             if isinstance(home, MemoryHome) and home.nbytes == values.nbytes:
                 home.memory.tensor.copy_(Memory.of(values).tensor)
@@ -247,9 +245,11 @@ class Placing:
                 memory = Memory.host(values.nbytes, self.device, lasting=True)
                 memory.tensor.copy_(Memory.of(values).tensor)
                 weight.home = MemoryHome(memory)
-                return
-            weight.home = self.write(weight, Memory.of(values))
-            home.release()
+            else:
+                weight.home = self.write(weight, Memory.of(values))
+                home.release()
+        if self.coded.pop(weight.name, None) is not None and self.decoded is not None:
+            self.decoded()
 
     def cast(self, weight: Weight, dtype: torch.dtype) -> None:
         """Convert a weight; one in a file is converted when it is read."""
