@@ -248,6 +248,10 @@ class Placing:
             else:
                 weight.home = self.write(weight, Memory.of(values))
                 home.release()
+        self.forget_codes(weight)
+
+    def forget_codes(self, weight: Weight) -> None:
+        """A weight has other values than its codes."""
         if self.coded.pop(weight.name, None) is not None and self.decoded is not None:
             self.decoded()
 

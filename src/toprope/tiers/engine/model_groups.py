@@ -131,6 +131,10 @@ class Model:
 
     def coded_bytes(self, key: str) -> int | None:
         """Bytes of a member of a group where it is not on the device; None for as many as there."""
+        for each in self.members[key]:
+            first = each.parameters[0]
+            if each.home is None and not first.is_meta and first._version != each.version:
+                self.coded.pop(each.name, None)  # it stays on the device, and was given other values there
         if not any(each.name in self.coded for each in self.members[key]):
             return None
         sizes = [

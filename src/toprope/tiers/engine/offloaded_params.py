@@ -147,6 +147,7 @@ class AwayWeights:
             at = max(at, last)
         self._settle_writes(new.home)
         old, weight.home = weight.home, new.home
+        self.engine.placing.forget_codes(weight)
         if old is not None:
             if old.tier == "host":
                 self.engine.placing.host.release(old.host_bytes)
