@@ -11,6 +11,7 @@ import tiers_models
 from toprope.errors import TierCapacityError, TierChangedError, WeightsError
 from toprope.tiers import attach, skeleton
 from toprope.tiers.plan import Budgets, Group, Link, Links, Member, plan
+from toprope.tiers.plan.layout import read_layout
 from toprope.tiers.store.coded import JoinedHome
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.transfer import Load
@@ -215,6 +216,18 @@ def test_a_plan_counts_codes_where_they_are_codes():
     assert made.device_bytes == len(made.resident) * 4 * 2**20 + made.slots * 4 * 2**20 <= 12 * 2**20
     assert made.traffic.host_to_device % 2**20 == 0
     assert made.traffic.host_to_device <= len(made.host) * 2**20
+
+
+def test_a_plan_of_a_folder_counts_codes_too(tmp_path):
+    """`toprope tiers plan` counted codes on the device, where numbers are: half of what they take."""
+    tiers_codes.folder_of_net(tmp_path)
+    layout = read_layout(tmp_path)
+    weights = [each for group in layout.groups for each in group.members if each.kind == "weight"]
+    assert [(each.bytes, each.away) for each in weights] == [(2 * CODES, CODES)] * 6
+    assert layout.said.endswith("; FP8 is dequantised on the device")
+    (tmp_path / "config.json").unlink()
+    weights = [each for group in read_layout(tmp_path).groups for each in group.members if each.kind == "weight"]
+    assert len(weights) == 12  # whose scales those are, nothing says
 
 
 # Models of transformers
