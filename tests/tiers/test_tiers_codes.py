@@ -1,6 +1,7 @@
 """FP8 weights lie in the file and on the host as codes, cross the link as codes, and have the right values."""
 
 import contextlib
+import json
 
 import pytest
 import torch
@@ -101,6 +102,36 @@ def test_scales_of_other_dtypes(scale, tmp_path):
     whole.load_state_dict(values)
     with attached(tmp_path) as handle:
         assert torch.equal(run(handle.model), run(whole))
+
+
+class Stacked(torch.nn.Module):
+    """Matrices of several experts in one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up_proj = torch.nn.Parameter(torch.randn(4, 32, 64))
+
+    def forward(self, x):
+        return torch.einsum("eoi,bi->beo", self.up_proj, x).flatten(1)[:, :64]
+
+
+def test_matrices_that_are_one_tensor_in_the_file_too(tmp_path):
+    whole = torch.nn.Sequential(*[Stacked() for _ in range(4)])
+    state, values = {}, {}
+    for name, value in whole.state_dict().items():
+        made = [tiers_codes.quantised(each, 16) for each in value]
+        state[name], state[f"{name}_scale_inv"], values[name] = (torch.stack(each) for each in zip(*made, strict=True))
+    save_file(state, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    whole.load_state_dict(values)
+    with skeleton():
+        model = torch.nn.Sequential(*[Stacked() for _ in range(4)])
+    with attach(model, "80kB", "1MB", tmp_path, on="cpu", small=1000, poison=True) as handle:
+        assert len(handle._engine.model.coded) == 4
+        for _ in range(2):
+            assert torch.equal(run(model), run(whole))
 
 
 def test_values_that_are_written_are_no_codes_any_more(tmp_path):

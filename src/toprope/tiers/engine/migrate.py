@@ -142,7 +142,7 @@ class Placing:
             self._settle(weight, self.write(weight, Memory.of(self.values(weight))))
 
     def _original(self, weight: Weight) -> Home | None:
-        """Where a weight lies in the model's files, if it has the same values there."""
+        """The place of a weight in the model's files, if it has the same values there."""
         found = next((self.in_place[name] for name in weight.names if name in self.in_place), None)
         if found is None or found.nbytes != weight.nbytes:
             return None

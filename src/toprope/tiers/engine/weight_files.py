@@ -134,7 +134,7 @@ class Files:
             return None
         if rows % block[0] and matrices > 1:
             return None
-        if factors * _FEW > prod(stored.shape):  # scales stay in memory: so many would take much of it
+        if factors * _FEW > prod(stored.shape):  # scales stay in memory, and these would take much of it
             return None
         values = self._values(scales)
         values = (values.to(torch.float32) - 127).exp2() if scales.dtype == "U8" else values.to(torch.float32)

@@ -30,19 +30,19 @@ class Home(Protocol):
 
     @property
     def direct(self) -> bool:
-        """Whether it can be read from its file into its place without a copy, if that has the same place in a block."""
+        """Tell if it can be read from its file into its place without a copy, if that has the same place in a block."""
         return False
 
     @property
     def host_bytes(self) -> int:
-        """What it takes in the host's memory, as it lies there."""
+        """Bytes in the host's memory, as it lies there."""
         return self.nbytes
 
     def chunks(self, target: Memory, start: int = 0) -> list[Chunk]:
         """What brings the bytes from `start` on into the target, as many as it has."""
 
     def host_chunks(self, memory: Memory) -> list[Chunk]:
-        """What brings it to the host's memory."""
+        """Chunks of a load that brings it to the host's memory."""
         return self.chunks(memory)
 
     def on_host(self, memory: Memory) -> Home:

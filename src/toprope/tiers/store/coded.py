@@ -34,7 +34,7 @@ class DeviceTable:
     """
 
     BYTES = 9
-    """What an element takes while it is decoded: its code, the code as an index, its number in fp32."""
+    """Bytes of an element while it is decoded: its code, the code as an index, its number in fp32."""
 
     def __init__(self, device: Device, codes: torch.dtype, piece: int) -> None:
         self.piece = piece
@@ -63,7 +63,7 @@ def _numbers(codes: torch.dtype) -> torch.Tensor:
 
 
 class Coding:
-    """How the codes of a weight become numbers: code x scale of its block, in fp32, as the model's library has it.
+    """Rule that makes numbers of the codes of a weight: code x scale of its block, in fp32, as the model's library does.
 
     Args:
         codes: their dtype.
@@ -195,7 +195,7 @@ class CodedHome(Home):
 
     @property
     def tier(self) -> Literal["host", "disk"]:
-        """Where the codes lie."""
+        """The tier of the codes."""
         return self.codes.tier
 
     @property
@@ -238,7 +238,7 @@ class CodedHome(Home):
         return self.codes.file, self.codes.offset + first
 
     def host_chunks(self, memory: Memory) -> list[Chunk]:
-        """What brings the codes to the host's memory."""
+        """Reads or copies of the codes."""
         return self.codes.host_chunks(memory)
 
     def on_host(self, memory: Memory) -> CodedHome:
@@ -269,7 +269,7 @@ class JoinedHome(Home):
 
     @property
     def tier(self) -> Literal["host", "disk"]:
-        """Where its parts lie."""
+        """The tier of its parts."""
         return self.parts[0].tier
 
     @property
@@ -306,7 +306,7 @@ class JoinedHome(Home):
         return found
 
     def host_chunks(self, memory: Memory) -> list[Chunk]:
-        """What brings all parts to the host's memory."""
+        """Reads or copies of all parts."""
         places = self._placed([each.host_bytes for each in self.parts])
         return [one for each, first, last in places for one in each.host_chunks(memory.part(first, last))]
 
