@@ -389,3 +389,15 @@ def test_a_codes_home_gives_any_stretch_of_its_values(tmp_path):
             memory = Memory.host(count * 4)
             handle._engine.transfers.begin(Load("part", parts.chunks(memory, first * 4))).wait()
             assert torch.equal(memory.tensor.view(torch.float32)[:count], values.repeat(2)[first : first + count])
+
+
+def test_a_skeleton_of_tensors_of_torchao_has_no_memory():
+    """The parameter was on meta, and its codes and scales were those of the model in memory."""
+    quantization = pytest.importorskip("torchao.quantization")
+    layer, module = torch.nn.Linear(64, 64), torch.nn.Module()
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
+    with skeleton():
+        module.register_parameter("weight", layer.weight)
+    parts = [getattr(module.weight, name) for name in module.weight.__tensor_flatten__()[0]]
+    assert parts
+    assert all(each.is_meta for each in [module.weight, *parts])

@@ -35,7 +35,7 @@ def skeleton() -> Iterator[None]:
             made = module._parameters[name]
             assert made is not None
             empty = nn.Parameter(made.to("meta"), requires_grad=made.requires_grad)
-            empty.__dict__.update(made.__dict__)
+            empty.__dict__.update({**made.__dict__, **empty.__dict__})
             module._parameters[name] = empty
 
     nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]

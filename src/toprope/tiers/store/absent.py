@@ -228,7 +228,7 @@ def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
             return
         new = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         new.__class__ = parameter.__class__
-        new.__dict__.update(parameter.__dict__)
+        new.__dict__.update({**parameter.__dict__, **new.__dict__})  # its own parts, where it has such
         gradient, parameter.grad = parameter.grad, None
         try:
             torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]

@@ -63,7 +63,7 @@ def _numbers(codes: torch.dtype) -> torch.Tensor:
 
 
 class Coding:
-    """Rule that makes numbers of the codes of a weight: code x scale of its block, in fp32, as the model's library does.
+    """Rule that makes numbers of the codes of a weight: code x scale of its block, in fp32, as its library does.
 
     Args:
         codes: their dtype.
