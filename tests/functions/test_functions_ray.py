@@ -21,6 +21,7 @@ from functions_world import ANY, FOREIGN, Thing, add, alive, ended, fail, opt, s
 from toprope import functions as yr
 from toprope.errors import EnvironmentProblem
 from toprope.extras import advice
+from toprope.functions.ray import groups
 
 pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.ray]
 
@@ -381,6 +382,21 @@ def test_a_function_group_knows_its_ranks_and_cards_and_ends_together(backend):
     assert comes(lambda: not any(map(alive, pids)))
     with pytest.raises(yr.YRequestError, match="end together") as caught:
         yr.get(group.instances[1].pid.invoke())
+    assert caught.value.code == 1011
+    group.terminate()
+
+
+@pytest.mark.slow
+def test_a_group_whose_member_ends_before_it_was_looked_at_had_started(backend, monkeypatch):
+    monkeypatch.setattr(groups, "_LOOK", 5.0)
+    members = [Thing.options(opt(1, cpu=300, memory=128, group_name="short")).invoke() for _ in range(2)]
+    group = yr.Group("short", yr.GroupOptions(same_lifecycle=True))
+    group.invoke()
+    pids = yr.get([each.pid.invoke() for each in members])
+    os.kill(pids[0], signal.SIGKILL)
+    assert comes(lambda: not any(map(alive, pids)))
+    with pytest.raises(yr.YRequestError, match="end together") as caught:
+        yr.get(members[1].pid.invoke())
     assert caught.value.code == 1011
     group.terminate()
 
