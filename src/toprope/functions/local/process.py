@@ -207,7 +207,7 @@ class Process:
         self.burst = _BURST
 
     def works_on(self, at_once: int) -> None:
-        """It works on so many calls at once, which may wait for each other: none of them is kept back here."""
+        """It works on `at_once` calls, which may wait for each other: none of them is kept back here."""
         self.window = max(_WINDOW, at_once)
         self.burst = max(_BURST, at_once)
 
