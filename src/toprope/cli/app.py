@@ -91,13 +91,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="toprope")
     except TopropeError as error:
-        return _told(error)
+        return _reported(error)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         from toprope.extras import advice
 
-        return _told(PackageError("this needs torch, which is not installed.", sys.executable, advice("torch")))
+        return _reported(PackageError("this needs torch, which is not installed.", sys.executable, advice("torch")))
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None  # click ends silently where a pipe was closed
@@ -105,6 +105,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     return 0
 
 
-def _told(error: TopropeError) -> int:
+def _reported(error: TopropeError) -> int:
     sys.stderr.write(f"toprope: {error}\n")
     return error.exit_status
