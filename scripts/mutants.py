@@ -114,7 +114,7 @@ def is_killed(module: str, source: str, folder: Path) -> bool:
     file = folder / "mutant.py"
     file.write_text(source, encoding="utf-8")
     tests = [f"tests/{name}" for name in MODULES[module].split()]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{PACKAGE.parent}", "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= dict(zip(_VARIABLES, (f"toprope.{module.replace('/', '.')}", str(file)), strict=True))
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "mutants", "-p", "no:cacheprovider"]
     try:
@@ -169,4 +169,4 @@ def main() -> int:
 if __name__ == "__main__":
     sys.exit(main())
 elif os.environ.get(_VARIABLES[0]):
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder())
