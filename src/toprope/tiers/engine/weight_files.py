@@ -138,7 +138,8 @@ class Files:
             return None
         values = self._values(scales)
         values = (values.to(torch.float32) - 127).exp2() if scales.dtype == "U8" else values.to(torch.float32)
-        coding = Coding(DTYPES[stored.dtype], columns, values.reshape(-1, grid[1]).contiguous(), block, (dtype,))
+        table = values.reshape(-1, grid[1]).clone()  # not in a mapping of its own: a system has few of those
+        coding = Coding(DTYPES[stored.dtype], columns, table, block, (dtype,))
         self._used |= {scales.name, f"{stored.name.removesuffix('weight')}activation_scale"}
         count = prod(stored.shape)
         return CodedHome(DiskHome(self._file(stored.file), stored.begin, torch.uint8, count), coding)
