@@ -9,11 +9,20 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from toprope.device import software
-from toprope.device.ascend import AscendMachine
-from toprope.device.doctor import diagnose
-from toprope.device.doctor_software import explain_torch_npu
-from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Facts, Package, SmiCard, Step
+from toprope.device.doctor.diagnosis import diagnose
+from toprope.device.doctor.software_checks import explain_torch_npu
+from toprope.device.host import software
+from toprope.device.host.ascend import AscendMachine
+from toprope.device.host.machine import (
+    BackendResult,
+    DeviceResult,
+    DtypeResult,
+    Examination,
+    Facts,
+    Package,
+    SmiCard,
+    Step,
+)
 
 pytestmark = pytest.mark.native
 

@@ -20,8 +20,9 @@ from toprope.flow.edge.links import InLink, InQueue, OutLink
 from toprope.flow.edge.ring_buffer import DONE, LOST, SENT, TAKEN, RingBuffer, WakeUp
 from toprope.flow.exceptions import DATA_ALIGN_FAILED, SHAPE_INVALID, DfException
 from toprope.flow.executor import runner
-from toprope.flow.metrics import Pages
-from toprope.flow.stage_spec import (
+from toprope.flow.observability.metrics import Pages
+from toprope.flow.observability.trace import chrome
+from toprope.flow.stage.spec import (
     EMPTY,
     EOS,
     FAILURE,
@@ -36,9 +37,8 @@ from toprope.flow.stage_spec import (
     Message,
     TimeBatch,
 )
-from toprope.flow.trace import chrome
 from toprope.flow.worker.batch import batcher, check
-from toprope.flow.worker.gather import Align, Order, Source
+from toprope.flow.worker.input_matching import Align, Order, Source
 from toprope.functions import interrupts
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)
@@ -401,7 +401,7 @@ def test_alignment_pairs_by_transaction_whatever_the_order(first, second):
 
 def test_a_group_that_stays_incomplete_is_handed_on_or_dropped(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("toprope.flow.worker.gather.clock", lambda: now[0])
+    monkeypatch.setattr("toprope.flow.worker.input_matching.clock", lambda: now[0])
     for drop in (False, True):
         both = queues(2)
         align = Align([Source(each) for each in both], 2, 10, drop)

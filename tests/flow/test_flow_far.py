@@ -14,9 +14,9 @@ from toprope.flow.edge.connections import Connections, Kind, Remote
 from toprope.flow.edge.links import InQueue, in_link, out_link
 from toprope.flow.edge.machines import Mirror, Reporter, begin, reach
 from toprope.flow.edge.ring_buffer import BYTES, DONE, LOST, SENT, TAKEN, RingBuffer
-from toprope.flow.stage_plan import DRIVER, HostPlan, Reach, Route, Target
-from toprope.flow.stage_spec import EMPTY, EOS, FAILURE, PICKLED, RAW, TENSOR, TORCH, Failure, Head, Message
-from toprope.flow.stage_status import Status
+from toprope.flow.stage.plan import DRIVER, HostPlan, Reach, Route, Target
+from toprope.flow.stage.spec import EMPTY, EOS, FAILURE, PICKLED, RAW, TENSOR, TORCH, Failure, Head, Message
+from toprope.flow.stage.status import Status
 from toprope.functions.local.folder import join_folder, leave_folder
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)

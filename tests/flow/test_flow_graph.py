@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import flow as df
-from toprope.flow.graph import forget_names, plan
-from toprope.flow.metrics import EdgeMetrics
-from toprope.flow.picture import svg
-from toprope.flow.stage_spec import StageFunction, StageSpec
+from toprope.flow.graph.nodes import forget_names, plan
+from toprope.flow.observability.metrics import EdgeMetrics
+from toprope.flow.observability.svg import svg
+from toprope.flow.stage.spec import StageFunction, StageSpec
 
 
 class Point:

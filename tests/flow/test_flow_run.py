@@ -23,9 +23,9 @@ from toprope.flow.exceptions import (
     DfException,
 )
 from toprope.flow.executor.runner import Runner
-from toprope.flow.graph import plan
-from toprope.flow.stage_spec import EMPTY, EOS, PICKLED, TENSOR, CountBatch, Deploy, Head, Message, StageFunction
-from toprope.functions.serial import dumps
+from toprope.flow.graph.nodes import plan
+from toprope.flow.stage.spec import EMPTY, EOS, PICKLED, TENSOR, CountBatch, Deploy, Head, Message, StageFunction
+from toprope.functions.transport.serialization import dumps
 from toprope.sim import counters, tracing
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

@@ -12,12 +12,12 @@ from flow_graphs import data as flow_data
 from flow_graphs import node as flow_node
 from functions_session import session
 from toprope import flow as df
-from toprope.flow import flow_func as ff
 from toprope.flow import flow_graph
 from toprope.flow.exceptions import FAILED, MODEL_EXECUTE_TIMEOUT, QUEUE_EMPTY, QUEUE_FULL
 from toprope.flow.executor.placement import place
-from toprope.flow.graph import plan
-from toprope.flow.stage_spec import Deploy, RunOptions
+from toprope.flow.graph.nodes import plan
+from toprope.flow.stage.spec import Deploy, RunOptions
+from toprope.flow.udf import flow_func as ff
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.functions import deployed
-from toprope.functions.cards import Card, Share, Use
-from toprope.functions.claims import Claims
-from toprope.functions.deploy import Deployment
-from toprope.functions.ledger import Ledger, Node
-from toprope.functions.resources import parse
+from toprope.functions.deployment import state_file
+from toprope.functions.deployment.reservations import Claims
+from toprope.functions.deployment.start_options import Deployment
+from toprope.functions.scheduling.cards import Card, Share, Use
+from toprope.functions.scheduling.ledger import Ledger, Node
+from toprope.functions.scheduling.requests import parse
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -94,9 +94,9 @@ yr.finalize()
 @pytest.fixture
 def runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    deployed.keep(Deployment(sim="910B3x2", cards=deployed.share_cards("")))
+    state_file.keep(Deployment(sim="910B3x2", cards=state_file.share_cards("")))
     yield tmp_path / "toprope"
-    deployed.end()
+    state_file.end()
 
 
 @pytest.mark.slow

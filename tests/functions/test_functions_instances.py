@@ -12,7 +12,7 @@ import pytest
 
 from functions_world import Thing, add, ended, env, numbers, opt, session, sleep, until
 from toprope import functions as yr
-from toprope.functions import current
+from toprope.functions import context
 
 pytestmark = pytest.mark.process
 
@@ -570,7 +570,7 @@ def test_after_its_end_a_session_is_of_no_use_and_a_new_one_is(tmp_path):
         ref.get()
     with pytest.raises(yr.YRequestError, match="not found"):
         yr.get(one.pid.invoke())
-    assert current.backend().job_id
+    assert context.backend().job_id
 
 
 @pytest.mark.parametrize("concurrency", [None, 4])

@@ -103,8 +103,8 @@ def cluster():
     """The address of a Ray of two nodes."""
     from ray.cluster_utils import Cluster
 
-    from toprope.functions.ray.nodes import begun_with, offer, read_auth
-    from toprope.functions.ray.start import import_ray
+    from toprope.functions.ray.cluster.startup import import_ray
+    from toprope.functions.ray.nodes.local_node import begun_with, offer, read_auth
 
     import_ray()
     before = dict(os.environ)
@@ -172,7 +172,7 @@ def free_cards():
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
-    from toprope.functions.ray.start import import_ray
+    from toprope.functions.ray.cluster.startup import import_ray
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EnvironmentProblem, match=re.escape(advice("cluster"))):
@@ -241,8 +241,8 @@ def test_cards_of_a_request_are_on_one_node_and_memory_is_not_given_twice(backen
 @pytest.mark.slow
 def test_instances_are_listed_with_and_without_a_handle_and_end_by_their_ids(backend, cluster):
     """One that had been killed stayed on the list; one that waits for its card was on none."""
-    from toprope.functions.ray.cluster import listing_of
-    from toprope.functions.ray.listing import listed
+    from toprope.functions.ray.cluster.commands import listing_of
+    from toprope.functions.ray.cluster.listing import listed
 
     named = Thing.options(opt(1, name="kept", namespace="here")).invoke()
     four = [Thing.options(opt(1)).invoke() for _ in range(3)]
@@ -299,7 +299,7 @@ def test_the_port_of_a_node_is_no_ray(backend, cluster):
     """A real server of gRPC that does not know Ray's calls: Ray itself went on trying for minutes."""
     import ray
 
-    from toprope.functions.ray.reach import check_ray
+    from toprope.functions.ray.cluster.address_check import check_ray
 
     check_ray(cluster)
     node = ray.nodes()[0]

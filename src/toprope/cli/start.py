@@ -15,7 +15,7 @@ from toprope.cli.group import verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
-    from toprope.functions.deploy import Deployment
+    from toprope.functions.deployment.start_options import Deployment
 
 __all__ = ["app"]
 
@@ -82,8 +82,8 @@ def start(
     --chip and --count, or the real ones. Options that only a cluster of openYuanrong has are accepted.
     More: toprope explain functions.
     """
-    from toprope.functions import deployed
-    from toprope.functions.deploy import WRONG_MODE, begin, leftover, no_set
+    from toprope.functions.deployment import state_file
+    from toprope.functions.deployment.start_options import WRONG_MODE, begin, leftover, no_set
 
     options = {
         "npu_collection_mode": mode, "gpu_collection_enable": gpus, "cpu_num": cpu, "memory_num": memory,
@@ -101,15 +101,15 @@ def start(
             raise
         sys.stderr.write(f"{WRONG_MODE}\n")
         raise typer.Exit(1) from None
-    if deployed.read() is not None:
+    if state_file.read() is not None:
         raise UsageError("it runs already.", do="toprope stop, or yr stop, ends it")
     deployment = replace(deployment, no_set=no_set(os.environ), since=time.time(), sim=_simulated(chip, count, hbm))
-    cluster = deployed.cluster() if ray or address is not None else None
+    cluster = state_file.cluster() if ray or address is not None else None
     if deployment.sim:
-        deployment = replace(deployment, cards=deployed.share_cards(os.environ.get("TOPROPE_RUN_DIR", "")))
+        deployment = replace(deployment, cards=state_file.share_cards(os.environ.get("TOPROPE_RUN_DIR", "")))
     if cluster is not None:
         deployment = cluster.start(deployment) if address is None else cluster.join(address, deployment)
-    place = deployed.keep(deployment)
+    place = state_file.keep(deployment)
     _say(deployment, [*idle, *more], place)
     if block.lower() == "true":
         _wait()
@@ -153,10 +153,10 @@ def _say(deployment: Deployment, idle: list[str], place: Path) -> None:
 
 
 def _wait() -> None:
-    from toprope.functions import deployed
+    from toprope.functions.deployment import state_file
 
     try:
-        while deployed.read() is not None:
+        while state_file.read() is not None:
             time.sleep(0.2)
     except KeyboardInterrupt:
-        deployed.end()
+        state_file.end()

@@ -21,12 +21,12 @@ def stop(
 
     More: toprope explain functions.
     """
-    from toprope.functions import deployed
+    from toprope.functions.deployment import state_file
 
-    found = deployed.end()
+    found = state_file.end()
     if found is None:
         typer.echo("nothing runs")
         return
     if found.address:
-        deployed.cluster().stop(found, force)
+        state_file.cluster().stop(found, force)
     typer.echo("stopped")

@@ -9,7 +9,7 @@
 Importing it imports no torch; the first question does.
 """
 
-from toprope.device.actions import best_dtype, load, seed_all, why_not
+from toprope.device.api import best_dtype, load, seed_all, why_not
 from toprope.device.base import Availability, Capabilities, Device, FallbackWarning, Memory, Properties, State
 from toprope.device.kinds import kinds
 from toprope.device.memory import is_out_of_memory

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from toprope.device.base import Availability, Capabilities, Device, Properties, State
-from toprope.device.libraries import reason
+from toprope.device.host.libraries import reason
 from toprope.device.seeds import draws_random_numbers
 from toprope.errors import UnsupportedError
 

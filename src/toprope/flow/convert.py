@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from toprope.flow.exceptions import DATATYPE_INVALID, PARAM_INVALID, DfException
-from toprope.flow.graph import FlowData, Plan
-from toprope.flow.info import FlowInfo
+from toprope.flow.flow_info import FlowInfo
+from toprope.flow.graph.nodes import FlowData, Plan
 from toprope.flow.registry import is_torch_tensor, unwrap, wrap
-from toprope.flow.stage_spec import EMPTY, OWN_FLAGS, TENSOR, TORCH, Failure, Head, Message
+from toprope.flow.stage.spec import EMPTY, OWN_FLAGS, TENSOR, TORCH, Failure, Head, Message
 from toprope.flow.tensor import Tensor
 
 __all__ = ["any_message", "failure_error", "head_of", "info_of", "tensor_message", "tensor_of", "value_of", "values_of"]

@@ -18,19 +18,19 @@ from toprope.flow.data_type import (
     DT_UINT64,
     TensorDesc,
 )
-from toprope.flow.decorators import method, pyflow
 from toprope.flow.exceptions import DfAbortException, DfAssertionError, DfException, DfTypeError, DfValueError
 from toprope.flow.flow_graph import FlowGraph
-from toprope.flow.graph import FlowData, FlowNode, FlowOutput
-from toprope.flow.info import FlowFlag, FlowInfo
-from toprope.flow.npu_models import npu_model
-from toprope.flow.process_points import FlowGraphProcessPoint, Framework, FuncProcessPoint, GraphProcessPoint
-from toprope.flow.python_points import local
+from toprope.flow.flow_info import FlowFlag, FlowInfo
+from toprope.flow.graph.nodes import FlowData, FlowNode, FlowOutput
+from toprope.flow.points.decorators import method, pyflow
+from toprope.flow.points.npu_models import npu_model
+from toprope.flow.points.process_points import FlowGraphProcessPoint, Framework, FuncProcessPoint, GraphProcessPoint
+from toprope.flow.points.python_points import local
 from toprope.flow.registry import msg_type_register
 from toprope.flow.result import FlowResult
 from toprope.flow.running import get_running_device_id, get_running_instance_id, get_running_instance_num
 from toprope.flow.session import finalize, init
-from toprope.flow.stage_spec import CountBatch, TimeBatch
+from toprope.flow.stage.spec import CountBatch, TimeBatch
 from toprope.flow.tensor import Tensor, alloc_tensor
 
 __all__ = [

@@ -24,20 +24,20 @@ from toprope.flow.exceptions import (
     DfException,
     with_notes,
 )
-from toprope.flow.graph import FlowData, FlowOutput, plan, unique_name
-from toprope.flow.graph_options import is_compile_only
-from toprope.flow.graph_settings import GraphSettings
-from toprope.flow.info import FlowFlag, FlowInfo
+from toprope.flow.flow_info import FlowFlag, FlowInfo
+from toprope.flow.graph.nodes import FlowData, FlowOutput, plan, unique_name
+from toprope.flow.graph.options import is_compile_only
+from toprope.flow.graph.settings import GraphSettings
+from toprope.flow.graph.streams import generators
 from toprope.flow.result import FlowResult
 from toprope.flow.session import logger
-from toprope.flow.stage_spec import EMPTY, START_TIMEOUT_MS, Head, Message, RunOptions
-from toprope.flow.streams import generators
+from toprope.flow.stage.spec import EMPTY, START_TIMEOUT_MS, Head, Message, RunOptions
 from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:
     from toprope.flow.executor.runner import Fetched, Runner
     from toprope.flow.futures import Futures, ResultStream
-    from toprope.flow.metrics import EdgeMetrics, StageMetrics
+    from toprope.flow.observability.metrics import EdgeMetrics, StageMetrics
 
 __all__ = ["FlowGraph"]
 
@@ -444,7 +444,7 @@ class FlowGraph(GraphSettings):
         Args:
             path: where to write it too; None for nowhere.
         """
-        from toprope.flow.picture import svg
+        from toprope.flow.observability.svg import svg
 
         text = svg(self._plan, self.metrics(), self.name)
         if path is not None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.flow.convert import info_of
 from toprope.flow.exceptions import FAILED, INNER_ERROR, QUEUE_FULL, DfAbortException, DfException, as_exception
-from toprope.flow.graph import Plan
+from toprope.flow.graph.nodes import Plan
 from toprope.flow.result import FlowResult
-from toprope.flow.stage_spec import END, MORE, Message
+from toprope.flow.stage.spec import END, MORE, Message
 from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from toprope.flow.exceptions import DfException
-from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, TORCH
+from toprope.flow.stage.spec import EMPTY, PICKLED, RAW, TENSOR, TORCH
 from toprope.flow.tensor import Tensor
 
 __all__ = ["MsgTypeRegister", "msg_type_register", "unwrap", "wrap"]
@@ -79,7 +79,7 @@ class MsgTypeRegister:
         """What makes bytes of objects; None for an unknown number."""
         entry = self._by_type.get(msg_type)
         if entry is None and msg_type == PICKLED:
-            from toprope.functions.serial import dumps
+            from toprope.functions.transport.serialization import dumps
 
             return dumps
         return entry.serialize if entry else None
@@ -110,7 +110,7 @@ class MsgTypeRegister:
         """A pickle that makes the same types known where it is read; empty where there are none."""
         if not self._by_type:
             return b""
-        from toprope.functions.serial import dumps
+        from toprope.functions.transport.serialization import dumps
 
         return dumps(_Restored(tuple(self._by_type.values())))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toprope.flow.exceptions import MODEL_EXECUTE_TIMEOUT, QUEUE_EMPTY, DfException
-from toprope.flow.info import FlowInfo
+from toprope.flow.flow_info import FlowInfo
 
 __all__ = ["FlowResult"]
 

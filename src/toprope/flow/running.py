@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from toprope.flow.session import logger
-from toprope.flow.stage_spec import StageContext
+from toprope.flow.stage.spec import StageContext
 
 __all__ = [
     "get_running_device_id",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from toprope.flow.exceptions import NOT_INIT, DfException
-from toprope.flow.graph import forget_names
+from toprope.flow.graph.nodes import forget_names
 
 __all__ = ["finalize", "given", "init", "is_strict", "logger", "options"]
 

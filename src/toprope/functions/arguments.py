@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toprope.functions.objects import ObjectRef
-from toprope.functions.serial import SIMPLE
+from toprope.functions.transport.serialization import SIMPLE
 
 __all__ = ["Slot", "lift", "lower"]
 

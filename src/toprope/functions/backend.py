@@ -53,7 +53,7 @@ class Code:
     def blob(self) -> bytes:
         """The pickle of it, by value where it is of the program's own file."""
         if self._blob is None:
-            from toprope.functions.serial import dumps
+            from toprope.functions.transport.serialization import dumps
 
             self._blob = dumps(self.target)
         return self._blob
@@ -101,7 +101,7 @@ def restore(instance: Any, state: bytes | None) -> None:
 
 
 class KeyValuePairs(Protocol):
-    """Key-value pairs of a session; see `toprope.functions.pairs.Pairs`."""
+    """Key-value pairs of a session; see `toprope.functions.key_value_store.Pairs`."""
 
     def set_all(self, pairs: Mapping[str, bytes], *, only_new: bool = False, ttl: float = 0) -> str:
         """Keep pairs, all or none: the first key that was refused, "" for none."""

@@ -1,34 +1,7 @@
 """Every name of the yr API: what there is, and what says that it is not part of toprope."""
 
-from toprope.functions import fcc
-from toprope.functions.api import (
-    ClientInfo,
-    cancel,
-    exit,
-    finalize,
-    get,
-    init,
-    is_initialized,
-    list_instances,
-    list_named_instances,
-    load_state,
-    put,
-    resources,
-    save_state,
-    wait,
-)
-from toprope.functions.exceptions import (
-    CancelError,
-    GetTimeoutError,
-    YRequestError,
-    YRError,
-    YRInvokeError,
-    YRRuntimeError,
-    YRTimeoutError,
-    YRTypeError,
-    YRValueError,
-)
-from toprope.functions.fcc import (
+from toprope.functions.api import function_groups as fcc
+from toprope.functions.api.function_groups import (
     DeviceInfo,
     FunctionGroupContext,
     FunctionGroupHandler,
@@ -38,9 +11,8 @@ from toprope.functions.fcc import (
     create_function_group,
     get_function_group_context,
 )
-from toprope.functions.generators import ObjectRefGenerator
-from toprope.functions.instance_groups import Group
-from toprope.functions.kv import (
+from toprope.functions.api.instance_groups import Group
+from toprope.functions.api.kv import (
     CacheType,
     ConsistencyType,
     CreateParam,
@@ -59,6 +31,53 @@ from toprope.functions.kv import (
     kv_write,
     kv_write_with_param,
 )
+from toprope.functions.api.proxies import (
+    FunctionProxy,
+    InstanceCreator,
+    InstanceProxy,
+    MethodProxy,
+    get_instance,
+    instance,
+    invoke,
+    kill_instance,
+    method,
+)
+from toprope.functions.api.resource_groups import (
+    ResourceGroup,
+    create_resource_group,
+    remove_resource_group,
+    resource_group_table,
+)
+from toprope.functions.api.runtime_context import get_namespace, get_node_id, get_node_ip_address
+from toprope.functions.api.session import (
+    ClientInfo,
+    cancel,
+    exit,
+    finalize,
+    get,
+    init,
+    is_initialized,
+    list_instances,
+    list_named_instances,
+    load_state,
+    put,
+    resources,
+    save_state,
+    wait,
+)
+from toprope.functions.api.unavailable import names as _unavailable
+from toprope.functions.exceptions import (
+    CancelError,
+    GetTimeoutError,
+    YRequestError,
+    YRError,
+    YRInvokeError,
+    YRRuntimeError,
+    YRTimeoutError,
+    YRTypeError,
+    YRValueError,
+)
+from toprope.functions.generators import ObjectRefGenerator
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import (
     Affinity,
@@ -74,25 +93,6 @@ from toprope.functions.options import (
     ResourceGroupOptions,
     UserTLSConfig,
 )
-from toprope.functions.proxies import (
-    FunctionProxy,
-    InstanceCreator,
-    InstanceProxy,
-    MethodProxy,
-    get_instance,
-    instance,
-    invoke,
-    kill_instance,
-    method,
-)
-from toprope.functions.resource_groups import (
-    ResourceGroup,
-    create_resource_group,
-    remove_resource_group,
-    resource_group_table,
-)
-from toprope.functions.this_node import get_namespace, get_node_id, get_node_ip_address
-from toprope.functions.unavailable import names as _unavailable
 
 StatelessFunction, StatefulInstance, StatefulInstanceCreator = FunctionProxy, InstanceProxy, InstanceCreator
 

@@ -22,7 +22,7 @@ __all__ = ["Guard", "interruptible", "protect", "wait"]
 
 _ROOM = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _rooms: tuple[str, ...] = (_ROOM,)
-_PICKLING = os.path.join(_ROOM, "serial.py")
+_PICKLING = os.path.join(_ROOM, "transport", "serialization.py")
 _MOMENT = 0.001
 _LONGEST = 2.0
 """Seconds after which an interrupt is raised wherever the main thread is."""

@@ -15,9 +15,9 @@ from enum import Enum, StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from toprope.functions.exceptions import CODES, YRequestError, YRError, YRInvokeError, YRRuntimeError, said
-from toprope.functions.groups import check_strategy
 from toprope.functions.options import GroupOptions, InvokeOptions
-from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.scheduling.bundles import check_strategy
+from toprope.functions.scheduling.requests import InvalidRequestError, Request, parse
 
 __all__ = [
     "GRACE",

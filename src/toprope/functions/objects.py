@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.serial import BlockKey, Packed, local
+from toprope.functions.transport.serialization import BlockKey, Packed, local
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,7 +23,7 @@ class Value:
     """A pickled value.
 
     Attributes:
-        data, spec, parts: as `serial.Packed` has them.
+        data, spec, parts: as in `serialization.Packed`.
         refs: the objects that references in it mean.
     """
 

@@ -1,7 +1,7 @@
 """The child process of `toprope doctor`: imports torch, loads its backends one by one, tries every kind of device.
 
-Run by `toprope.device.examine`, never imported. Every fact is a line of JSON on a file descriptor of its own, written
-as soon as it is known, so that a crash leaves what was found before it.
+Run by `toprope.device.doctor.torch_probe`, never imported. Each fact is written as one line of JSON to a file
+descriptor of its own, as soon as it is known, so that a crash leaves what was found before it.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
-from toprope.device.child_process import say
+from toprope.device.host.child_process import say
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toprope.device import doctor_masks, doctor_software
-from toprope.device.finding import Finding
-from toprope.device.libraries import codes
-from toprope.device.machine import DeviceResult, Examination, Facts
+from toprope.device.doctor import mask_checks, software_checks
+from toprope.device.doctor.finding import Finding
+from toprope.device.host.libraries import codes
+from toprope.device.host.machine import DeviceResult, Examination, Facts
 
 __all__ = ["diagnose"]
 
@@ -21,13 +21,13 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     """Everything that is to be said about these facts.
 
     Example:
-        >>> from toprope.device.machine import Facts
+        >>> from toprope.device.host.machine import Facts
         >>> [finding.name for finding in diagnose(Facts(python="3.11.7"))]
         ['no-torch']
     """
     checks = (
-        _torch, doctor_software.torch_npu, _backends, _import, doctor_software.environment, doctor_masks.masks, _cards,
-        _nodes, doctor_software.versions, doctor_software.python_packages, _health, _devices, _setting, _unfinished,
+        _torch, software_checks.torch_npu, _backends, _import, software_checks.environment, mask_checks.masks, _cards,
+        _nodes, software_checks.versions, software_checks.python_packages, _health, _devices, _setting, _unfinished,
     )  # fmt: skip
     return tuple(finding for check in checks for finding in check(facts))
 

@@ -1,4 +1,4 @@
-"""Gathers what `toprope.device.doctor` reasons about: metadata, variables, files, npu-smi. Imports no torch."""
+"""Fact collection for `toprope doctor`: metadata, variables, files, npu-smi. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from toprope.device import smi, software
-from toprope.device.ascend import look_at_machine
-from toprope.device.examine import WAIT, examine
-from toprope.device.machine import Facts, SmiCard
+from toprope.device.doctor.torch_probe import WAIT, examine
+from toprope.device.host import smi, software
+from toprope.device.host.ascend import look_at_machine
+from toprope.device.host.machine import Facts, SmiCard
 
 __all__ = ["MASKS", "SHOWN", "gather"]
 

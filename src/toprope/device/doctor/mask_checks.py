@@ -1,4 +1,4 @@
-"""Cards that masks show and hide: the part of `toprope.device.doctor` about variables that choose cards. Pure."""
+"""Checks of the variables that choose cards: which cards they show and hide. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
-from toprope.device.finding import Finding
-from toprope.device.machine import Facts
+from toprope.device.doctor.finding import Finding
+from toprope.device.host.machine import Facts
 from toprope.visible import (
     CONTAINER_VARIABLE,
     CUDA_VARIABLE,

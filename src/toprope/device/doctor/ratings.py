@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toprope.device.machine import DeviceResult
+from toprope.device.host.machine import DeviceResult
 
 __all__ = ["SLOW", "Rating", "ratings"]
 

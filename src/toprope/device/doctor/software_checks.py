@@ -1,14 +1,14 @@
-"""Software that does not fit: the part of `toprope.device.doctor` about torch_npu, CANN, NNAL, Python. Pure."""
+"""Checks of installed software that does not fit together: torch_npu, CANN, NNAL, Python. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toprope.device import software
-from toprope.device import versions as table
-from toprope.device.finding import Finding
-from toprope.device.libraries import codes, missing_library, missing_module
-from toprope.device.machine import Facts
+from toprope.device.doctor.finding import Finding
+from toprope.device.host import software
+from toprope.device.host import versions as table
+from toprope.device.host.libraries import codes, missing_library, missing_module
+from toprope.device.host.machine import Facts
 
 __all__ = ["environment", "explain_torch_npu", "python_packages", "torch_npu", "versions"]
 

@@ -14,15 +14,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from toprope.device.child_process import Child, facts_in
-from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Step
+from toprope.device.host.child_process import Child, facts_in
+from toprope.device.host.machine import BackendResult, DeviceResult, DtypeResult, Examination, Step
 
 __all__ = ["WAIT", "examination", "examine"]
 
 WAIT = 60.0
 """Seconds that the children have: loading torch_npu and CANN takes 5 to 20, a driver that hangs takes for ever."""
 
-_CHILD = Path(__file__).with_name("_examine_child.py")
+_CHILD = Path(__file__).with_name("_torch_probe_child.py")
 # run_path and not the file itself: the folder of a script would come first on sys.path, and it has a select.py.
 # toprope comes last, for a Python in which it is not installed.
 _BOOT = (
@@ -46,7 +46,7 @@ def examine(
     plain = not only_npu and _has_backends() and variables.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0"
 
     def start(**options: bool) -> Child:
-        words = ["-c", _BOOT, str(_CHILD), str(Path(__file__).parents[2]), json.dumps(options)]
+        words = ["-c", _BOOT, str(_CHILD), str(Path(__file__).parents[3]), json.dumps(options)]
         return children.enter_context(Child(words, variables, wait=wait))
 
     with ExitStack() as children:

@@ -47,7 +47,7 @@ def advice(error: BaseException | str, root: Path = Path("/")) -> str:
         error: what was raised, or its text.
         root: where the machine's files begin; another folder in tests.
     """
-    from toprope.device import software
+    from toprope.device.host import software
 
     library = missing_library(error)
     if not library:

@@ -1,11 +1,11 @@
-"""A machine, as an NPU program sees it, as plain data: the facts that `toprope.device.doctor` reasons about."""
+"""A machine, as an NPU program sees it, as plain data: the facts that `toprope doctor` reasons about."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toprope.device.ascend import AscendMachine
+from toprope.device.host.ascend import AscendMachine
 
 __all__ = ["BackendResult", "DeviceResult", "DtypeResult", "Examination", "Facts", "Package", "SmiCard", "Step"]
 

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from toprope.device.machine import SmiCard
+from toprope.device.host.machine import SmiCard
 from toprope.visible import VARIABLE, visible_cards
 
 __all__ = ["SmiProcess", "holders", "output", "parse", "processes", "start"]

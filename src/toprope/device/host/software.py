@@ -12,7 +12,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from toprope.device.machine import Package
+from toprope.device.host.machine import Package
 
 __all__ = [
     "find",

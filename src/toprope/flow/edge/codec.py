@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from toprope.flow.stage_spec import EMPTY, FAILURE, PICKLED, TENSOR, TORCH, Failure, Head, Message
-from toprope.functions.arena import Arena, Block, Reader
+from toprope.flow.stage.spec import EMPTY, FAILURE, PICKLED, TENSOR, TORCH, Failure, Head, Message
 from toprope.functions.exceptions import describe
-from toprope.functions.serial import BlockKey, pack, unpack
+from toprope.functions.transport.arena import Arena, Block, Reader
+from toprope.functions.transport.serialization import BlockKey, pack, unpack
 
 __all__ = ["INLINE", "RECEIVERS", "Borrower", "Codec", "Lender", "Own", "Sealed"]
 

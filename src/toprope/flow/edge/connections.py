@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from toprope.flow.edge.ring_buffer import WakeUp
-from toprope.flow.stage_plan import Address
+from toprope.flow.stage.plan import Address
 from toprope.functions.interrupts import interruptible
-from toprope.functions.wire import Channel, Closed, Message
+from toprope.functions.transport.wire import Channel, Closed, Message
 
 __all__ = ["Connections", "Kind", "Peer", "Remote"]
 

@@ -31,9 +31,9 @@ from toprope.flow.edge.ring_buffer import (
     RingBuffer,
     fence,
 )
-from toprope.flow.stage_plan import Route, Target
-from toprope.flow.stage_spec import FAILURE, MORE, TENSOR, TORCH, Failure, Head, Message
-from toprope.functions.wire import Closed
+from toprope.flow.stage.plan import Route, Target
+from toprope.flow.stage.spec import FAILURE, MORE, TENSOR, TORCH, Failure, Head, Message
+from toprope.functions.transport.wire import Closed
 
 __all__ = ["InLink", "InQueue", "OutLink", "in_link", "out_link"]
 

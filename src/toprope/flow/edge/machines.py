@@ -16,9 +16,9 @@ from pathlib import Path
 from toprope.flow.edge.connections import Connections, Kind, Peer
 from toprope.flow.edge.links import OutLink
 from toprope.flow.edge.ring_buffer import RingBuffer
-from toprope.flow.stage_plan import DRIVER, HostPlan, Reach
+from toprope.flow.stage.plan import DRIVER, HostPlan, Reach
 from toprope.functions.local.folder import join_folder, leave_folder
-from toprope.functions.wire import Closed, Message
+from toprope.functions.transport.wire import Closed, Message
 
 __all__ = ["Mirror", "Place", "Reporter", "begin", "connections", "reach"]
 
@@ -96,7 +96,7 @@ class Reporter:
     Args:
         hub: of this process.
         links: the sending ends.
-        status: the figures of each function, see `toprope.flow.stage_status`.
+        status: the figures of each function, see `toprope.flow.stage.status`.
     """
 
     def __init__(self, hub: Connections, links: Sequence[OutLink], status: Sequence[memoryview]) -> None:

@@ -19,8 +19,8 @@ from toprope.flow.exceptions import (
     SUCCESS,
     USER_RAISE_EXCEPTION,
 )
-from toprope.flow.stage_spec import FAILURE, Failure, Head, Message, RunOptions
-from toprope.flow.worker.gather import Align, Gather, Order, Source
+from toprope.flow.stage.spec import FAILURE, Failure, Head, Message, RunOptions
+from toprope.flow.worker.input_matching import Align, Gather, Order, Source
 
 __all__ = ["Fetched", "Fetcher"]
 

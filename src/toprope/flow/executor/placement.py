@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toprope.flow.exceptions import DfException
-from toprope.flow.graph import DEPTH, Edge, FlowNode, Plan
-from toprope.flow.stage_plan import DRIVER, HostPlan, Route, StagePlan, Target
-from toprope.flow.stage_spec import Batching, Deploy, RunOptions, StageContext, StageSpec
-from toprope.flow.streams import stream_ends
+from toprope.flow.graph.nodes import DEPTH, Edge, FlowNode, Plan
+from toprope.flow.graph.streams import stream_ends
+from toprope.flow.stage.plan import DRIVER, HostPlan, Route, StagePlan, Target
+from toprope.flow.stage.spec import Batching, Deploy, RunOptions, StageContext, StageSpec
 from toprope.flow.worker.batch import check
 
 __all__ = ["Placed", "place"]

@@ -15,11 +15,11 @@ from typing import Any
 from toprope import functions
 from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException, with_notes
 from toprope.flow.executor.placement import Placed
-from toprope.flow.stage_plan import Address, HostPlan, Reach, Route, StagePlan
-from toprope.flow.stage_spec import Failure, RunOptions, StageFunction
-from toprope.flow.stage_status import Status
+from toprope.flow.stage.plan import Address, HostPlan, Reach, Route, StagePlan
+from toprope.flow.stage.spec import Failure, RunOptions, StageFunction
+from toprope.flow.stage.status import Status
 from toprope.flow.worker.process import Host
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.backend import Code
 from toprope.functions.options import InvokeOptions
 
@@ -42,7 +42,7 @@ _own_session = False
 def ensure_session() -> None:
     """Have a session of `toprope.functions`: the program's, else one of flow's own."""
     global _own_session
-    if not current.is_set():
+    if not context.is_set():
         functions.init(functions.Config(num_cpus=_PLENTY))
         _own_session = True
 
@@ -132,7 +132,7 @@ class Hosts:
         return {stage.context.name: each.pid for each in self._running.values() for stage in each.plan.stages}
 
     def figures(self) -> list[tuple[StagePlan, StageFunction, list[int]]]:
-        """For each function of each instance its cells, see `toprope.flow.stage_status`, of dead processes too."""
+        """For each function of each instance its cells, see `toprope.flow.stage.status`, of dead processes too."""
         found = []
         for base, host in list(self._running.items()):
             functions_of = [(stage, each) for stage in host.plan.stages for each in stage.spec.functions]
@@ -154,7 +154,7 @@ class Hosts:
             custom_extensions={"GRACEFUL_SHUTDOWN_TIME": str(_STOP)},
             schedule_timeout_ms=self._options.start_timeout_ms,
         )  # fmt: skip
-        id = current.backend().create(self._code, (plan,), {}, options)
+        id = context.backend().create(self._code, (plan,), {}, options)
         functions_of = [function for stage in plan.stages for function in stage.spec.functions]
         status = Status(self._folder / f"status-{name}", len(functions_of))
         return _Running(plan, id, name, [status.cells(place) for place in range(len(functions_of))])
@@ -169,7 +169,7 @@ class Hosts:
         Raises:
             DfException: it has not in time, or one of them cannot start; the traceback is a note.
         """
-        backend, names = current.backend(), ", ".join(each.context.name for each in host.plan.stages)
+        backend, names = context.backend(), ", ".join(each.context.name for each in host.plan.stages)
         try:
             opened = backend.call(host.id, "open", (), {}, 1)
             is_open = self._wait_for(opened, names, until)
@@ -190,7 +190,7 @@ class Hosts:
         """Wait for the answer of a process, and log that it is waited for; whether it is there in time."""
         limit = self._options.start_timeout_ms / 1000
         left = until - time.monotonic()
-        while not current.backend().wait([opened], 1, min(_NEWS, max(0.1, left)))[0]:
+        while not context.backend().wait([opened], 1, min(_NEWS, max(0.1, left)))[0]:
             left = until - time.monotonic()
             if left <= 0:
                 return False
@@ -198,7 +198,7 @@ class Hosts:
         return True
 
     def _run(self, base: str, host: _Running) -> None:
-        backend = current.backend()
+        backend = context.backend()
         host.run = backend.call(host.id, "run", (dict(self.book),), {}, 1)
         host.run.on_complete(lambda ref: self._ended(base, host))
 
@@ -221,7 +221,7 @@ class Hosts:
                     return
                 self._lives[base] -= 1
             self._kill(host)
-            current.backend().terminate(host.id, False)
+            context.backend().terminate(host.id, False)
             self._past[base] = _figures(host, self._past.get(base))
             try:
                 self._generations[base] += 1
@@ -264,7 +264,7 @@ class Hosts:
     def _kill(self, host: _Running) -> None:
         if self._is_far(host.name):
             # it is given a moment to end by itself, for which this thread does not wait
-            end = current.backend().terminate
+            end = context.backend().terminate
             threading.Thread(target=end, args=(host.id, False), name="flow end", daemon=True).start()
         elif host.pid and not host.ended:
             try:
@@ -295,9 +295,9 @@ class Hosts:
 
     def _end(self) -> None:
         hosts = list(self._running.values())
-        if not current.is_set():
+        if not context.is_set():
             return
-        backend = current.backend()
+        backend = context.backend()
         runs = [each.run for each in hosts if each.run is not None]
         try:
             if runs:

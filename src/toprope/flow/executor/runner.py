@@ -29,12 +29,13 @@ from toprope.flow.exceptions import (
 from toprope.flow.executor.fetcher import Fetched, Fetcher
 from toprope.flow.executor.placement import place
 from toprope.flow.executor.processes import Hosts, end_session, ensure_session
-from toprope.flow.graph import DEPTH, Plan
-from toprope.flow.metrics import EdgeMetrics, Pages, StageMetrics, stage_metrics
-from toprope.flow.stage_plan import DRIVER, HostPlan, Route
-from toprope.flow.stage_spec import TORCH, Failure, Head, Message, RunOptions
-from toprope.flow.trace import chrome
-from toprope.functions import current, interrupts, wire
+from toprope.flow.graph.nodes import DEPTH, Plan
+from toprope.flow.observability.metrics import EdgeMetrics, Pages, StageMetrics, stage_metrics
+from toprope.flow.observability.trace import chrome
+from toprope.flow.stage.plan import DRIVER, HostPlan, Route
+from toprope.flow.stage.spec import TORCH, Failure, Head, Message, RunOptions
+from toprope.functions import context, interrupts
+from toprope.functions.transport import wire
 from toprope.settings import Settings
 
 __all__ = ["Fetched", "Runner", "end_session"]
@@ -422,7 +423,7 @@ def _folder() -> tuple[Path, int | None, bool]:
     Returns:
         The folder, what holds it, and whether the session is on this machine alone.
     """
-    base = getattr(current.backend(), "folder", None)
+    base = getattr(context.backend(), "folder", None)
     if isinstance(base, Path):
         folder = base / f"flow-{next(_numbers)}"
         folder.mkdir(mode=0o700)

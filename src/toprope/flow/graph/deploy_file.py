@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toprope.flow.exceptions import DfException
-from toprope.flow.stage_spec import Deploy
+from toprope.flow.stage.spec import Deploy
 
 __all__ = ["addresses", "parse", "template"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from toprope.flow.data_type import TensorDesc
 from toprope.flow.exceptions import DfException, DfTypeError
-from toprope.flow.stage_spec import CountBatch, StageFunction, StageSpec, TimeBatch
+from toprope.flow.stage.spec import CountBatch, StageFunction, StageSpec, TimeBatch
 
 __all__ = [
     "Edge",

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from toprope.flow.deploy import parse
 from toprope.flow.exceptions import DfException
-from toprope.flow.stage_spec import Deploy
+from toprope.flow.graph.deploy_file import parse
+from toprope.flow.stage.spec import Deploy
 
 __all__ = ["DEPLOY", "card", "check_key", "deploys", "is_compile_only"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from toprope.flow.exceptions import DfException
-from toprope.flow.graph import Plan
-from toprope.flow.graph_options import card, check_key, deploys
-from toprope.flow.stage_spec import RunOptions
+from toprope.flow.graph.nodes import Plan
+from toprope.flow.graph.options import card, check_key, deploys
+from toprope.flow.stage.spec import RunOptions
 
 __all__ = ["GraphSettings"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toprope.flow.exceptions import DfException
-from toprope.flow.graph import Plan
-from toprope.flow.stage_spec import StageSpec
+from toprope.flow.graph.nodes import Plan
+from toprope.flow.stage.spec import StageSpec
 
 __all__ = ["generators", "stream_ends"]
 

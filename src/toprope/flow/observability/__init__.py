@@ -1,0 +1,1 @@
+"""Figures, traces and pictures of a running graph."""

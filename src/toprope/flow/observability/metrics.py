@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toprope.flow.edge.ring_buffer import CELLS, RingBuffer
-from toprope.flow.graph import Plan
-from toprope.flow.stage_plan import StagePlan
-from toprope.flow.stage_spec import StageFunction
-from toprope.flow.stage_status import BOUNDS_NS, BUCKETS, MORE_INPUTS, TOTAL_NS
+from toprope.flow.graph.nodes import Plan
+from toprope.flow.stage.plan import StagePlan
+from toprope.flow.stage.spec import StageFunction
+from toprope.flow.stage.status import BOUNDS_NS, BUCKETS, MORE_INPUTS, TOTAL_NS
 
 __all__ = ["EdgeMetrics", "Pages", "StageMetrics", "stage_metrics"]
 
@@ -72,7 +72,7 @@ class StageMetrics:
 
 
 def stage_metrics(figures: Iterable[tuple[StagePlan, StageFunction, Sequence[int]]]) -> list[StageMetrics]:
-    """The calls of stages, from the cells of `toprope.flow.stage_status`."""
+    """The calls of stages, from the cells of `toprope.flow.stage.status`."""
     found = []
     for plan, function, cells in figures:
         counts = list(itertools.accumulate(cells[BUCKETS:]))

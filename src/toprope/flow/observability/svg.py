@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toprope.drawing import Drawing, fit
-from toprope.flow.graph import Plan
+from toprope.flow.graph.nodes import Plan
 
 if TYPE_CHECKING:
-    from toprope.flow.metrics import EdgeMetrics
+    from toprope.flow.observability.metrics import EdgeMetrics
 
 __all__ = ["svg"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, QUEUE_FULL, SUCCESS, DfException
-from toprope.flow.graph import FlowNode, FlowOutput, Plan
+from toprope.flow.graph.nodes import FlowNode, FlowOutput, Plan
 from toprope.flow.session import logger
-from toprope.flow.stage_spec import TENSOR, TORCH, Head, Message, RunOptions, StageContext, StageSpec
+from toprope.flow.stage.spec import TENSOR, TORCH, Head, Message, RunOptions, StageContext, StageSpec
 from toprope.flow.tensor import Tensor
 
 __all__ = ["GraphClosure", "ModelClosure", "portable"]
@@ -63,7 +63,7 @@ class ModelClosure:
 
 class _Model:
     def __init__(self, closure: ModelClosure, context: StageContext) -> None:
-        from toprope.flow.models import load_onnx, load_program
+        from toprope.flow.points.model_files import load_onnx, load_program
 
         self._where = ""
         if closure.is_onnx:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from toprope.flow.exceptions import DfAssertionError, DfException, DfTypeError
-from toprope.flow.graph import check_instances
-from toprope.flow.python_points import Options, actor_fnode, decorate_class, decorate_function
-from toprope.flow.signature import output_count
+from toprope.flow.graph.nodes import check_instances
+from toprope.flow.points.python_points import Options, actor_fnode, decorate_class, decorate_function
+from toprope.flow.points.signature import output_count
+from toprope.flow.points.workspace import check_resources
 from toprope.flow.worker.dynamic_batch import check_batch
-from toprope.flow.workspace import check_resources
 
 __all__ = ["checked_options", "method", "pyflow"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from toprope.extras import advice
 from toprope.flow import running
 from toprope.flow.exceptions import FAILED, DfException
-from toprope.flow.python_points import stage_object
-from toprope.flow.stage_spec import StageContext, StageObject
+from toprope.flow.points.python_points import stage_object
+from toprope.flow.stage.spec import StageContext, StageObject
 from toprope.flow.tensor import Tensor
 
 __all__ = ["check_onnx", "load_onnx", "load_program", "onnx_stage", "program_stage"]

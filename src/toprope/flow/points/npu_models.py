@@ -7,10 +7,10 @@ import inspect
 from typing import Any
 
 from toprope.flow.data_type import TensorDesc
-from toprope.flow.decorators import checked_options
 from toprope.flow.exceptions import DfException, DfTypeError
-from toprope.flow.graph import FlowNode
-from toprope.flow.python_points import (
+from toprope.flow.graph.nodes import FlowNode
+from toprope.flow.points.decorators import checked_options
+from toprope.flow.points.python_points import (
     ActorNode,
     Options,
     actor_fnode,
@@ -119,8 +119,8 @@ def _class_fnode(
 def _exported_fnode(
     cls: type, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any], descs: list[TensorDesc]
 ) -> FlowNode:
-    from toprope.flow.export import export_model
-    from toprope.flow.process_points import ProgramPoint
+    from toprope.flow.points.model_export import export_model
+    from toprope.flow.points.process_points import ProgramPoint
 
     functions = method_functions(cls, options)
     if len(functions) != 1:

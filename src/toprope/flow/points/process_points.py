@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.flow.data_type import DType
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfException, DfTypeError
-from toprope.flow.func_register import FlowFuncInfos, FlowFuncRegister
-from toprope.flow.graph import FlowNode, Plan, unique_name
-from toprope.flow.python_points import Options
+from toprope.flow.graph.nodes import FlowNode, Plan, unique_name
+from toprope.flow.points.python_points import Options
+from toprope.flow.points.workspace import check_ports, snake, write
 from toprope.flow.registry import msg_type_register
-from toprope.flow.stage_spec import StageFunction, StageSpec
-from toprope.flow.workspace import check_ports, snake, write
+from toprope.flow.stage.spec import StageFunction, StageSpec
+from toprope.flow.udf.func_register import FlowFuncInfos, FlowFuncRegister
 
 if TYPE_CHECKING:
-    from toprope.flow.closures import GraphClosure, ModelClosure
     from toprope.flow.flow_graph import FlowGraph
+    from toprope.flow.points.closures import GraphClosure, ModelClosure
 
 __all__ = ["FlowGraphProcessPoint", "Framework", "FuncProcessPoint", "GraphProcessPoint", "ProgramPoint"]
 
@@ -38,7 +38,7 @@ class Framework(Enum):
 
 
 def _pickled(value: Any) -> bytes:
-    from toprope.functions.serial import dumps
+    from toprope.functions.transport.serialization import dumps
 
     return dumps(value)
 
@@ -59,7 +59,7 @@ class ProgramPoint:
 
     def stage_spec(self) -> StageSpec:
         """What the stage is."""
-        from toprope.flow.models import program_stage
+        from toprope.flow.points.model_files import program_stage
 
         options = self._options
         hook = _pickled(options.env_hook) if options.env_hook is not None else None
@@ -118,7 +118,7 @@ class GraphProcessPoint:
 
     def maker(self) -> tuple[str, bytes, tuple[StageFunction, ...]]:
         """Kind, code and functions of its stage. Errors as of `stage_spec`."""
-        from toprope.flow.models import check_onnx, onnx_stage
+        from toprope.flow.points.model_files import check_onnx, onnx_stage
 
         if not self.path.is_file():
             raise DfException(f"the model file {self.path} is not there")
@@ -206,7 +206,7 @@ class FuncProcessPoint:
             self._set_object(py_func, workspace_dir)
 
     def _set_object(self, py_func: Any, workspace_dir: str | None) -> None:
-        from toprope.flow.flow_func import functions_of
+        from toprope.flow.udf.flow_func import functions_of
 
         cls = py_func if isinstance(py_func, type) else type(py_func)
         infos = FlowFuncRegister.get_flow_func_infos(cls.__module__, cls.__name__) or FlowFuncInfos()
@@ -260,7 +260,7 @@ class FuncProcessPoint:
 
     def stage_spec(self) -> StageSpec:
         """What the stage is. Errors as of `GraphProcessPoint.stage_spec`, for closures."""
-        from toprope.flow.flow_func import make_stage
+        from toprope.flow.udf.flow_func import make_stage
 
         closures = {key: _closure(each) for key, each in self._closures.items()}
         code = functools.partial(make_stage, self._object, self._functions, dict(self._params), closures)
@@ -283,7 +283,7 @@ def _closure(point: GraphProcessPoint | FlowGraphProcessPoint) -> GraphClosure |
     Raises:
         DfException: its files cannot be run.
     """
-    from toprope.flow.closures import GraphClosure, ModelClosure, portable
+    from toprope.flow.points.closures import GraphClosure, ModelClosure, portable
 
     if isinstance(point, GraphProcessPoint):
         kind, *_ = point.maker()

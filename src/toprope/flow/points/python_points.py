@@ -12,13 +12,13 @@ from typing import Any
 
 from toprope.flow import running
 from toprope.flow.exceptions import DfException, DfTypeError
-from toprope.flow.graph import FlowData, FlowNode, FlowOutput
-from toprope.flow.queues import FlowMsgQueue
+from toprope.flow.graph.nodes import FlowData, FlowNode, FlowOutput
+from toprope.flow.points.signature import input_count, output_count
+from toprope.flow.points.workspace import write
 from toprope.flow.registry import msg_type_register, unwrap, wrap
 from toprope.flow.session import is_strict
-from toprope.flow.signature import input_count, output_count
-from toprope.flow.stage_spec import StageContext, StageFunction, StageObject, StageSpec
-from toprope.flow.workspace import write
+from toprope.flow.stage.spec import StageContext, StageFunction, StageObject, StageSpec
+from toprope.flow.udf.queues import FlowMsgQueue
 
 __all__ = ["ActorNode", "Method", "Options", "PythonPoint", "decorate_class", "decorate_function", "local"]
 
@@ -99,7 +99,7 @@ class PythonPoint:
 
 
 def _pickled(value: Any) -> bytes:
-    from toprope.functions.serial import dumps
+    from toprope.functions.transport.serialization import dumps
 
     return dumps(value)
 

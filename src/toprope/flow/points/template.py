@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toprope.flow.exceptions import DfException, DfValueError
-from toprope.flow.func_register import FlowFuncInfos, read_ports
-from toprope.flow.stage_spec import StageFunction
-from toprope.flow.workspace import check_ports, snake, write
+from toprope.flow.points.workspace import check_ports, snake, write
+from toprope.flow.stage.spec import StageFunction
+from toprope.flow.udf.func_register import FlowFuncInfos, read_ports
 
 __all__ = ["FuncWsCreator", "command", "main", "source"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from toprope.flow.exceptions import DfException, DfValueError
 from toprope.flow.session import logger
-from toprope.flow.stage_spec import StageFunction
+from toprope.flow.stage.spec import StageFunction
 
 __all__ = ["check_ports", "check_resources", "snake", "write"]
 

@@ -21,14 +21,14 @@ import toprope
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.flow_graph import FlowGraph
 from toprope.flow.futures import DeadlineExceeded, QueueFull, ResultStream, size_of
-from toprope.flow.process_points import GraphProcessPoint
+from toprope.flow.graph.streams import generators
+from toprope.flow.points.process_points import GraphProcessPoint
 from toprope.flow.service import bodies, prometheus
 from toprope.flow.service.media_types import BYTES, accepted, fits, may_be, type_of
 from toprope.flow.service.openapi import description
 from toprope.flow.service.ports import ports_of
 from toprope.flow.service.problems import MEDIA_TYPE as PROBLEM
 from toprope.flow.service.problems import Problem
-from toprope.flow.streams import generators
 from toprope.flow.worker.calls import Cancelled
 from toprope.http_bodies import Message, Receive, Send, bounded, declared_length, read, send_start, send_whole
 

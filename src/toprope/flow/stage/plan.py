@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from toprope.flow.stage_spec import Batching, StageContext, StageSpec
+from toprope.flow.stage.spec import Batching, StageContext, StageSpec
 
 __all__ = ["DRIVER", "Address", "HostPlan", "Reach", "Route", "StagePlan", "Target"]
 
@@ -64,7 +64,7 @@ class StagePlan:
         routes: for each output where it goes.
         catches: whether exceptions of functions are told to all stages.
         replies: see `RunOptions`.
-        ends: names of the functions that end a stream of results, see `toprope.flow.streams`.
+        ends: names of the functions that end a stream of results, see `toprope.flow.graph.streams`.
     """
 
     node: int

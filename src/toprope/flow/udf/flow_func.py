@@ -17,16 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toprope.flow import running
-from toprope.flow.balance import AffinityPolicy, BalanceConfig
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException
+from toprope.flow.flow_info import MAX_USER_DATA_SIZE, FlowFlag
 from toprope.flow.func_log import FlowFuncLogger, FlowFuncLogLevel, FlowFuncLogType, logger
-from toprope.flow.func_register import FlowFuncInfos, FlowFuncRegister, read_ports
-from toprope.flow.info import MAX_USER_DATA_SIZE, FlowFlag
-from toprope.flow.messages import FlowMsg, MsgType
-from toprope.flow.meta import MetaRunContext, PyMetaParams
-from toprope.flow.queues import FlowMsgQueue
-from toprope.flow.stage_spec import StageContext, StageFunction, StageObject
+from toprope.flow.stage.spec import StageContext, StageFunction, StageObject
 from toprope.flow.tensor import Tensor, alloc_tensor
+from toprope.flow.udf.func_register import FlowFuncInfos, FlowFuncRegister, read_ports
+from toprope.flow.udf.messages import FlowMsg, MsgType
+from toprope.flow.udf.queues import FlowMsgQueue
+from toprope.flow.udf.routing import AffinityPolicy, BalanceConfig
+from toprope.flow.udf.run_context import MetaRunContext, PyMetaParams
 
 __all__ = [
     "DEBUG",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toprope.flow.exceptions import DfException
-from toprope.flow.stage_spec import StageFunction
+from toprope.flow.stage.spec import StageFunction
 
 __all__ = ["FlowFuncInfos", "FlowFuncRegister", "read_ports"]
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from toprope.flow.exceptions import UDF_PARAM_INVALID, DfException
-from toprope.flow.stage_spec import EMPTY, FAILURE, OWN_FLAGS, PICKLED, RAW, TENSOR, TORCH, Head, Message
+from toprope.flow.stage.spec import EMPTY, FAILURE, OWN_FLAGS, PICKLED, RAW, TENSOR, TORCH, Head, Message
 from toprope.flow.tensor import Tensor
 
 __all__ = ["FlowMsg", "MsgType"]

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toprope.flow.balance import BalanceConfig
 from toprope.flow.data_type import DType, numpy_type
 from toprope.flow.exceptions import SUCCESS, UDF_PARAM_INVALID, DfException
+from toprope.flow.flow_info import MAX_USER_DATA_SIZE
 from toprope.flow.func_log import logger
-from toprope.flow.info import MAX_USER_DATA_SIZE
-from toprope.flow.messages import FlowMsg
 from toprope.flow.registry import is_torch_tensor, wrap
-from toprope.flow.stage_spec import EMPTY, RAW, TENSOR, TORCH, Head, Message, StageContext
+from toprope.flow.stage.spec import EMPTY, RAW, TENSOR, TORCH, Head, Message, StageContext
 from toprope.flow.tensor import Tensor, alloc_tensor
+from toprope.flow.udf.messages import FlowMsg
+from toprope.flow.udf.routing import BalanceConfig
 
 __all__ = ["MetaRunContext", "PyMetaParams"]
 

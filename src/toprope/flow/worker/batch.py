@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from toprope.flow.exceptions import PARAM_INVALID, SHAPE_INVALID, DfException
-from toprope.flow.stage_spec import EMPTY, EOS, FAILURE, SEG, CountBatch, Failure, Head, Message, TimeBatch
+from toprope.flow.stage.spec import EMPTY, EOS, FAILURE, SEG, CountBatch, Failure, Head, Message, TimeBatch
 
 __all__ = ["Batcher", "CountBatcher", "TimeBatcher", "batcher", "check"]
 

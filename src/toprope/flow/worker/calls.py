@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException, as_exception
-from toprope.flow.stage_spec import (
+from toprope.flow.stage.spec import (
     EMPTY,
     FAILURE,
     MORE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from toprope.flow.edge.links import InQueue
 from toprope.flow.exceptions import DATA_ALIGN_FAILED
-from toprope.flow.stage_spec import EMPTY, Head, Message
+from toprope.flow.stage.spec import EMPTY, Head, Message
 from toprope.flow.worker.batch import Batcher
 
 __all__ = ["Align", "Gather", "Order", "Source"]

@@ -16,9 +16,9 @@ from toprope.flow.edge.codec import Codec
 from toprope.flow.edge.connections import Connections, Kind
 from toprope.flow.edge.links import InQueue, OutLink
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
-from toprope.flow.stage_plan import DRIVER, StagePlan
-from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
-from toprope.flow.stage_status import Recorder, Status
+from toprope.flow.stage.plan import DRIVER, StagePlan
+from toprope.flow.stage.spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
+from toprope.flow.stage.status import Recorder, Status
 from toprope.flow.worker.batch import batcher
 from toprope.flow.worker.calls import (
     Activation,
@@ -32,7 +32,7 @@ from toprope.flow.worker.calls import (
     passed_on,
 )
 from toprope.flow.worker.dynamic_batch import Collector
-from toprope.flow.worker.gather import Align, Gather, Group, Order, Source
+from toprope.flow.worker.input_matching import Align, Gather, Group, Order, Source
 
 __all__ = ["Loop", "Outlet", "Stage", "Status"]
 

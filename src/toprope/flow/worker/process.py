@@ -13,11 +13,11 @@ from toprope.flow.edge.connections import Kind, Peer
 from toprope.flow.edge.links import InQueue, OutLink, in_link, out_link
 from toprope.flow.edge.machines import Reporter, begin, connections
 from toprope.flow.edge.ring_buffer import RingBuffer
-from toprope.flow.stage_plan import DRIVER, Address, HostPlan, Route
-from toprope.flow.stage_status import Status
+from toprope.flow.stage.plan import DRIVER, Address, HostPlan, Route
+from toprope.flow.stage.status import Status
 from toprope.flow.worker.calls import Stopped
 from toprope.flow.worker.loop import Loop, Outlet, Stage
-from toprope.functions.wire import Closed, Message
+from toprope.functions.transport.wire import Closed, Message
 
 __all__ = ["Host"]
 

@@ -9,13 +9,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from toprope.functions import current
+from toprope.functions import context
+from toprope.functions.api.instance_groups import Group
+from toprope.functions.api.proxies import FunctionProxy, InstanceCreator, InstanceProxy
 from toprope.functions.backend import Code
-from toprope.functions.groups import check_function_group
-from toprope.functions.instance_groups import Group
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import FunctionGroupOptions, GroupOptions, InvokeOptions
-from toprope.functions.proxies import FunctionProxy, InstanceCreator, InstanceProxy
+from toprope.functions.scheduling.bundles import check_function_group
 
 __all__ = [
     "DeviceInfo",
@@ -113,7 +113,7 @@ def create_function_group(
         creator, arguments = wrapper, tuple(args)
     handler = FunctionGroupHandler(name, [creator.options(chosen).invoke(*arguments) for _ in range(group_size)])
     timeout = -1 if options.timeout is None else options.timeout
-    current.backend().groups.start(name, GroupOptions(timeout=timeout), bundle_size or 1)
+    context.backend().groups.start(name, GroupOptions(timeout=timeout), bundle_size or 1)
     if isinstance(wrapper, FunctionProxy):
         return _results(handler, wrapper._returns or 0, args)
     return handler
@@ -121,7 +121,7 @@ def create_function_group(
 
 def get_function_group_context() -> FunctionGroupContext:
     """What the function that calls it can know of its group: its rank, and the cards of all members."""
-    told = current.backend().function_group_context()
+    told = context.backend().function_group_context()
     return FunctionGroupContext() if told is None else context_of(*told)
 
 
@@ -210,7 +210,7 @@ def _options(options: FunctionGroupOptions, name: str) -> InvokeOptions:
 
 def _results(handler: FunctionGroupHandler, returns: int, args: tuple[Any, ...]) -> ObjectRef | list[ObjectRef]:
     """Call the function in each member, and end the members when all have returned."""
-    backend = current.backend()
+    backend = context.backend()
     refs: list[ObjectRef] = []
     for each in handler.instances:
         made = backend.call(each.real_id(), "run", tuple(args), {}, returns or 1)

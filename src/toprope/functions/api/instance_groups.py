@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.lifecycle import GRACE
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
@@ -33,7 +33,7 @@ class Group:
             YRequestError: nobody has joined the group, or it has been started before (1010).
         """
         options = self.group_opts or GroupOptions()
-        self._ready = current.backend().groups.start(self.group_name, options)
+        self._ready = context.backend().groups.start(self.group_name, options)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all members run.
@@ -46,13 +46,13 @@ class Group:
             YRTimeoutError: the time is over.
             YRRuntimeError: there is no such group.
         """
-        backend = current.backend()
+        backend = context.backend()
         ready = self._ready or backend.groups.waited(self.group_name)
         backend.get([ready], -1 if timeout is None else timeout, False)
 
     def terminate(self) -> None:
         """End all members, and wait until they are gone, at most for their time of grace. Without a group: nothing."""
-        backend = current.backend()
+        backend = context.backend()
         over = backend.groups.terminate(self.group_name)
         if over is not None:
             backend.wait([over], 1, GRACE)

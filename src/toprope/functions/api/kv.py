@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTypeError, YRValueError
 from toprope.functions.interrupts import interruptible
 
@@ -148,7 +148,7 @@ def kv_get(key: str | list[str], timeout: float = 300) -> Any:
     until = None if timeout == -1 else time.monotonic() + timeout
     pause = _SHORTEST
     while True:
-        found = current.backend().pairs.get(keys)
+        found = context.backend().pairs.get(keys)
         left = None if until is None else until - time.monotonic()
         if all(each is not None for each in found) or (left is not None and left <= 0):
             break
@@ -170,7 +170,7 @@ def kv_read(key: str | list[str], timeout: float = 300) -> Any:
 
 def kv_del(key: str | list[str]) -> list[str]:
     """Forget keys; those that were not there are returned."""
-    return current.backend().pairs.delete([key] if isinstance(key, str) else key)
+    return context.backend().pairs.delete([key] if isinstance(key, str) else key)
 
 
 def kv_write_with_param(key: str, value: bytes, set_param: SetParam) -> None:
@@ -235,7 +235,7 @@ def _write(keys: Sequence[str], values: Sequence[bytes], param: SetParam | MSetP
         raise YRValueError(f"invalid ttl_second: {ttl!r}, expect: seconds, 0 for no limit", CODES["invalid parameter"])
     pairs = {key: bytes(value) for key, value in zip(keys, values, strict=True)}
     only_new = getattr(param.existence, "value", param.existence) == ExistenceOpt.NX.value
-    there = current.backend().pairs.set_all(pairs, only_new=only_new, ttl=ttl)
+    there = context.backend().pairs.set_all(pairs, only_new=only_new, ttl=ttl)
     if there:
         raise YRRuntimeError(f"the key {there} exists", 4206, 30)
 

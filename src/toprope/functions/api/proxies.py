@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import Any
 
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.handles import handles
@@ -111,7 +111,7 @@ class FunctionProxy:
         if self._signature is None:
             self._signature = inspect.signature(self._code.target)
         self._signature.bind(*arguments, **keywords)
-        return current.backend().invoke(self._code, arguments, keywords, self._options, self._returns)
+        return context.backend().invoke(self._code, arguments, keywords, self._options, self._returns)
 
     def invoke_direct(self, *arguments: Any, **keywords: Any) -> Any:
         """As `invoke`."""
@@ -165,7 +165,7 @@ class InstanceCreator:
         options = self._options.copy()
         if options.need_order and options.calls_at_once(is_async=self._code.is_async) > 1:
             raise ValueError("need_order=True is mutually exclusive with concurrency > 1")
-        return InstanceProxy(current.backend().create(self._code, arguments, keywords, options), self._code)
+        return InstanceProxy(context.backend().create(self._code, arguments, keywords, options), self._code)
 
     def options(self, invoke_options: InvokeOptions | None = None, **keywords: Any) -> InstanceCreator:
         """The same class with options; this one is left as it is.
@@ -217,7 +217,7 @@ class _Handle:
 
     def __del__(self) -> None:
         handles.add(self.id, -1)
-        current.unreferenced(self.id)
+        context.unreferenced(self.id)
 
 
 class InstanceProxy:
@@ -270,11 +270,11 @@ class InstanceProxy:
         """
         if not self._handle.terminated:
             self._handle.terminated = True
-            current.backend().terminate(self._id, is_sync)
+            context.backend().terminate(self._id, is_sync)
 
     def is_activate(self) -> bool:
         """Whether the instance is there."""
-        return not self._handle.terminated and current.backend().is_alive(self._id)
+        return not self._handle.terminated and context.backend().is_alive(self._id)
 
 
 class MethodProxy:
@@ -313,7 +313,7 @@ class MethodProxy:
             raise YRRuntimeError("this instance is terminated", CODES["instance exited"])
         if keywords or len(arguments) != self._exact:
             self._signature.bind(*arguments, **keywords)
-        return current.backend().call(handle.id, self._name, arguments, keywords, self._returns)
+        return context.backend().call(handle.id, self._name, arguments, keywords, self._returns)
 
     def invoke_direct(self, *arguments: Any, **keywords: Any) -> Any:
         """As `invoke`."""
@@ -337,13 +337,13 @@ def get_instance(name: str, namespace: str = "", timeout: float = 60) -> Instanc
         raise TypeError(f"invalid name type, actual: {type(name)}, expect: str")
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout < 0:
         raise TypeError(f"invalid timeout, actual: {timeout}, expect: a number >= 0")
-    id, code = current.backend().find(name, namespace, timeout)
+    id, code = context.backend().find(name, namespace, timeout)
     return InstanceProxy(id, code)
 
 
 def kill_instance(instance_id: str) -> None:
     """End an instance by its id."""
-    current.backend().terminate(instance_id, False)
+    context.backend().terminate(instance_id, False)
 
 
 def _check_returns(returns: Any) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError
-from toprope.functions.groups import check_name, check_strategy, parse_bundles
 from toprope.functions.objects import ObjectRef
+from toprope.functions.scheduling.bundles import check_name, check_strategy, parse_bundles
 
 __all__ = ["ResourceGroup", "create_resource_group", "remove_resource_group", "resource_group_table"]
 
@@ -49,7 +49,7 @@ class ResourceGroup:
             raise ValueError(
                 f"invalid timeout, actual: {timeout}: it should be greater than or equal to -1 (no timeout), or None"
             )
-        backend = current.backend()
+        backend = context.backend()
         try:
             backend.get([self._ready], -1 if timeout is None else timeout, False)
         except YRTimeoutError:
@@ -92,7 +92,7 @@ def create_resource_group(
         name = f"resource-group-{uuid.uuid4().hex[:12]}"
     check_name(name)
     specs = [dict(each) for each in bundles]
-    return ResourceGroup(name, specs, current.backend().resource_groups.create(name, specs, strategy))
+    return ResourceGroup(name, specs, context.backend().resource_groups.create(name, specs, strategy))
 
 
 def remove_resource_group(resource_group: str | ResourceGroup) -> None:
@@ -110,7 +110,7 @@ def remove_resource_group(resource_group: str | ResourceGroup) -> None:
     if not isinstance(resource_group, str):
         raise TypeError(f"invalid resource group type, actual: {type(resource_group)}, expect: str or ResourceGroup")
     check_name(resource_group)
-    current.backend().resource_groups.remove(resource_group)
+    context.backend().resource_groups.remove(resource_group)
 
 
 def resource_group_table(resource_group_id: str | None = None) -> dict[str, Any]:
@@ -119,4 +119,4 @@ def resource_group_table(resource_group_id: str | None = None) -> dict[str, Any]
     Raises:
         YRRuntimeError: there is no such group.
     """
-    return current.backend().resource_groups.table(resource_group_id or None)
+    return context.backend().resource_groups.table(resource_group_id or None)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from toprope.functions import current
+from toprope.functions import context
 
 __all__ = ["get_namespace", "get_node_id", "get_node_ip_address"]
 
 
 def get_node_id() -> str:
     """The name of this node, as `yr.resources` and the label NODE_ID have it."""
-    return current.backend().this_node()["id"]
+    return context.backend().this_node()["id"]
 
 
 def get_node_ip_address() -> str:
     """The address of this node, as the label HOST_IP has it."""
-    return current.backend().this_node()["ip"]
+    return context.backend().this_node()["ip"]
 
 
 def get_namespace() -> str:
     """The namespace of named instances that name none."""
-    return current.backend().this_node()["namespace"]
+    return context.backend().this_node()["namespace"]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import toprope.functions.resources  # noqa: F401  before yr.resources, the function, which it would replace later
-from toprope.functions import current, deployed
+from toprope.functions import context
 from toprope.functions.backend import Backend
+from toprope.functions.deployment import state_file
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTypeError, YRValueError
 from toprope.functions.generators import ObjectRefGenerator
 from toprope.functions.objects import ObjectRef
@@ -63,13 +63,13 @@ def init(conf: Config | None = None) -> ClientInfo:
         ValueError: the configuration cannot be.
         TopropeError: the cards that were asked for cannot be found.
     """
-    if current.is_set():
+    if context.is_set():
         raise YRRuntimeError("yr.init cannot be called twice", CODES["incorrect usage"])
     config = conf if conf is not None else Config()
     if not isinstance(config, Config):
         raise TypeError(f"invalid type for 'conf', actual: {type(config)}, expect: Config")
     config.check()
-    address = config.server_address or os.environ.get(CLUSTER, "") or deployed.address()
+    address = config.server_address or os.environ.get(CLUSTER, "") or state_file.address()
     if address and address not in ("ray", "auto") and not _ADDRESS.fullmatch(address):
         raise ValueError(
             f"invalid server_address, actual: {address}, expect: '' for this machine, 'ray', 'auto', "
@@ -78,28 +78,28 @@ def init(conf: Config | None = None) -> ClientInfo:
     if address:
         from toprope.functions import ray
 
-        current.set_backend(ray.start(config, address))
+        context.set_backend(ray.start(config, address))
     else:
         from toprope.functions import local
 
-        current.set_backend(local.start(config))
+        context.set_backend(local.start(config))
     atexit.register(finalize)
-    return ClientInfo(current.backend().job_id)
+    return ClientInfo(context.backend().job_id)
 
 
 def finalize() -> None:
     """End the session: every instance that is not detached ends, and every object is gone. Without one: nothing."""
     atexit.unregister(finalize)
-    if current.is_set():
+    if context.is_set():
         try:
-            current.backend().finalize()
+            context.backend().finalize()
         finally:
-            current.finalized()
+            context.finalized()
 
 
 def is_initialized() -> bool:
     """Whether there is a session, or this is a function that belongs to one."""
-    return current.is_set()
+    return context.is_set()
 
 
 def exit() -> None:
@@ -122,7 +122,7 @@ def put(obj: Any, create_param: Any = None) -> ObjectRef:
         raise YRValueError("value is None or has zero length", CODES["invalid parameter"])
     if isinstance(obj, ObjectRef):
         raise YRTypeError("Calling 'put' on an ObjectRef is not allowed", CODES["invalid parameter"])
-    return current.backend().put(obj)
+    return context.backend().put(obj)
 
 
 def get(obj_refs: ObjectRef | Sequence[ObjectRef], timeout: float = 300, allow_partial: bool = False) -> Any:
@@ -144,8 +144,8 @@ def get(obj_refs: ObjectRef | Sequence[ObjectRef], timeout: float = 300, allow_p
     if not (timeout > 0 or timeout == -1):
         raise ValueError("Parameter 'timeout' should be greater than 0 or equal to -1 (no timeout)")
     if one:
-        return current.backend().get([obj_refs], timeout, allow_partial)[0]  # type: ignore[list-item]
-    return current.backend().get(obj_refs, timeout, allow_partial) if obj_refs else []  # type: ignore[arg-type]
+        return context.backend().get([obj_refs], timeout, allow_partial)[0]  # type: ignore[list-item]
+    return context.backend().get(obj_refs, timeout, allow_partial) if obj_refs else []  # type: ignore[arg-type]
 
 
 def wait(
@@ -179,7 +179,7 @@ def wait(
         raise YRValueError(f"invalid timeout: {timeout}", CODES["invalid parameter"])
     if not count or timeout == 0:
         return [], list(refs)
-    return current.backend().wait(refs, count, None if timeout == -1 else timeout)
+    return context.backend().wait(refs, count, None if timeout == -1 else timeout)
 
 
 def cancel(obj_refs: ObjectRef | list[ObjectRef], allow_force: bool = True, allow_recursive: bool = False) -> None:
@@ -196,12 +196,12 @@ def cancel(obj_refs: ObjectRef | list[ObjectRef], allow_force: bool = True, allo
     refs = [obj_refs] if isinstance(obj_refs, ObjectRef) else obj_refs
     if wrong := _wrong_refs(refs):
         raise TypeError(wrong)
-    current.backend().cancel(refs, allow_force, allow_recursive)
+    context.backend().cancel(refs, allow_force, allow_recursive)
 
 
 def resources() -> list[dict[str, Any]]:
     """Each node with its capacity and what is free of it: `{"id", "status", "capacity", "allocatable", "labels"}`."""
-    return current.backend().resources()
+    return context.backend().resources()
 
 
 def list_instances() -> list[dict[str, Any]]:
@@ -211,12 +211,12 @@ def list_instances() -> list[dict[str, Any]]:
         For each `id`, `class`, `state`, `node`, `pid`, `resources`, `cards`, `name`, `namespace` and `handles`: the
         handles to it in this program, None where another process may have one, too.
     """
-    return current.backend().list_instances()
+    return context.backend().list_instances()
 
 
 def list_named_instances(all_namespaces: bool = False) -> list[Any]:
     """Names of the living instances that have one; with their namespaces where all are asked for."""
-    return current.backend().list_named_instances(all_namespaces)
+    return context.backend().list_named_instances(all_namespaces)
 
 
 def save_state(timeout: float = 30) -> None:
@@ -257,9 +257,9 @@ def _check_seconds(timeout: Any) -> None:
 
 
 def _in_instance(what: str) -> Backend:
-    if not current.is_set():
+    if not context.is_set():
         raise YRRuntimeError(f"{what} is only supported on cloud with posix api", CODES["incorrect usage"])
-    return current.backend()
+    return context.backend()
 
 
 def when_done(ref: ObjectRef, callback: Callable[[ObjectRef], None]) -> None:

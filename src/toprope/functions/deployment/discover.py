@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toprope.errors import UsageError
-from toprope.functions.ledger import Card
+from toprope.functions.scheduling.ledger import Card
 from toprope.visible import cuda_map, visible_cards
 
 __all__ = ["MODES", "collect"]
@@ -76,7 +76,7 @@ def _device_files(root: Path) -> Sequence[Card]:
 
 
 def _by_smi(mode: str, root: Path) -> Sequence[Card]:
-    from toprope.device.smi import parse
+    from toprope.device.host.smi import parse
 
     text = _run("npu-smi", "info")
     if text is None:

@@ -16,8 +16,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from toprope.functions.cards import Share
-from toprope.functions.ledger import Ledger
+from toprope.functions.scheduling.cards import Share
+from toprope.functions.scheduling.ledger import Ledger
 from toprope.whole_file import writing_whole
 
 __all__ = ["Claims"]

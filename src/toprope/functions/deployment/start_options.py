@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from toprope.errors import UsageError
-from toprope.functions.collect import MODES
+from toprope.functions.deployment.discover import MODES
 
 __all__ = ["ACCEPTED", "WRONG_MODE", "Deployment", "begin", "leftover", "no_set"]
 

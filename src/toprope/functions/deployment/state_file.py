@@ -12,8 +12,8 @@ from typing import Any
 
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.extras import advice
-from toprope.functions.claims import Claims
-from toprope.functions.deploy import Deployment
+from toprope.functions.deployment.reservations import Claims
+from toprope.functions.deployment.start_options import Deployment
 from toprope.sim import cards
 from toprope.whole_file import writing_whole
 
@@ -144,7 +144,7 @@ def cluster() -> Any:
     try:
         from importlib import import_module
 
-        return import_module("toprope.functions.ray.cluster")
+        return import_module("toprope.functions.ray.cluster.commands")
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise EnvironmentProblem(
             f"Ray cannot be used: {error}.", do=f"{advice('cluster')}, or start without --ray on one machine"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toprope.functions.exceptions import read_error
 from toprope.functions.local.process import BURST, SEVERAL, WINDOW, Call, Process, Stream
 from toprope.functions.objects import Entry, Value
-from toprope.functions.wire import Closed, Kind, Message
+from toprope.functions.transport.wire import Closed, Kind, Message
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session

@@ -8,12 +8,12 @@ from typing import Any
 
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, YRequestError, said
-from toprope.functions.ledger import Grant
 from toprope.functions.lifecycle import Life, State
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import Request
+from toprope.functions.scheduling.ledger import Grant
+from toprope.functions.scheduling.requests import Request
 from toprope.functions.timers import Timer
 
 __all__ = ["Instance", "exited"]

@@ -14,8 +14,6 @@ from toprope.functions import interrupts
 from toprope.functions.backend import Code
 from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRRuntimeError, YRTimeoutError
 from toprope.functions.handles import handles
-from toprope.functions.holders import Holder
-from toprope.functions.ledger import Grant
 from toprope.functions.lifecycle import (
     Command,
     Do,
@@ -35,8 +33,10 @@ from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import Request
-from toprope.functions.wire import Kind
+from toprope.functions.scheduling.holders import Holder
+from toprope.functions.scheduling.ledger import Grant
+from toprope.functions.scheduling.requests import Request
+from toprope.functions.transport.wire import Kind
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session

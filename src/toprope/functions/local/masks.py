@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.ledger import Grant, Node
+from toprope.functions.scheduling.ledger import Grant, Node
 
 __all__ = ["VISIBLE", "mask"]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.folder import shared_folder
 from toprope.functions.objects import ObjectRef, SharedValue, Value
-from toprope.functions.serial import BlockKey, Packed, pack, plain, unpack
+from toprope.functions.transport.arena import Arena, Block, Reader
+from toprope.functions.transport.serialization import BlockKey, Packed, pack, plain, unpack
 
 if TYPE_CHECKING:
     from toprope.functions.local.process import Process

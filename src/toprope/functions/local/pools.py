@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
-from toprope.functions.holders import Holder
-from toprope.functions.ledger import Grant
 from toprope.functions.lifecycle import Command, Do, Fail, Kill, PoolLife, admitted, too_late
 from toprope.functions.local.masks import mask
 from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import Request
+from toprope.functions.scheduling.holders import Holder
+from toprope.functions.scheduling.ledger import Grant
+from toprope.functions.scheduling.requests import Request
 from toprope.functions.timers import Timer
-from toprope.functions.wire import Kind
+from toprope.functions.transport.wire import Kind
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from toprope.functions.exceptions import CancelError
 from toprope.functions.objects import Entry, Value
-from toprope.functions.serial import BlockKey
-from toprope.functions.wire import Channel, Kind
+from toprope.functions.transport.serialization import BlockKey
+from toprope.functions.transport.wire import Channel, Kind
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Code

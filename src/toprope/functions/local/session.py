@@ -18,23 +18,23 @@ from typing import Any
 from toprope.functions import interrupts
 from toprope.functions.arguments import lift
 from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, listed_names
-from toprope.functions.claims import Claims
+from toprope.functions.deployment.reservations import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
-from toprope.functions.ledger import Ledger, Node
+from toprope.functions.key_value_store import Pairs
 from toprope.functions.local.dispatcher import Dispatcher
 from toprope.functions.local.folder import hold
-from toprope.functions.local.instances import Instances
+from toprope.functions.local.instance_manager import Instances
 from toprope.functions.local.object_store import NOTHING, ObjectStore
 from toprope.functions.local.pools import Pools
 from toprope.functions.local.process import Call, Process, Stream
 from toprope.functions.local.reactor import Reactor
-from toprope.functions.local.requests import Requests
-from toprope.functions.local.scheduler import Scheduler
+from toprope.functions.local.scheduling.scheduler import Scheduler
+from toprope.functions.local.worker_requests import Requests
 from toprope.functions.objects import Entry, ObjectRef, Value, given, parted
 from toprope.functions.options import Config, InvokeOptions
-from toprope.functions.pairs import Pairs
-from toprope.functions.wire import Kind
+from toprope.functions.scheduling.ledger import Ledger, Node
+from toprope.functions.transport.wire import Kind
 
 __all__ = ["Session"]
 

@@ -6,26 +6,26 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from toprope.functions.ledger import Node
 from toprope.functions.options import Config
+from toprope.functions.scheduling.ledger import Node
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Backend
-    from toprope.functions.deploy import Deployment
+    from toprope.functions.deployment.start_options import Deployment
 
 __all__ = ["start", "this_node"]
 
 
 def start(config: Config) -> Backend:
     """A session with the resources of this machine."""
-    from toprope.functions import deployed
-    from toprope.functions.deploy import Deployment
+    from toprope.functions.deployment import state_file
+    from toprope.functions.deployment.start_options import Deployment
     from toprope.functions.local.object_store import shared_folder
     from toprope.functions.local.session import Session
 
-    begun = deployed.read()
+    begun = state_file.read()
     deployment = begun or Deployment()
-    claims = None if begun is None else deployed.claims()
+    claims = None if begun is None else state_file.claims()
     return Session(config, this_node(config, deployment), shared_folder(), deployment.no_set, claims)
 
 
@@ -33,7 +33,7 @@ def this_node(config: Config, deployment: Deployment) -> Node:
     """This machine: cores, memory, cards, and what the configuration adds to what was started."""
     import psutil
 
-    from toprope.functions.collect import collect
+    from toprope.functions.deployment.discover import collect
 
     cpu = deployment.cpu or len(os.sched_getaffinity(0)) * 1000
     host = socket.gethostname()

@@ -12,7 +12,7 @@ from toprope.functions.exceptions import CODES, YRError, YRRuntimeError, YRTimeo
 from toprope.functions.local.instance import Instance
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry, Value
-from toprope.functions.wire import Closed, Kind, Message
+from toprope.functions.transport.wire import Closed, Kind, Message
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session

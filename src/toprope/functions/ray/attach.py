@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions import current
+from toprope.functions import context
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
@@ -32,10 +32,10 @@ def manager_name() -> str:
 
 def attached() -> Any:
     """The backend of this process; a worker gets one when it first needs it."""
-    if not current.is_set():
-        from toprope.functions.ray.worker import WorkerBackend
+    if not context.is_set():
+        from toprope.functions.ray.worker.worker_backend import WorkerBackend
 
         os.environ.setdefault("INSTANCE_ID", f"function-{uuid.uuid4().hex[:12]}")
-        current.set_backend(WorkerBackend())
-    backend: RayBackend = current.backend()  # type: ignore[assignment]
+        context.set_backend(WorkerBackend())
+    backend: RayBackend = context.backend()  # type: ignore[assignment]
     return backend

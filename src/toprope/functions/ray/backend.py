@@ -25,10 +25,10 @@ from toprope.functions.ray.failures import translated
 from toprope.functions.ray.functions import Functions
 from toprope.functions.ray.instances import Instances
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.nodes import registration_limit
+from toprope.functions.ray.nodes.cluster_view import resources_of
+from toprope.functions.ray.nodes.local_node import registration_limit
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.tensors import forget_tensors, know_tensors
-from toprope.functions.ray.view import resources_of
 from toprope.functions.timers import Clock
 
 __all__ = ["RayBackend"]

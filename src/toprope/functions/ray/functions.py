@@ -13,13 +13,13 @@ from toprope.functions.exceptions import YRequestError
 from toprope.functions.lifecycle import too_late
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
-from toprope.functions.ray import task
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.placing import Asked
-from toprope.functions.ray.process import Setup
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
+from toprope.functions.ray.scheduling.scheduler import Asked
 from toprope.functions.ray.tensors import know_tensors
-from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.ray.worker import task
+from toprope.functions.ray.worker.process import Setup
+from toprope.functions.scheduling.requests import InvalidRequestError, Request, parse
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend

@@ -9,7 +9,7 @@ from toprope.functions.backend import Code
 from toprope.functions.lifecycle import Life
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.attach import BARE
-from toprope.functions.resources import Request
+from toprope.functions.scheduling.requests import Request
 
 __all__ = ["Record"]
 

@@ -23,14 +23,14 @@ from toprope.functions.lifecycle import GRACE, Command, Do, Gone, admitted, free
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.failures import RaisedError
-from toprope.functions.ray.groups import Groups
+from toprope.functions.ray.instance_record import Record
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.placing import Placing
-from toprope.functions.ray.process import Setup
-from toprope.functions.ray.record import Record
 from toprope.functions.ray.refs import FailedArgumentError, lift
+from toprope.functions.ray.scheduling.instance_groups import Groups
+from toprope.functions.ray.scheduling.scheduler import Placing
 from toprope.functions.ray.tensors import know_tensors
-from toprope.functions.resources import Request
+from toprope.functions.ray.worker.process import Setup
+from toprope.functions.scheduling.requests import Request
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
@@ -107,7 +107,7 @@ class Instances:
             self.placing.watch(record, self.fail)
 
     def _make(self, record: Record, where: dict[str, Any]) -> None:
-        from toprope.functions.ray.actor import Making, host_of
+        from toprope.functions.ray.worker.actor import Making, host_of
 
         backend, options, code = self._backend, record.options, record.code
         assert code is not None

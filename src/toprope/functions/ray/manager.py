@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.holders import Holder
+from toprope.functions.key_value_store import Pairs
 from toprope.functions.lifecycle import State
-from toprope.functions.pairs import Pairs
 from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.failures import RaisedError
-from toprope.functions.ray.view import Seen, charged
+from toprope.functions.ray.nodes.cluster_view import Seen, charged
+from toprope.functions.scheduling.holders import Holder
 
 __all__ = ["Manager", "Placed", "living_names", "seen_nodes"]
 
@@ -261,6 +261,6 @@ class Manager:
 
 
 def _models(seen: Seen) -> list[tuple[str, str]]:
-    from toprope.functions.ray.view import node_of
+    from toprope.functions.ray.nodes.cluster_view import node_of
 
     return [(card.vendor, card.model) for card in node_of(seen).cards]

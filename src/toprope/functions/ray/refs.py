@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toprope.functions import arguments as slots
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.objects import ObjectRef
 
 __all__ = ["Entry", "FailedArgumentError", "lift", "reduce_ref"]
@@ -80,4 +80,4 @@ def _ref(ref: Any, instance: str) -> ObjectRef:
 
 
 def _failed(error: BaseException, instance: str) -> ObjectRef:
-    return ObjectRef(current.backend(), Entry(None, instance, error))
+    return ObjectRef(context.backend(), Entry(None, instance, error))

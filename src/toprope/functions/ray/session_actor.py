@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.backend import Code
 from toprope.functions.options import Config
 from toprope.functions.ray.backend import RayBackend
@@ -28,7 +28,7 @@ class SessionActor(Manager):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.backend = RayBackend(config, None, is_manager=True)
-        current.set_backend(self.backend)
+        context.set_backend(self.backend)
 
     def perform(self, part: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Do for a worker what only a process may do that lives as long as the session; see `Backend.perform`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from toprope.functions import serial
+from toprope.functions.transport import serialization
 
 __all__ = ["know_tensors"]
 
@@ -28,7 +28,7 @@ def know_tensors() -> None:
     from ray.util import register_serializer
 
     for kind in (tensor, parameter):
-        register_serializer(kind, serializer=serial._reduce_tensor, deserializer=_made)
+        register_serializer(kind, serializer=serialization._reduce_tensor, deserializer=_made)
     _known = True
 
 

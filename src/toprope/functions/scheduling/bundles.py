@@ -11,12 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from toprope.functions.cards import STREAMS
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
-from toprope.functions.ledger import Grant, Node
-from toprope.functions.nodes import Shortage
-from toprope.functions.resources import CPU_RANGE, MEMORY_RANGE, CardRequest, InvalidRequestError, Request, parse
-from toprope.functions.strategies import STRATEGIES
+from toprope.functions.scheduling.cards import STREAMS
+from toprope.functions.scheduling.ledger import Grant, Node
+from toprope.functions.scheduling.nodes import Shortage
+from toprope.functions.scheduling.requests import (
+    CPU_RANGE,
+    MEMORY_RANGE,
+    CardRequest,
+    InvalidRequestError,
+    Request,
+    parse,
+)
+from toprope.functions.scheduling.strategies import STRATEGIES
 
 __all__ = [
     "BUNDLE",

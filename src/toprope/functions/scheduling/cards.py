@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-from toprope.functions.resources import CardRequest, matches
+from toprope.functions.scheduling.requests import CardRequest, matches
 
 __all__ = ["STREAMS", "Card", "Share", "Use", "card_reason", "choose"]
 

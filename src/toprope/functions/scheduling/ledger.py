@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from toprope.functions.cards import Card, Share, Use, card_reason, choose
-from toprope.functions.nodes import UNMET_AFFINITY, Grant, Node, Shortage, advice
-from toprope.functions.resources import Request
-from toprope.functions.strategies import arrange
+from toprope.functions.scheduling.cards import Card, Share, Use, card_reason, choose
+from toprope.functions.scheduling.nodes import UNMET_AFFINITY, Grant, Node, Shortage, advice
+from toprope.functions.scheduling.requests import Request
+from toprope.functions.scheduling.strategies import arrange
 
 __all__ = ["Card", "Grant", "Ledger", "Node", "Shortage"]
 
@@ -143,7 +143,7 @@ class Ledger:
 
         Args:
             requests: what is asked for.
-            strategy: how they lie on nodes, of `toprope.functions.strategies`.
+            strategy: how they lie on nodes, of `toprope.functions.scheduling.strategies`.
             on: for each, which nodes may meet it; nothing for all.
             each: so many that follow each other are met by one node.
 

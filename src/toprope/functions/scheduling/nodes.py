@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from toprope.functions.cards import Card
-from toprope.functions.resources import Request, matches
+from toprope.functions.scheduling.cards import Card
+from toprope.functions.scheduling.requests import Request, matches
 
 __all__ = ["UNMET_AFFINITY", "Grant", "Node", "Shortage", "advice"]
 

@@ -18,7 +18,7 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.arena import Arena, Block, Reader
+from toprope.functions.transport.arena import Arena, Block, Reader
 
 if TYPE_CHECKING:
     from toprope.functions.objects import ObjectRef

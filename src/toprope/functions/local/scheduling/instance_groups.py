@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from toprope.functions.exceptions import CODES, YRRuntimeError, said
-from toprope.functions.ledger import Grant
 from toprope.functions.lifecycle import Command, Do, End, GroupLife, Stage
 from toprope.functions.local.instance import Instance
 from toprope.functions.local.process import locked
 from toprope.functions.objects import Entry, ObjectRef
 from toprope.functions.options import GroupOptions
+from toprope.functions.scheduling.ledger import Grant
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
-from toprope.functions.groups import (
+from toprope.functions.local.process import locked
+from toprope.functions.objects import Entry, ObjectRef
+from toprope.functions.options import InvokeOptions
+from toprope.functions.scheduling.bundles import (
     bundle_node,
     check_name,
     check_strategy,
@@ -17,11 +20,8 @@ from toprope.functions.groups import (
     rest_of_cards,
     why_not_together,
 )
-from toprope.functions.ledger import Grant, Ledger
-from toprope.functions.local.process import locked
-from toprope.functions.objects import Entry, ObjectRef
-from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import Request
+from toprope.functions.scheduling.ledger import Grant, Ledger
+from toprope.functions.scheduling.requests import Request
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session

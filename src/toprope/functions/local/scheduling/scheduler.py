@@ -6,16 +6,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toprope.functions.affinity import Wishes, instance_labels
-from toprope.functions.claims import Claims
+from toprope.functions.deployment.reservations import Claims
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.groups import BUNDLE
-from toprope.functions.holders import held_by
-from toprope.functions.ledger import Grant, Ledger, Node, Shortage
-from toprope.functions.local.groups import Groups
-from toprope.functions.local.resource_groups import ResourceGroups
+from toprope.functions.local.scheduling.instance_groups import Groups
+from toprope.functions.local.scheduling.resource_groups import ResourceGroups
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import Request, check_keys
+from toprope.functions.scheduling.affinity import Wishes, instance_labels
+from toprope.functions.scheduling.bundles import BUNDLE
+from toprope.functions.scheduling.holders import held_by
+from toprope.functions.scheduling.ledger import Grant, Ledger, Node, Shortage
+from toprope.functions.scheduling.requests import Request, check_keys
 from toprope.functions.timers import Timer
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from toprope.functions.wire import Closed, Kind, Message
+from toprope.functions.transport.wire import Closed, Kind, Message
 
 if TYPE_CHECKING:
-    from toprope.functions.local.worker import Worker
+    from toprope.functions.local.worker.worker_process import Worker
 
 __all__ = ["HOOK", "Loop", "News", "Threads"]
 

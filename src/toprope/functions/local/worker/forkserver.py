@@ -54,7 +54,7 @@ def main() -> None:
             __import__(module)
         except Exception:
             pass  # the worker that needs it says what is wrong
-    from toprope.functions.local import worker
+    from toprope.functions.local.worker import worker_process
 
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         each.atexit = False  # what was made here is not to be taken down by each worker at its end
@@ -89,7 +89,7 @@ def main() -> None:
                         control.close()
                         for each in (woken, wake, *([watch] if watch is not None else [])):
                             os.close(each)
-                        _become_worker(libc, worker, files[0], folder, number)
+                        _become_worker(libc, worker_process, files[0], folder, number)
                     workers[pid] = number
                     control.send(json.dumps({"number": number, "pid": pid}).encode())
                 finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.local import forkserver
+from toprope.functions.local.worker import forkserver
 
 __all__ = ["Forkserver", "end_strays"]
 
@@ -61,8 +61,8 @@ class Forkserver:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*_python_path(), _package_root()])}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "toprope.functions.local.forkserver", str(theirs.fileno()), str(self._folder),
-                 modules, str(os.getpid()), str(self._lock)],
+                [sys.executable, "-m", forkserver.__name__, str(theirs.fileno()), str(self._folder), modules,
+                 str(os.getpid()), str(self._lock)],
                 pass_fds=[theirs.fileno(), self._lock], env=environment, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip

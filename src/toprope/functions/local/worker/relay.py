@@ -14,15 +14,15 @@ from toprope.functions.arguments import lift
 from toprope.functions.backend import Backend, Code, Forwarded, InstanceGroups, KeyValuePairs, ResourceGroups, restore
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
-from toprope.functions.local.requests import Requests
+from toprope.functions.local.worker_requests import Requests
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import InvokeOptions
-from toprope.functions.serial import Packed, pack, unpack
-from toprope.functions.wire import Closed, Kind, Message, Outgoing
+from toprope.functions.transport.serialization import Packed, pack, unpack
+from toprope.functions.transport.wire import Closed, Kind, Message, Outgoing
 
 if TYPE_CHECKING:
     from toprope.functions.local.process import Process
-    from toprope.functions.local.worker import Worker
+    from toprope.functions.local.worker.worker_process import Worker
 
 __all__ = ["Relay"]
 
@@ -275,7 +275,7 @@ class Relay(Backend):
         threading.Thread(target=self._read_on, name="toprope callbacks", daemon=True).start()
 
     def _read_on(self) -> None:
-        from toprope.functions.local.worker import wait_for
+        from toprope.functions.local.worker.worker_process import wait_for
 
         try:
             while self._listening:
@@ -357,7 +357,7 @@ class Relay(Backend):
         return Kind.REQUEST, number, meta, parts
 
     def _result(self, number: int, timeout: float | None) -> Any:
-        from toprope.functions.local.worker import wait_for
+        from toprope.functions.local.worker.worker_process import wait_for
 
         if not wait_for(self._worker, lambda: self._answers[number] is not None, timeout):
             self._give_up(number)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import ray  # noqa: F401  says at once, by an ImportError, that there is none
 
 from toprope.errors import EnvironmentProblem
-from toprope.functions.deploy import Deployment
-from toprope.functions.holders import Holder
+from toprope.functions.deployment.start_options import Deployment
 from toprope.functions.ray.attach import NAMESPACE
-from toprope.functions.ray.nodes import Offer, has_token, keep_token, offer, private_folder, use_token
-from toprope.functions.ray.start import import_ray
-from toprope.functions.ray.view import resources_of
+from toprope.functions.ray.cluster.startup import import_ray
+from toprope.functions.ray.nodes.cluster_view import resources_of
+from toprope.functions.ray.nodes.local_node import Offer, has_token, keep_token, offer, private_folder, use_token
+from toprope.functions.scheduling.holders import Holder
 
 if TYPE_CHECKING:
     import psutil
@@ -108,7 +108,7 @@ def status(deployment: Deployment) -> str:
             address=deployment.address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False,
             configure_logging=True,
         )  # fmt: skip
-        from toprope.functions.ray.listing import listed
+        from toprope.functions.ray.cluster.listing import listed
         from toprope.functions.ray.manager import seen_nodes
 
         told = [_line(resources_of(seen)) for seen in seen_nodes()]
@@ -179,7 +179,7 @@ def _environment(offered: Offer, deployment: Deployment) -> dict[str, str]:
     if has_token():
         variables.setdefault("RAY_AUTH_MODE", "token")
     if deployment.sim:
-        site = str(Path(__file__).resolve().parents[2] / "compat" / "site")
+        site = str(Path(__file__).resolve().parents[3] / "compat" / "site")
         path = [each for each in variables.get("PYTHONPATH", "").split(os.pathsep) if each and each != site]
         variables["PYTHONPATH"] = os.pathsep.join([site, *path])
         variables["TOPROPE_DEVICE"] = "npu"

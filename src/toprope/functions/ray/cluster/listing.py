@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from toprope.functions.holders import Holder
 from toprope.functions.lifecycle import State
 from toprope.functions.ray.attach import NAMESPACE, SESSION
 from toprope.functions.ray.manager import living_names
+from toprope.functions.scheduling.holders import Holder
 
 __all__ = ["listed"]
 

@@ -12,7 +12,8 @@ from toprope.errors import EnvironmentProblem
 from toprope.extras import advice
 from toprope.functions.options import Config
 from toprope.functions.ray.attach import NAMESPACE, manager_name
-from toprope.functions.ray.nodes import (
+from toprope.functions.ray.cluster.address_check import check_ray
+from toprope.functions.ray.nodes.local_node import (
     auth_mode,
     begun_with,
     keep_token,
@@ -22,7 +23,6 @@ from toprope.functions.ray.nodes import (
     set_auth_mode,
     use_token,
 )
-from toprope.functions.ray.reach import check_ray
 
 if TYPE_CHECKING:
     import psutil
@@ -211,9 +211,9 @@ def _object_store(config: Config) -> int | None:
 
 def _running(address: str) -> tuple[str, bool]:
     """The Ray to join, "" to start one; and whether `toprope start` began it."""
-    from toprope.functions import deployed
+    from toprope.functions.deployment import state_file
 
-    began = deployed.read()
+    began = state_file.read()
     ours = "" if began is None else began.address
     if not address.startswith("ray://"):
         address = address.removeprefix("ray:")

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from toprope.functions.cards import Card
-from toprope.functions.ledger import Ledger, Node, Shortage
-from toprope.functions.ray.mapping import NODE_ID, PREFIX, PSEUDO_HBM, amounts, label_of, read_label
-from toprope.functions.resources import CardRequest, Request, matches
+from toprope.functions.ray.nodes.resource_mapping import NODE_ID, PREFIX, PSEUDO_HBM, amounts, label_of, read_label
+from toprope.functions.scheduling.cards import Card
+from toprope.functions.scheduling.ledger import Ledger, Node, Shortage
+from toprope.functions.scheduling.requests import CardRequest, Request, matches
 
 __all__ = [
     "Seen",

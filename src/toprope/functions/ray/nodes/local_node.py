@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from toprope.errors import EnvironmentProblem
-from toprope.functions.deploy import Deployment
+from toprope.functions.deployment.start_options import Deployment
 from toprope.functions.local.masks import VISIBLE
 from toprope.functions.options import Config
-from toprope.functions.ray.mapping import card_labels, whole_resources
+from toprope.functions.ray.nodes.resource_mapping import card_labels, whole_resources
 
 __all__ = [
     "Offer",
@@ -71,12 +71,12 @@ def offer(config: Config | None = None, deployment: Deployment | None = None) ->
         config: of the session that starts it.
         deployment: what `toprope start` was told; None for what it began before, if anything.
     """
-    from toprope.functions import deployed
-    from toprope.functions.local.start import this_node
+    from toprope.functions.deployment import state_file
+    from toprope.functions.local.startup import this_node
 
     config = Config() if config is None else config
     simulated = {"TOPROPE_SIM": deployment.sim} if deployment is not None and deployment.sim else {}
-    deployment = deployment or deployed.read() or Deployment()
+    deployment = deployment or state_file.read() or Deployment()
     with _variables(simulated):
         node = this_node(config, deployment)
     resources, gpus = whole_resources(node.cards, node.scalars)
@@ -173,7 +173,7 @@ def private_folder() -> str | None:
     Raises:
         EnvironmentProblem: another user has made a folder of its name.
     """
-    from toprope.functions.deployed import is_own
+    from toprope.functions.deployment.state_file import is_own
 
     if os.environ.get("RAY_TMPDIR"):
         return None

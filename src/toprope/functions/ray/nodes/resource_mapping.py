@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from toprope.functions.cards import STREAMS, Card
-from toprope.functions.resources import CardRequest, Request
+from toprope.functions.scheduling.cards import STREAMS, Card
+from toprope.functions.scheduling.requests import CardRequest, Request
 
 __all__ = [
     "NODE_ID",

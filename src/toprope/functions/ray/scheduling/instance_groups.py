@@ -11,12 +11,12 @@ from toprope.functions.lifecycle import Command, Do, End, Gone, GroupLife, Stage
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import GroupOptions
 from toprope.functions.ray.failures import RaisedError, exited
+from toprope.functions.ray.instance_record import Record
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.mapping import amounts
-from toprope.functions.ray.record import Record
+from toprope.functions.ray.nodes.cluster_view import smallest_hbm
+from toprope.functions.ray.nodes.resource_mapping import amounts
 from toprope.functions.ray.refs import Entry
-from toprope.functions.ray.resource_groups import placement_group
-from toprope.functions.ray.view import smallest_hbm
+from toprope.functions.ray.scheduling.resource_groups import placement_group
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend

@@ -6,14 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
-from toprope.functions.groups import check_name, check_strategy, chosen_groups, parse_bundles, why_not_together
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.mapping import amounts
+from toprope.functions.ray.nodes.cluster_view import allowed_nodes, selector, shortage, smallest_hbm
+from toprope.functions.ray.nodes.resource_mapping import amounts
 from toprope.functions.ray.refs import Entry
-from toprope.functions.ray.view import allowed_nodes, selector, shortage, smallest_hbm
-from toprope.functions.resources import Request
+from toprope.functions.scheduling.bundles import (
+    check_name,
+    check_strategy,
+    chosen_groups,
+    parse_bundles,
+    why_not_together,
+)
+from toprope.functions.scheduling.requests import Request
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend

@@ -7,17 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.affinity import Wishes, instance_labels
 from toprope.functions.exceptions import CODES
-from toprope.functions.holders import held_by
 from toprope.functions.lifecycle import too_late
-from toprope.functions.nodes import Node
 from toprope.functions.options import InvokeOptions
+from toprope.functions.ray.instance_record import Record
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.mapping import amounts
-from toprope.functions.ray.record import Record
-from toprope.functions.ray.resource_groups import ResourceGroups
-from toprope.functions.ray.view import (
+from toprope.functions.ray.nodes.cluster_view import (
     Seen,
     allowed_nodes,
     fits,
@@ -27,7 +22,12 @@ from toprope.functions.ray.view import (
     shortage,
     smallest_hbm,
 )
-from toprope.functions.resources import Request, check_keys
+from toprope.functions.ray.nodes.resource_mapping import amounts
+from toprope.functions.ray.scheduling.resource_groups import ResourceGroups
+from toprope.functions.scheduling.affinity import Wishes, instance_labels
+from toprope.functions.scheduling.holders import held_by
+from toprope.functions.scheduling.nodes import Node
+from toprope.functions.scheduling.requests import Request, check_keys
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend

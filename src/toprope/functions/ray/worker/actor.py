@@ -16,13 +16,13 @@ from typing import Any, Concatenate, ParamSpec
 from toprope.functions.arguments import lower
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.lifecycle import freed
-from toprope.functions.local.concurrency import HOOK
+from toprope.functions.local.worker.concurrency import HOOK
 from toprope.functions.ray.attach import BARE
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.manager import Manager, Placed
-from toprope.functions.ray.process import Setup, granted_cards, guard, on_terminate, prepare, result_of
 from toprope.functions.ray.tensors import know_tensors
-from toprope.functions.resources import Request
+from toprope.functions.ray.worker.process import Setup, granted_cards, guard, on_terminate, prepare, result_of
+from toprope.functions.scheduling.requests import Request
 
 __all__ = ["AsyncHost", "Host", "Making", "host_of"]
 
@@ -110,10 +110,10 @@ class _Base:
             raise kept from None
 
     def _attach(self) -> None:
-        from toprope.functions import current
-        from toprope.functions.ray.worker import WorkerBackend
+        from toprope.functions import context
+        from toprope.functions.ray.worker.worker_backend import WorkerBackend
 
-        current.set_backend(WorkerBackend(self))
+        context.set_backend(WorkerBackend(self))
 
     def _tell(
         self, what: Callable[Concatenate[Manager, str, P], None], *arguments: P.args, **keywords: P.kwargs

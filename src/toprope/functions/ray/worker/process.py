@@ -68,7 +68,7 @@ def prepare(setup: Setup) -> None:
 def guard() -> None:
     """Have what this process starts end with it, however it ends."""
     value = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-    from toprope.functions.ray import guard as program
+    from toprope.functions.ray.worker import guard as program
 
     without = {name: each for name, each in os.environ.items() if name != MARK}
     os.environ[MARK] = value
@@ -143,7 +143,7 @@ def result_of(result: Any, returns: int) -> Any:
 
 def split(result: Any, returns: int) -> Any:
     """The values of a result that is to be several."""
-    from toprope.functions.local.worker import _split
+    from toprope.functions.local.worker.worker_process import _split
 
     return tuple(_split(result, returns)) if returns else None
 

@@ -11,8 +11,8 @@ from typing import Any
 from toprope.functions.arguments import lower
 from toprope.functions.ray.attach import attached
 from toprope.functions.ray.failures import RaisedError
-from toprope.functions.ray.process import prepare, result_of
 from toprope.functions.ray.tensors import know_tensors
+from toprope.functions.ray.worker.process import prepare, result_of
 
 __all__ = ["run", "run_apart", "stream", "stream_apart"]
 

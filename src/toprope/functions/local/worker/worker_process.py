@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toprope.functions import current
-from toprope.functions.arena import Arena, Block, Reader
+from toprope.functions import context
 from toprope.functions.arguments import lower
 from toprope.functions.exceptions import YRError, describe
 from toprope.functions.generators import iterate
-from toprope.functions.local.concurrency import HOOK, Loop, News, Threads
-from toprope.functions.local.relay import Relay
-from toprope.functions.serial import BlockKey, Packed, dumps, pack, plain, unpack
-from toprope.functions.wire import Channel, Closed, Kind, Message, Outgoing
+from toprope.functions.local.worker.concurrency import HOOK, Loop, News, Threads
+from toprope.functions.local.worker.relay import Relay
+from toprope.functions.transport.arena import Arena, Block, Reader
+from toprope.functions.transport.serialization import BlockKey, Packed, dumps, pack, plain, unpack
+from toprope.functions.transport.wire import Channel, Closed, Kind, Message, Outgoing
 
 __all__ = ["main"]
 
@@ -34,7 +34,7 @@ def main(sock: socket.socket, folder: str, number: int) -> None:
     worker = Worker(Channel(sock), Path(folder), number)
     signal.signal(signal.SIGTERM, worker.on_terminate)
     os.register_at_fork(after_in_child=worker.channel.close)  # a fork of a worker has no part in its talk
-    current.set_backend(worker.relay)
+    context.set_backend(worker.relay)
     try:
         worker.serve()
     except Closed:
