@@ -16,7 +16,7 @@ __all__ = ["Slot", "lift", "lower"]
 
 
 class Slot:
-    """Stands for an argument that is a reference, until its object is there.
+    """Placeholder for an argument that is a reference, until its object is available.
 
     Args:
         index: its place among those arguments of the call.

@@ -1,4 +1,4 @@
-"""The backend that this process uses: the driver's session, or a worker's way to it."""
+"""The backend in use in this process: the driver's session, or a worker's relay to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def backend() -> Backend:
 
 
 def is_set() -> bool:
-    """Whether there is one."""
+    """True if this process has a backend."""
     return _backend is not None
 
 
@@ -47,13 +47,13 @@ def set_backend(backend: Backend) -> None:
 
 
 def unreferenced(instance: str) -> None:
-    """A handle to an instance is gone. May be called at any moment, in any thread."""
+    """Note that a handle to an instance was deleted. May be called at any moment, in any thread."""
     if _backend is not None:
         _backend.unreferenced(instance)
 
 
 def finalized() -> None:
-    """There is none any more."""
+    """Forget the backend: the session has ended."""
     global _backend
     _backend = None
 

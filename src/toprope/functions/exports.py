@@ -1,4 +1,4 @@
-"""Every name of the yr API: what there is, and what says that it is not part of toprope."""
+"""All names of the yr API: those that toprope has, and placeholders for those that it does not have."""
 
 from toprope.functions.api import function_groups as fcc
 from toprope.functions.api.function_groups import (

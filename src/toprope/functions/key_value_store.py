@@ -1,4 +1,4 @@
-"""Key-value pairs of a session, some of which live for a limited time."""
+"""Key-value store of a session; pairs may have a limited lifetime."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Pairs"]
 
 
 class Pairs:
-    """Bytes by key, for any threads.
+    """Thread-safe store of bytes by key.
 
     Args:
-        clock: tells the time in seconds; it only goes forward.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,12 +24,12 @@ class Pairs:
         self._ends: list[tuple[float, str]] = []
 
     def set_all(self, pairs: Mapping[str, bytes], *, only_new: bool = False, ttl: float = 0) -> str:
-        """Keep pairs, all or none.
+        """Store pairs, all or none.
 
         Args:
             pairs: the pairs.
             only_new: whether a key that is there already is refused.
-            ttl: seconds that the pairs live; 0 for no limit.
+            ttl: lifetime of the pairs in seconds; 0 for no limit.
 
         Returns:
             The first key that was refused; "" where the pairs are kept.
@@ -54,7 +54,7 @@ class Pairs:
             return [None if each is None else each[0] for each in found]
 
     def delete(self, keys: Sequence[str]) -> list[str]:
-        """Forget keys; those that were not there are returned."""
+        """Delete keys. Return those that did not exist."""
         with self._lock:
             self._expire()
             return [key for key in keys if self._values.pop(key, None) is None]
@@ -63,7 +63,7 @@ class Pairs:
         return len(self._values)
 
     def _expire(self) -> float:
-        """Forget pairs whose time is over; the time. A key that was written again has another end, or none."""
+        """Delete expired pairs; return the time. A key that was written again has its new expiry time, or none."""
         now = self._clock()
         while self._ends and self._ends[0][0] <= now:
             end, key = heapq.heappop(self._ends)

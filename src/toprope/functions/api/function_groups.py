@@ -1,4 +1,4 @@
-"""Function groups of the yr API: so many members that start together and know each other's ranks and cards."""
+"""Function groups of the yr API: N members that start together and know each other's ranks and cards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class SchedulingAffinityType:
-    """How the members of a bundle lie: those that follow each other go to one node. There is no other way."""
+    """Placement of the members of a bundle: consecutive members share a node. There is only this one."""
 
     REQUIRED_AFFINITY_IN_EACH_BUNDLE = 1
 
@@ -65,7 +65,7 @@ class ServerInfo:
 
 @dataclass
 class FunctionGroupContext:
-    """What a member of a function group knows of it.
+    """Ranks and cards of a function group, as its members see them.
 
     Attributes:
         rank_id: the member's place, from 0; -1 outside a group.
@@ -120,13 +120,13 @@ def create_function_group(
 
 
 def get_function_group_context() -> FunctionGroupContext:
-    """What the function that calls it can know of its group: its rank, and the cards of all members."""
+    """Return the context of the calling member: its rank, and the cards of all members."""
     told = context.backend().function_group_context()
     return FunctionGroupContext() if told is None else context_of(*told)
 
 
 def context_of(rank: int, size: int, members: list[tuple[str, str, tuple[int, ...]]]) -> FunctionGroupContext:
-    """The context of a member.
+    """Build the context of a member.
 
     Args:
         rank: of the member.
@@ -168,7 +168,7 @@ class FunctionGroupHandler:
         Group(self._name).terminate()
 
     def accelerate(self) -> FunctionGroupHandler:
-        """This group as it is: its calls go over sockets and shared memory of this machine anyway."""
+        """Return this group unchanged: its calls use sockets and shared memory of this machine already."""
         return self
 
 

@@ -26,7 +26,7 @@ class Group:
     _ready: ObjectRef | None = field(default=None, init=False, repr=False, compare=False)
 
     def invoke(self) -> None:
-        """Start all members, or none. Returns at once; `wait`, and results of the members, raise what goes wrong.
+        """Start all members, or none. Returns at once; errors are raised by `wait` and by results of the members.
 
         Raises:
             ValueError: options that cannot be.
@@ -51,7 +51,7 @@ class Group:
         backend.get([ready], -1 if timeout is None else timeout, False)
 
     def terminate(self) -> None:
-        """End all members, and wait until they are gone, at most for their time of grace. Without a group: nothing."""
+        """End all members and wait until they are gone, at most for their grace period. No-op if not started."""
         backend = context.backend()
         over = backend.groups.terminate(self.group_name)
         if over is not None:

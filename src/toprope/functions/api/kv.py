@@ -33,29 +33,29 @@ __all__ = [
 ]
 
 _SHORTEST, _LONGEST = 0.002, 0.1
-"""Seconds between looks for a key that is waited for."""
+"""Polling interval for a key that is waited for, in seconds."""
 
 
 class ExistenceOpt(Enum):
-    """Whether a key may be there already: any, or only new ones."""
+    """Condition on a key: any key, or only a new one."""
 
     NONE, NX = 0, 1
 
 
 class WriteMode(Enum):
-    """Where a cluster keeps a second copy; without effect on one machine."""
+    """Location of a cluster's second copy; no effect on one machine."""
 
     NONE_L2_CACHE, WRITE_THROUGH_L2_CACHE, WRITE_BACK_L2_CACHE, NONE_L2_CACHE_EVICT = range(4)
 
 
 class CacheType(Enum):
-    """Where a cluster keeps a value; without effect here."""
+    """Location of a value in a cluster; no effect here."""
 
     MEMORY, DISK = range(2)
 
 
 class ConsistencyType(Enum):
-    """In which order others see changes: here always in the order in which they are made."""
+    """Order in which others see changes; here always the order in which they are made."""
 
     PRAM, CAUSAL = range(2)
 
@@ -74,7 +74,7 @@ class SetParam:
     """Options of a pair.
 
     Attributes:
-        existence: whether the key may be there already.
+        existence: whether the key may exist already.
         ttl_second: seconds after which it is gone; 0 for never.
     """
 
@@ -110,11 +110,11 @@ class GetParams:
 
 
 def kv_set(key: str, value: bytes, set_param: SetParam | None = None) -> None:
-    """Keep bytes under a key in the session.
+    """Store bytes under a key in the session.
 
     Raises:
         YRTypeError: the value is not bytes.
-        YRRuntimeError: only a new key was asked for, and it is there (4206).
+        YRRuntimeError: only a new key was allowed, and the key exists (4206).
     """
     _write([key], [value], SetParam() if set_param is None else set_param)
 
@@ -127,19 +127,19 @@ def kv_write(
     ttl_second: int = 0,
     cache_type: CacheType = CacheType.MEMORY,
 ) -> None:
-    """Keep bytes under a key in the session; see `SetParam`. Errors as for `kv_set`."""
+    """Store bytes under a key in the session; see `SetParam`. Errors as for `kv_set`."""
     _write([key], [value], SetParam(existence, write_mode, ttl_second, cache_type))
 
 
 def kv_get(key: str | list[str], timeout: float = 300) -> Any:
-    """The bytes under a key, or for a list of keys a list, with None for a key that is not there in time.
+    """Return the bytes under a key, or a list for a list of keys; None for a key that is missing in time.
 
     Args:
-        key: one or a list.
-        timeout: seconds that a key is waited for; -1 for no limit, 0 for not at all.
+        key: a key, or a list of keys.
+        timeout: seconds to wait for a key; -1 for no limit, 0 for no wait.
 
     Raises:
-        YRRuntimeError: none of the keys is there in time (4005).
+        YRRuntimeError: none of the keys exists in time (4005).
         ValueError: the timeout is below -1.
     """
     keys = [key] if isinstance(key, str) else list(key)
@@ -169,27 +169,27 @@ def kv_read(key: str | list[str], timeout: float = 300) -> Any:
 
 
 def kv_del(key: str | list[str]) -> list[str]:
-    """Forget keys; those that were not there are returned."""
+    """Delete keys. Return those that did not exist."""
     return context.backend().pairs.delete([key] if isinstance(key, str) else key)
 
 
 def kv_write_with_param(key: str, value: bytes, set_param: SetParam) -> None:
-    """Keep bytes under a key.
+    """Store bytes under a key.
 
     Raises:
         YRTypeError: the value is not bytes.
-        YRRuntimeError: only a new key was asked for, and it is there (4206).
+        YRRuntimeError: only a new key was allowed, and the key exists (4206).
     """
     _write([key], [value], set_param)
 
 
 def kv_m_write_tx(keys: list[str], values: list[bytes], m_set_param: MSetParam | None = None) -> None:
-    """Keep bytes under several new keys, all or none.
+    """Store bytes under several new keys, all or none.
 
     Raises:
         YRValueError: there are not as many values as keys, or existing keys were to be allowed.
         YRTypeError: a value is not bytes.
-        YRRuntimeError: one of the keys is there (4206).
+        YRRuntimeError: one of the keys exists (4206).
     """
     param = MSetParam() if m_set_param is None else m_set_param
     if len(keys) != len(values) or not keys or len(set(keys)) < len(keys):
@@ -203,12 +203,12 @@ def kv_m_write_tx(keys: list[str], values: list[bytes], m_set_param: MSetParam |
 
 
 def kv_get_with_param(keys: list[str], params: GetParams, timeout: float = 300) -> list[Any]:
-    """The part of each value that is asked for; None for a key that is not there in time.
+    """Return the requested part of each value; None for a key that is missing in time.
 
     Raises:
         ValueError: there are no parts, or not as many as keys.
         OverflowError: a part is negative.
-        YRRuntimeError: none of the keys is there in time (4005).
+        YRRuntimeError: none of the keys exists in time (4005).
     """
     if not params.get_params:
         raise YRValueError("Get params does not accept empty list", CODES["invalid parameter"])

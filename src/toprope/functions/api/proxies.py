@@ -1,4 +1,4 @@
-"""The decorators of the yr API and what they make: functions, classes and instances that run elsewhere."""
+"""The decorators of the yr API and their proxies: functions, classes and instances that run in workers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _MOST_RETURNS = 100
 def invoke(
     *arguments: Any, invoke_options: InvokeOptions | None = None, return_nums: int = 1, initializer: Any = None
 ) -> Any:
-    """Make a function one that runs elsewhere: `f.invoke(...)` gives a reference to its result.
+    """Make a function remote: `f.invoke(...)` runs it in a worker and returns a reference to its result.
 
     Args:
         arguments: the function, where the decorator is used without arguments.
-        invoke_options: what its calls ask for.
+        invoke_options: options of its calls.
         return_nums: values that a call returns, 0 to 100; each has a reference of its own.
         initializer: not part of toprope.
 
     Raises:
-        RuntimeError: it was applied to something else.
-        ValueError: `return_nums` cannot be.
+        RuntimeError: it was applied to an object of another kind.
+        ValueError: `return_nums` is invalid.
     """
     if initializer is not None:
         raise NotImplementedError("yr.invoke(initializer=...) is not part of toprope")
@@ -54,10 +54,10 @@ def invoke(
 
 
 def instance(*arguments: Any, invoke_options: InvokeOptions | None = None) -> Any:
-    """Make a class one whose instances run elsewhere: `C.invoke(...)` creates one.
+    """Make a class remote: `C.invoke(...)` creates an instance in a worker.
 
     Raises:
-        RuntimeError: it was applied to something else.
+        RuntimeError: it was applied to an object of another kind.
     """
 
     def decorate(cls: Any) -> InstanceCreator:
@@ -69,10 +69,10 @@ def instance(*arguments: Any, invoke_options: InvokeOptions | None = None) -> An
 
 
 def method(*arguments: Any, return_nums: int = 1, concurrency_group: str = "", **tensors: Any) -> Any:
-    """Say how many values a method returns. Other options are accepted.
+    """Set the number of values that a method returns. Other options are accepted.
 
     Raises:
-        ValueError: `return_nums` cannot be.
+        ValueError: `return_nums` is invalid.
     """
     _check_returns(return_nums)
 
@@ -84,7 +84,7 @@ def method(*arguments: Any, return_nums: int = 1, concurrency_group: str = "", *
 
 
 class FunctionProxy:
-    """A function that runs elsewhere."""
+    """A remote function."""
 
     def __init__(self, function: Any, options: InvokeOptions | None, returns: int) -> None:
         functools.update_wrapper(self, function)
@@ -96,14 +96,14 @@ class FunctionProxy:
         self._returns = None if stream else returns
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Refuse: it runs elsewhere, by `invoke`."""
+        """Raise: a remote function or class is called by `invoke`."""
         raise YRRuntimeError("invoke function cannot be called directly", CODES["incorrect usage"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _function, (self._code.target, self._options, self._returns)
 
     def invoke(self, *arguments: Any, **keywords: Any) -> Any:
-        """Run it: a reference, a list of them for several values, None for none, an iterator for a generator.
+        """Run it. Return a reference, a list of them for several values, None for none, an iterator for a generator.
 
         Raises:
             TypeError: the arguments do not fit.
@@ -118,7 +118,7 @@ class FunctionProxy:
         return self.invoke(*arguments, **keywords)
 
     def options(self, invoke_options: InvokeOptions) -> FunctionProxy:
-        """Set what its calls ask for, from now on: options of functions stay, those of instances do not.
+        """Set the options of its calls from now on. (A class returns a copy with the options instead.)
 
         Raises:
             TypeError, ValueError: values that cannot be.
@@ -135,7 +135,7 @@ class FunctionProxy:
 
 
 class InstanceCreator:
-    """A class whose instances run elsewhere."""
+    """A remote class."""
 
     def __init__(self, code: Code, options: InvokeOptions | None = None) -> None:
         self._code = code
@@ -144,7 +144,7 @@ class InstanceCreator:
         self.__doc__ = getattr(code.target, "__doc__", None)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Refuse: it runs elsewhere, by `invoke`."""
+        """Raise: a remote function or class is called by `invoke`."""
         raise YRRuntimeError(
             f"the class {self._code.name} cannot be called directly, use {self._code.name}.invoke()",
             CODES["incorrect usage"],
@@ -154,7 +154,7 @@ class InstanceCreator:
         return _creator, (self._code.target, self._options)
 
     def invoke(self, *arguments: Any, **keywords: Any) -> InstanceProxy:
-        """Create an instance. Returns at once; what goes wrong is raised where a result of it is fetched.
+        """Create an instance. Returns at once; errors are raised where a result of the instance is fetched.
 
         Raises:
             TypeError, ValueError: arguments or options that cannot be.
@@ -168,10 +168,10 @@ class InstanceCreator:
         return InstanceProxy(context.backend().create(self._code, arguments, keywords, options), self._code)
 
     def options(self, invoke_options: InvokeOptions | None = None, **keywords: Any) -> InstanceCreator:
-        """The same class with options; this one is left as it is.
+        """Return a copy of this class with other options.
 
         Args:
-            invoke_options: what its instances ask for.
+            invoke_options: options of its instances.
             keywords: Ray's spelling: name, namespace, lifetime="detached", get_if_exists, runtime_env, resources.
 
         Raises:
@@ -197,7 +197,7 @@ class InstanceCreator:
         return InstanceCreator(self._code, options)
 
     def get_instance(self, name: str, timeout: float = 30) -> InstanceProxy:
-        """The living instance of a name."""
+        """Return the living instance of this name."""
         return get_instance(name, self._options.namespace, timeout)
 
     def get_original_cls(self) -> Any:
@@ -206,7 +206,7 @@ class InstanceCreator:
 
 
 class _Handle:
-    """Shared by an instance and its methods in the program: while there is one, the instance can be called."""
+    """Handle that an instance proxy and its methods share: while it exists, the instance can be called."""
 
     __slots__ = ("id", "terminated")
 
@@ -221,7 +221,7 @@ class _Handle:
 
 
 class InstanceProxy:
-    """An instance that runs elsewhere. Its methods are called as `instance.method.invoke(...)`."""
+    """A remote instance. Its methods are called as `instance.method.invoke(...)`."""
 
     def __init__(self, id: str, code: Code) -> None:
         self._id = id
@@ -263,22 +263,22 @@ class InstanceProxy:
         return hash(self._id)
 
     def terminate(self, is_sync: bool = False) -> None:
-        """End the instance and free what it holds, its hook first; a second time does nothing.
+        """End the instance, after its shutdown hook, and free its resources. A second call does nothing.
 
         Args:
-            is_sync: whether to wait until it is gone however long that takes; otherwise at most its time of grace.
+            is_sync: whether to wait without a limit until it is gone; otherwise at most its grace period.
         """
         if not self._handle.terminated:
             self._handle.terminated = True
             context.backend().terminate(self._id, is_sync)
 
     def is_activate(self) -> bool:
-        """Whether the instance is there."""
+        """True if the instance exists."""
         return not self._handle.terminated and context.backend().is_alive(self._id)
 
 
 class MethodProxy:
-    """A method of an instance that runs elsewhere."""
+    """A method of a remote instance."""
 
     __slots__ = ("_exact", "_handle", "_name", "_returns", "_signature")
 
@@ -296,13 +296,13 @@ class MethodProxy:
         self._exact = len(signature.parameters) if all_plain else -1
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Refuse: it runs elsewhere, by `invoke`."""
+        """Raise: a remote function or class is called by `invoke`."""
         raise YRRuntimeError(
             f"the method {self._name} cannot be called directly, use {self._name}.invoke()", CODES["incorrect usage"]
         )
 
     def invoke(self, *arguments: Any, **keywords: Any) -> Any:
-        """Call it: a reference, a list of them for several values, None for none, an iterator for a generator.
+        """Call it. Return a reference, a list of them for several values, None for none, an iterator for a generator.
 
         Raises:
             TypeError: the arguments do not fit.
@@ -326,7 +326,7 @@ class MethodProxy:
 
 
 def get_instance(name: str, namespace: str = "", timeout: float = 60) -> InstanceProxy:
-    """The living instance of a name; waits until there is one, and its constructor has run.
+    """Return the living instance of a name; wait until it exists and its constructor has run.
 
     Raises:
         TypeError: wrong arguments.

@@ -1,4 +1,4 @@
-"""Resource groups of the yr API: bundles of resources that are there all at once, for instances to use."""
+"""Resource groups of the yr API: bundles of resources, granted all together, for instances to use."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ResourceGroup:
 
     Attributes:
         resource_group_name: its name.
-        bundle_specs: the bundles as they were asked for.
-        bundle_count: how many.
+        bundle_specs: the bundles as requested.
+        bundle_count: number of bundles.
     """
 
     def __init__(self, name: str, bundles: list[dict[str, float]], ready: ObjectRef) -> None:
@@ -29,7 +29,7 @@ class ResourceGroup:
 
     @property
     def bundle_count(self) -> int:
-        """How many bundles it has."""
+        """Number of bundles."""
         return len(self.bundle_specs)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -40,7 +40,7 @@ class ResourceGroup:
 
         Raises:
             ValueError: the timeout is below -1.
-            YRTimeoutError: the time is over; the message says what there is not enough of.
+            YRTimeoutError: the time limit was reached; the message names the missing resources.
             YRRuntimeError: the group was removed.
         """
         if timeout is not None and (not isinstance(timeout, int | float) or isinstance(timeout, bool)):
@@ -72,7 +72,7 @@ class ResourceGroup:
 def create_resource_group(
     bundles: list[dict[str, float]], name: str | None = None, strategy: str | None = "PACK"
 ) -> ResourceGroup:
-    """Ask for bundles of resources. Returns at once; `ResourceGroup.wait` waits until they are there, all of them.
+    """Request bundles of resources. Returns at once; `ResourceGroup.wait` waits until all are granted.
 
     Args:
         bundles: of each its resources: "CPU" in millicores (300 where it is absent or 0), "Memory" in MB (128), keys
@@ -96,7 +96,7 @@ def create_resource_group(
 
 
 def remove_resource_group(resource_group: str | ResourceGroup) -> None:
-    """Give back what a resource group has. Instances and functions that use it end.
+    """Release the resources of a group. Instances and functions that use it end.
 
     Args:
         resource_group: its name, or what `create_resource_group` returned.
@@ -114,7 +114,7 @@ def remove_resource_group(resource_group: str | ResourceGroup) -> None:
 
 
 def resource_group_table(resource_group_id: str | None = None) -> dict[str, Any]:
-    """What there is to tell of each resource group by its name, or of one: state, strategy, and where its bundles are.
+    """Return state, strategy and bundle locations of each resource group by name, or of one.
 
     Raises:
         YRRuntimeError: there is no such group.

@@ -1,4 +1,4 @@
-"""Where this function runs, for the yr API."""
+"""Node and namespace in which the calling function runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of the yr API: sessions, objects, key-value pairs, state, what there is."""
+"""Calls of the yr API: sessions, objects, state, resources and instances."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class ClientInfo:
 
 
 def init(conf: Config | None = None) -> ClientInfo:
-    """Begin a session: functions and instances of this program can run from now on.
+    """Start a session: functions and instances of this program can run from now on.
 
     Args:
         conf: where and with what; None for processes of this machine with all that it has.
 
     Raises:
-        RuntimeError: this program has a session.
+        RuntimeError: this program has a session already.
         ValueError: the configuration cannot be.
-        TopropeError: the cards that were asked for cannot be found.
+        TopropeError: the requested cards cannot be found.
     """
     if context.is_set():
         raise YRRuntimeError("yr.init cannot be called twice", CODES["incorrect usage"])
@@ -88,7 +88,7 @@ def init(conf: Config | None = None) -> ClientInfo:
 
 
 def finalize() -> None:
-    """End the session: every instance that is not detached ends, and every object is gone. Without one: nothing."""
+    """End the session: all instances that are not detached end, and all objects are freed. No-op without one."""
     atexit.unregister(finalize)
     if context.is_set():
         try:
@@ -98,7 +98,7 @@ def finalize() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether there is a session, or this is a function that belongs to one."""
+    """True if this program has a session, or runs as a function of one."""
     return context.is_set()
 
 
@@ -108,7 +108,7 @@ def exit() -> None:
 
 
 def put(obj: Any, create_param: Any = None) -> ObjectRef:
-    """Keep an object in the session, to be passed by reference.
+    """Store an object in the session, to be passed by reference.
 
     Args:
         obj: anything that can be pickled; large arrays and tensors are copied once, into shared memory.
@@ -126,15 +126,15 @@ def put(obj: Any, create_param: Any = None) -> ObjectRef:
 
 
 def get(obj_refs: ObjectRef | Sequence[ObjectRef], timeout: float = 300, allow_partial: bool = False) -> Any:
-    """The object of a reference, or a list of those of a list.
+    """Return the object of a reference, or a list of objects for a list of references.
 
     Args:
-        obj_refs: one or a list.
+        obj_refs: a reference, or a list of references.
         timeout: seconds; -1 for no limit.
         allow_partial: whether None stands in for an object that is not there in time, or has an error in its place.
 
     Raises:
-        YRTimeoutError: the time is over; it says what was waited for.
+        YRTimeoutError: the time limit was reached; the message says what was waited for.
         TypeError, ValueError: wrong arguments.
         YRInvokeError: the function raised; it is also an instance of the class that was raised.
     """
@@ -155,7 +155,7 @@ def wait(
 
     Args:
         obj_refs: one or a list, without doubles.
-        wait_num: how many; None for all.
+        wait_num: number of objects to wait for; None for all.
         timeout: seconds; None or -1 for no limit.
 
     Returns:
@@ -183,10 +183,10 @@ def wait(
 
 
 def cancel(obj_refs: ObjectRef | list[ObjectRef], allow_force: bool = True, allow_recursive: bool = False) -> None:
-    """Cancel calls of functions that have no result; getting their objects raises CancelError (3003) afterwards.
+    """Cancel function calls that have no result yet; getting their objects raises CancelError (3003) afterwards.
 
     Args:
-        obj_refs: the objects that they make. Calls of instances are left alone.
+        obj_refs: references to their results. Calls of instances are not cancelled.
         allow_force: whether a worker that runs such a call is ended.
         allow_recursive: accepted: what a cancelled function started ends with its worker.
 
@@ -220,7 +220,7 @@ def list_named_instances(all_namespaces: bool = False) -> list[Any]:
 
 
 def save_state(timeout: float = 30) -> None:
-    """Keep the state of the instance that calls it: a crash brings it back to this moment.
+    """Save the state of the calling instance: after a crash it is restored from there.
 
     Raises:
         RuntimeError: this is not a function of an instance.
@@ -230,7 +230,7 @@ def save_state(timeout: float = 30) -> None:
 
 
 def load_state(timeout: float = 30) -> None:
-    """Bring the instance that calls it back to the state that was saved last.
+    """Restore the calling instance to the state that was saved last.
 
     Raises:
         RuntimeError: this is not a function of an instance, or nothing was saved.
@@ -240,7 +240,7 @@ def load_state(timeout: float = 30) -> None:
 
 
 def _wrong_refs(refs: Any) -> str:
-    """Say why something is no list of references; "" where it is one."""
+    """Return why an argument is no list of references; "" if it is one."""
     if isinstance(refs, list) and all(isinstance(each, ObjectRef) for each in refs):
         return ""
     wrong = next((each for each in refs if not isinstance(each, ObjectRef)), refs) if isinstance(refs, list) else refs
@@ -263,5 +263,5 @@ def _in_instance(what: str) -> Backend:
 
 
 def when_done(ref: ObjectRef, callback: Callable[[ObjectRef], None]) -> None:
-    """Call back when an object is there."""
+    """Call back once the object is available."""
     ref.on_complete(callback)

@@ -1,4 +1,4 @@
-"""Names of the yr API that are not part of toprope. They can be imported, and say so when they are used."""
+"""Placeholders for names of the yr API that toprope does not have: they can be imported, and raise on use."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TABLE = {
     ),
     "serving a runtime by hand": ("yr.init and yr.finalize do it", "receive_request_loop reinit cluster_mode_runtime"),
 }
-"""What is left out: the part of the API, what to do instead, and its names."""
+"""Missing names: the part of the API, what to do instead, and the names."""
 
 
 class Unavailable:
-    """A name of the yr API that toprope has not. Using it in any way raises NotImplementedError.
+    """Placeholder for a name of the yr API that toprope does not have. Any use raises NotImplementedError.
 
     Args:
         name: the name.
@@ -75,7 +75,7 @@ class Unavailable:
 
 
 def names() -> dict[str, Unavailable]:
-    """Every name that is left out, with what stands in its place."""
+    """Return a placeholder for each missing name."""
     return {
         name: Unavailable(name, part, instead) for part, (instead, listed) in TABLE.items() for name in listed.split()
     }

@@ -123,7 +123,7 @@ class Session(Backend):
         owner.held[number] = [entry, 1]
 
     def put(self, value: Any) -> ObjectRef:
-        """Keep a value for those who get its reference."""
+        """Store a value and return a reference to it."""
         self.check()
         entry = Entry()
         entry.finish(self.store.pack(value))
@@ -209,11 +209,11 @@ class Session(Backend):
             self.pools.cancel(ref._entry, allow_force)
 
     def is_done(self, entry: Entry) -> bool:
-        """Whether an object is there."""
+        """True once the object is available."""
         return entry.done
 
     def when_done(self, entry: Entry, callback: Callable[[], None]) -> None:
-        """Call back when an object is there."""
+        """Call back once the object is available."""
         entry.when_done(callback)
 
     def object_id(self, entry: Entry) -> str:
@@ -301,7 +301,7 @@ class Session(Backend):
             self.reactor.look()
 
     def is_alive(self, instance: str) -> bool:
-        """Whether an instance is there."""
+        """True if the instance exists."""
         return self.instances.is_alive(instance)
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:

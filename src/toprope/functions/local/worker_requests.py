@@ -137,7 +137,7 @@ class Requests:
         self._session.object(name, process).when_done(lambda: self._answer(process, number, None))
 
     def is_done(self, process: Process, number: int, name: int) -> None:
-        """Whether an object is there."""
+        """True once the object is available."""
         self._answer(process, number, self._session.object(name, process).done)
 
     def cancel(self, process: Process, number: int, names: list[int], force: bool, recursive: bool) -> None:

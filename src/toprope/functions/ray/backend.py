@@ -135,7 +135,7 @@ class RayBackend(Backend):
     # Objects
 
     def put(self, value: Any) -> ObjectRef:
-        """Keep a value for those who get its reference."""
+        """Store a value and return a reference to it."""
         self.check()
         know_tensors()
         return ObjectRef(self, Entry(self.ray.put(value)))
@@ -200,13 +200,13 @@ class RayBackend(Backend):
                 self.ray.cancel(entry.ref, force=allow_force, recursive=allow_recursive)
 
     def is_done(self, entry: Any) -> bool:
-        """Whether an object is there."""
+        """True once the object is available."""
         if entry.error is not None:
             return True
         return bool(self.ray.wait([entry.ref], timeout=0, fetch_local=False)[0])
 
     def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
-        """Call back when an object is there."""
+        """Call back once the object is available."""
         if entry.error is not None:
             callback()
         else:
@@ -340,7 +340,7 @@ class RayBackend(Backend):
             del item
 
     def is_alive(self, instance: str) -> bool:
-        """Whether an instance is there."""
+        """True if the instance exists."""
         return self.instances.is_alive(instance)
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
@@ -417,7 +417,7 @@ class _Pairs:
         self._backend = backend
 
     def set_all(self, pairs: Mapping[str, bytes], *, only_new: bool = False, ttl: float = 0) -> str:
-        """Keep pairs, all or none."""
+        """Store pairs, all or none."""
         return self._backend.ask(Manager.set_pairs, pairs, only_new, ttl)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:

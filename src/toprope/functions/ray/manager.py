@@ -111,7 +111,7 @@ class Manager:
         return self.pairs.get(keys)
 
     def delete_pairs(self, keys: Sequence[str]) -> list[str]:
-        """Forget keys; those that were not there are returned."""
+        """Delete keys. Return those that did not exist."""
         return self.pairs.delete(keys)
 
     # Instances

@@ -16,7 +16,7 @@ class Holder:
     Attributes:
         id: names it.
         of: its class; "" for a worker for functions.
-        state: where it is in its life.
+        state: its state.
         node: where it is.
         pid: its process; 0 before there is one.
         cpu: millicores that it holds.

@@ -65,7 +65,7 @@ class Groups:
 
     @locked
     def terminate(self, name: str) -> ObjectRef | None:
-        """End all members of a group: an object that is there when they are gone; None without such a group."""
+        """End all members. Return an object that is available once they are gone; None if there is no such group."""
         group = self._groups.get(name)
         if group is None:
             return None
@@ -75,7 +75,7 @@ class Groups:
 
     @locked
     def waited(self, name: str) -> ObjectRef:
-        """The object that is there when all members of a group run.
+        """Return the object that is available once all members of a group run.
 
         Raises:
             YRRuntimeError: there is no such group.

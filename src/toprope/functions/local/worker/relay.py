@@ -123,7 +123,7 @@ class Relay(Backend):
     # Objects
 
     def put(self, value: Any) -> ObjectRef:
-        """Keep a value for those who get its reference."""
+        """Store a value and return a reference to it."""
         number = self._new_number()
         packed = pack(value, self._worker.arena)
         self._send("put", 0, packed, number)
@@ -159,7 +159,7 @@ class Relay(Backend):
         self._result(self._ask(Requests.cancel, [self.id(ref) for ref in refs], allow_force, allow_recursive), 60)
 
     def is_done(self, entry: Any) -> bool:
-        """Whether an object is there."""
+        """True once the object is available."""
         return bool(self._result(self._ask(Requests.is_done, entry.number), 60))
 
     def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
@@ -215,7 +215,7 @@ class Relay(Backend):
         self._result(self._ask(Requests.terminate, instance, is_sync), None)
 
     def is_alive(self, instance: str) -> bool:
-        """Whether an instance is there."""
+        """True if the instance exists."""
         return self._do(Backend.is_alive, instance)
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
@@ -252,11 +252,11 @@ class Relay(Backend):
         raise YRRuntimeError("yr.finalize is for the program that called yr.init", CODES["incorrect usage"])
 
     def save_state(self) -> None:
-        """Keep the state of the instance of this process."""
+        """Save the state of the instance of this process."""
         self._result(self._ask(Requests.save_state, self._worker.checkpoint()), None)
 
     def load_state(self) -> None:
-        """Give the instance of this process the state that was kept last."""
+        """Restore the instance of this process to the state that was saved last."""
         restore(self._worker.instance, self._result(self._ask(Requests.load_state), None))
 
     # Inside

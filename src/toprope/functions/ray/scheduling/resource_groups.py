@@ -68,7 +68,7 @@ class ResourceGroups:
         self._groups: dict[str, _Group] = {}
 
     def create(self, name: str, bundles: list[dict[str, float]], strategy: str) -> ObjectRef:
-        """Ask for the bundles of a group: an object that is there when it has them.
+        """Request the bundles of a group. Return an object that is available once all are granted.
 
         Raises:
             TypeError, ValueError, YRequestError: the group cannot be, or there is one of this name (1001).

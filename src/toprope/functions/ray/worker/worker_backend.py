@@ -40,12 +40,12 @@ class WorkerBackend(RayBackend):
         return self.ask(SessionActor.perform, part, method, arguments, keywords)
 
     def save_state(self) -> None:
-        """Keep the state of the instance of this process."""
+        """Save the state of the instance of this process."""
         id = self._id("save_state")
         self.ask(Manager.save, id, self._host.checkpoint())
 
     def load_state(self) -> None:
-        """Give the instance of this process the state that was kept last."""
+        """Restore the instance of this process to the state that was saved last."""
         id = self._id("load_state")
         restore(self._host.instance, self.ask(Manager.saved, id))
 
