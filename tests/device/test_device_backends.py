@@ -14,7 +14,7 @@ from toprope.device.npu import NpuDevice
 
 pytestmark = pytest.mark.process
 
-HELD = ("base", "select", "kinds", "probing", "seeds", "memory", "names", "actions", "npu", "cuda", "cpu")
+HELD = ("base", "select", "kinds", "probing", "seeds", "memory", "device_string", "api", "npu", "cuda", "cpu")
 POINT = "[toprope.backends]\nabacus = abacus:Abacus\n"
 
 # The kind "abacus": two devices whose tensors lie on torch's "meta", which computes nothing.

@@ -55,7 +55,7 @@ class Call(Protocol):
 
     @property
     def is_begun(self) -> bool:
-        """True if a part of its result has been handed on: it cannot run again."""
+        """True if a part of its result has been delivered: it cannot be retried."""
 
     def cancel_error(self) -> BaseException:
         """Return the error of a cancelled call."""
@@ -540,7 +540,7 @@ def admitted(
     """Return the resources that a function or instance requests, and the error if the request is refused.
 
     Args:
-        options: what was asked for.
+        options: its options.
         check: raises for resources that the backend does not have; its error is returned.
         id: of an instance.
         is_async: whether it has a coroutine method.

@@ -1,4 +1,4 @@
-"""The cards of this machine: simulated ones, or what the vendors' tools and device files tell."""
+"""Discovery of the cards of this machine: simulated ones, or those that the vendors' tools and device files report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("toprope")
 
 
 def collect(mode: str, gpus: bool = True, root: Path = Path("/")) -> tuple[Card, ...]:
-    """The cards that this process may hand on: those of the mask that it has itself, by its numbers.
+    """Return the cards that this process may grant: those of its own mask, by its numbers.
 
     Args:
         mode: of `MODES`.

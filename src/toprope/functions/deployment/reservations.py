@@ -1,8 +1,8 @@
-"""Which cards other programs of this user hold, after `toprope start`: a file that all of them read and write.
+"""Reservations of cards among the programs of a user, after `toprope start`: a file that all of them read and write.
 
-Without `toprope start` every program is by itself. With it they share the cards that were started: what one program
-has given to a function or an instance, another hands out when it is free again. The entry of a program that is gone is
-not heeded.
+Without `toprope start` programs are independent. With it they share the cards that were started: a card that one
+program has granted to a function or an instance is granted by another one once it is free. Entries of programs that
+have ended are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Claims:
-    """The entries of a file. Held for all methods: the lock of the session whose claims these are.
+    """Reservations in a file. The caller holds the lock of its session.
 
     Args:
         file: where they are; its folder is the user's own.
@@ -37,15 +37,15 @@ class Claims:
         self._file = file
         self._pool = pool
         self._name = f"{os.getpid()} {_born(os.getpid())} {id(self)}"
-        self._told: list[Any] = []
+        self._published: list[Any] = []
 
     @contextmanager
     def known(self, ledger: Ledger, node: str) -> Iterator[None]:
-        """Let a ledger know what others hold, and tell them afterwards what it holds; they wait meanwhile.
+        """Update a ledger with other programs' reservations, then publish its own. Locks the file meanwhile.
 
-        Nothing is done, and nobody waits, where the ledger has given nothing back and nothing is asked of it.
+        No-op without locking if the ledger has released nothing and has no queued request.
         """
-        if not ledger.is_waited_for and self._told == _entry(ledger, node):
+        if not ledger.is_waited_for and self._published == _entry(ledger, node):
             yield
             return
         try:
@@ -60,10 +60,10 @@ class Claims:
             entries = {name: entry for name, entry in self._read().items() if _lives(name)}
             ledger.held_elsewhere(node, _shares(entries, self._pool, but=self._name))
             yield
-            self._told = _entry(ledger, node)
+            self._published = _entry(ledger, node)
             entries.pop(self._name, None)
-            if self._told:
-                entries[self._name] = [self._pool, self._told]
+            if self._published:
+                entries[self._name] = [self._pool, self._published]
             self._write(entries)
         finally:
             os.close(lock)
@@ -80,8 +80,8 @@ class Claims:
             file.write(json.dumps(entries).encode())
 
     def forget(self) -> None:
-        """The session has ended: it holds nothing."""
-        if self._told:
+        """Remove the reservations of this session, which has ended."""
+        if self._published:
             with self.known(Ledger(), ""):
                 pass
 
@@ -91,7 +91,7 @@ def _entry(ledger: Ledger, node: str) -> list[Any]:
 
 
 def _shares(entries: Mapping[str, Any], pool: str, but: str) -> dict[tuple[str, int], Share]:
-    """What entries about these cards say, all together."""
+    """Sum the entries of these cards."""
     total: dict[tuple[str, int], Share] = {}
     for name, (of, held) in entries.items():
         if of == pool and name != but:
@@ -106,7 +106,7 @@ def _lives(name: str) -> bool:
 
 
 def _born(pid: int) -> str:
-    """When a process began; "" where there is none. A number is given to another process some day."""
+    """Return the start time of a process; "" if there is none. Process numbers are used again."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""What `toprope start` is told, in the spellings of both generations of openYuanrong, and what it means; pure.
+"""Options of `toprope start`, in the spellings of both generations of openYuanrong; pure.
 
 Options, texts and defaults are openYuanrong's (0.5.1, where settings are options, and master of 2026-08, where they
 are `-s KEY=VALUE` with a TOML value). What belongs to a cluster of openYuanrong is accepted and without effect.
@@ -19,7 +19,7 @@ from toprope.functions.deployment.discover import MODES
 __all__ = ["ACCEPTED", "WRONG_MODE", "Deployment", "begin", "leftover", "no_set"]
 
 WRONG_MODE = f"npu_collection_mode only support {', '.join(MODES)}"
-"""What openYuanrong says to another mode; its command then ends with 1."""
+"""openYuanrong's message for an unknown mode; its command then exits with 1."""
 
 NO_SET = "YR_NOSET_"
 """Begins the variables that keep masks of cards away from programs, by being there."""
@@ -49,20 +49,20 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """What `toprope start` began.
+    """The deployment that `toprope start` begins.
 
     Attributes:
-        mode: how NPUs are found, of `MODES`.
+        mode: how NPUs are discovered, of `MODES`.
         gpus: whether NVIDIA's cards are looked for.
-        cpu: millicores that are given out; None for all there are.
-        memory: MB; None for all there is.
+        cpu: millicores to schedule on; None for all.
+        memory: MB; None for all.
         custom_resources: amounts of named resources.
         labels: of the node.
         no_set: the YR_NOSET_... variables that were there.
         sim: the simulated cards, as TOPROPE_SIM spells them; "" for none.
         cards: the folder with their state; "" for none.
         address: of the Ray that was started or joined; "" for none.
-        since: when, in seconds of the epoch.
+        since: time of the start, in seconds of the epoch.
         boot: the boot of the machine that it belongs to.
     """
 
@@ -85,7 +85,7 @@ class Deployment:
 
     @classmethod
     def parse(cls, text: str) -> Deployment:
-        """What a text of `format` says; names that it does not know are left out.
+        """Parse a text of `format`; unknown names are ignored.
 
         Raises:
             ValueError: the text is not of that form.
@@ -98,7 +98,7 @@ class Deployment:
 
 
 def begin(options: Mapping[str, Any], settings: Sequence[str] = (), config: str = "") -> tuple[Deployment, list[str]]:
-    """What options mean, and which settings are without effect.
+    """Build the deployment from options. Return it with the settings that have no effect.
 
     Args:
         options: those of the command line by name, None where they were not given.
@@ -127,7 +127,7 @@ def leftover(words: Sequence[str]) -> list[str]:
     """The names of options that are accepted without effect.
 
     Args:
-        words: what a command line has beside the options that mean something.
+        words: the words of a command line other than the known options.
 
     Raises:
         UsageError: one is unknown, or has no value.

@@ -1,4 +1,4 @@
-"""What `toprope start` began, in a file of the user's run-time directory that only the user can read or write."""
+"""State file of `toprope start`, in the user's run-time directory; only the user can read or write it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELD = "held.json"
 
 
 def read() -> Deployment | None:
-    """What was started and not stopped since the machine booted; None for nothing.
+    """Return the deployment that was started and not stopped since the machine booted; None for none.
 
     A file or folder that is not this user's, or that others may write to, is ignored.
     """
@@ -42,7 +42,7 @@ def read() -> Deployment | None:
 
 
 def claims() -> Claims:
-    """Who holds which of the cards that were started."""
+    """Return the reservations of the cards that were started."""
     return Claims(_folder() / HELD, _cards())
 
 
@@ -62,10 +62,10 @@ def address() -> str:
 
 
 def keep(deployment: Deployment) -> Path:
-    """Write down what is started now; where it is written.
+    """Write the state file of a new deployment. Return its path.
 
     Raises:
-        UsageError: something was started before.
+        UsageError: a deployment is running already.
         EnvironmentProblem: the run-time directory cannot be used.
     """
     folder = _folder()
@@ -86,7 +86,7 @@ def keep(deployment: Deployment) -> Path:
 
 
 def end() -> Deployment | None:
-    """Forget what was started: what it was; None for nothing."""
+    """Remove the state file. Return its deployment; None for none."""
     found = read()
     if not is_own(_folder(), 0o022):
         return None  # another user has made it: what lies in it is none of ours
@@ -98,7 +98,7 @@ def end() -> Deployment | None:
 
 
 def share_cards(run: str) -> str:
-    """A new folder for the state of simulated cards, which later runs join; those of a run that goes on are its cards.
+    """Create a folder for the state of simulated cards, which later runs join; a run in progress shares its cards.
 
     Args:
         run: the folder of that run; "" for none.
@@ -116,7 +116,7 @@ def share_cards(run: str) -> str:
 
 
 def join_cards(run: Path, deployment: Deployment) -> None:
-    """Have a run use the state of the cards that were started; for its folder is new.
+    """Make a new run use the state of the cards that were started.
 
     Raises:
         EnvironmentProblem: the folder with that state is gone, and another user has made one of its name.
@@ -135,8 +135,8 @@ def join_cards(run: Path, deployment: Deployment) -> None:
 
 
 def cluster() -> Any:
-    """What starts and joins Ray: `start(deployment)` and `join(address, deployment)` give the deployment with its
-    address; `stop(deployment, force)` and `status(deployment)`, a text, are for what they began.
+    """Return the module that starts and joins Ray. Its `start(deployment)` and `join(address, deployment)` return the
+    deployment with its address; `stop(deployment, force)` and `status(deployment)`, a text, take such a deployment.
 
     Raises:
         EnvironmentProblem: this toprope, or this machine, has no Ray.

@@ -1,4 +1,4 @@
-"""The folder of a session: where its shared memory lies, for this user alone, and gone with the session."""
+"""Folder of a session for its shared memory: private to the user, and removed with the session."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def join_folder(name: str) -> tuple[Path, int]:
 
 
 def leave_folder(folder: Path, file: int) -> None:
-    """Let go of a folder of `join_folder`; the last one removes it."""
+    """Release a folder of `join_folder`; the last user removes it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)

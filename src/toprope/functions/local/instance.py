@@ -1,4 +1,4 @@
-"""One instance: its life, and what the driver has for it."""
+"""State of one instance in the driver."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Instance(Life[Call]):
         id: names it.
         code: its class.
         value, refs: the arguments of its constructor.
-        options: what was asked for.
-        grant: what it holds.
+        options: its options.
+        grant: its resources.
         process: where it runs; None while it has none.
-        group: what it lives together with; None for nothing.
+        group: its instance group; None for none.
         ledger, asked: where its resources come from, and the number of its request there.
         blocked: whether its queue waits for an object.
         calls: the `Call.owner` of its calls.

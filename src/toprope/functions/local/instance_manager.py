@@ -1,4 +1,4 @@
-"""Instances: from the request for their resources to their end, and back to life where that was asked for."""
+"""Instances: resource requests, start, calls, restarts and end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = ["Instances"]
 _log = logging.getLogger("toprope")
 _NONE = InvokeOptions()
 REMEMBERED = 500
-"""Instances that have ended whose calls are still told how; later those are simply not there."""
+"""Number of ended instances whose reason is kept for later calls; older ones are unknown."""
 
 
 class Instances:
@@ -64,7 +64,7 @@ class Instances:
     # Creating
 
     def create(self, code: Code, value: Value, refs: list[Entry], options: InvokeOptions) -> str:
-        """Ask for an instance: its id, at once. What goes wrong with it is raised where a result of it is fetched."""
+        """Request an instance. Return its id at once; errors are raised where a result of it is fetched."""
         with self._session.lock:
             id = self._id(options)
             living = self._by_id.get(id)
@@ -98,7 +98,7 @@ class Instances:
             session.pools.make_room()
 
     def granted(self, instance: Instance, grant: Grant) -> None:
-        """An instance has its resources."""
+        """Start an instance whose resources were granted."""
         if instance.state is State.WAITING:
             instance.grant = grant
             if instance.timeout is not None:
@@ -156,7 +156,7 @@ class Instances:
             self._later(instance, call)
 
     def _later(self, instance: Instance, call: Call) -> None:
-        """Send the constructor's call when all that it refers to is there."""
+        """Send the constructor's call once its argument objects are available."""
         with self._session.lock:
             for entry in call.needed:
                 if not entry.done:
@@ -169,7 +169,7 @@ class Instances:
                 self._session.send(instance.process, call)
 
     def created(self, instance: Instance, call: Call, error: BaseException | None) -> None:
-        """The constructor has run; an instance that may come back has sent its first checkpoint."""
+        """Handle the end of the constructor; an instance that can be restarted has sent its first checkpoint."""
         if error is not None:
             self.do(instance, instance.fail(error))
             return
@@ -186,7 +186,7 @@ class Instances:
     # Calling
 
     def submit(self, id: str, call: Call) -> None:
-        """A call of a method: sent at once where it can be, else in its turn."""
+        """Queue a method call; it is sent at once if possible, else in order."""
         with self._session.lock:
             instance = self._by_id.get(id)
             if instance is None:
@@ -200,7 +200,7 @@ class Instances:
                 self.do(instance, instance.submit(call))
 
     def advance(self, instance: Instance) -> None:
-        """Send the calls in front of the queue whose objects are there; those behind wait, to keep the order."""
+        """Send the calls at the head of the queue whose argument objects are available; the order is kept."""
         with self._session.lock:
             queue = instance.queue
             while queue and instance.is_up:
@@ -219,7 +219,7 @@ class Instances:
                     self._session.send(instance.process, call)
 
     def withdraw(self, instance: Instance, call: Call) -> None:
-        """Nobody wants the result of a call that was not sent; those behind it need not wait for its arguments."""
+        """Drop a queued call that was cancelled; calls behind it need not wait for its arguments."""
         if call in instance.queue:
             instance.queue.remove(call)
             call.fail(call.cancel_error())
@@ -233,7 +233,7 @@ class Instances:
     # Ending
 
     def terminate(self, id: str, is_sync: bool) -> None:
-        """End an instance, with its group; a second time does nothing."""
+        """End an instance with its group; a second call does nothing."""
         with self._session.lock:
             instance = self._by_id.get(id)
             if instance is None:
@@ -254,7 +254,7 @@ class Instances:
         self.do(instance, instance.end(error))
 
     def lost(self, process: Process) -> None:
-        """The process of an instance is gone."""
+        """Handle the loss of an instance's process."""
         instance: Instance = process.owner
         sent = [call for call in (*process.pending.values(), *process.backlog) if call.kind == Kind.CALL]
         process.pending.clear()
@@ -272,7 +272,7 @@ class Instances:
         self._session.reactor.stop(process, grace_of(instance.options))
 
     def _over(self, instance: Instance, end: Gone) -> None:
-        """An instance is dead; its group may have to follow."""
+        """Clean up after a dead instance; its group may have to end too."""
         instance.value, instance.refs = NOTHING, []
         if instance.timeout is not None:
             instance.timeout.cancel()
@@ -298,7 +298,7 @@ class Instances:
         self._session.scheduler.serve()
 
     def end_all(self, error: BaseException) -> None:
-        """End all instances with the session: what waits for them is told so, and their hooks run."""
+        """End all instances with the session: pending calls fail, and shutdown hooks run."""
         with self._session.lock:
             for instance in self._by_id.values():
                 self.end(instance, error)
@@ -307,7 +307,7 @@ class Instances:
                         call.fail(error)
 
     def free_dropped(self) -> None:
-        """End instances whose last handle is gone, where nothing is left for them to do, or list them as such."""
+        """End the instances whose last handle is gone and that have no calls left, or mark them as unreferenced."""
         with self._session.lock:
             self.listing.changed()
             while self.dropped:
@@ -342,7 +342,7 @@ class Instances:
         )  # fmt: skip
 
     def leave(self, ledger: str, error: BaseException) -> None:
-        """A resource group goes: the instances that use it end."""
+        """End the instances of a resource group that is removed."""
         for instance in [each for each in self._by_id.values() if each.ledger == ledger]:
             self.end(instance, error)
 
@@ -357,18 +357,18 @@ class Instances:
         return self._by_id.get(id)
 
     def is_alive(self, id: str) -> bool:
-        """Whether an instance is there, or on its way."""
+        """True if an instance exists or is being started."""
         instance = self._by_id.get(id)
         return instance is not None and not instance.is_over
 
     def is_made(self, id: str) -> bool:
-        """True if an instance is there and its constructor has run."""
+        """True if an instance exists and its constructor has run."""
         instance = self._by_id.get(id)
         return instance is not None and instance.state is State.READY
 
     @interrupts.interruptible
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
-        """The id and class of a named instance; waits until there is one, and its constructor has run.
+        """Return the id and class of a named instance; wait until it exists and its constructor has run.
 
         Raises:
             RuntimeError: there is none.
@@ -393,7 +393,7 @@ class Instances:
         ]
 
     def why_waiting(self, instance: Instance) -> str:
-        """What a call of an instance waits for."""
+        """Return what a call of an instance waits for."""
         if instance.state is State.WAITING:
             group = "" if instance.group is None else f"its group {instance.group.name} {instance.group.stage}: "
             why = self._session.scheduler.shortage_of(instance, instance.request)
@@ -427,40 +427,40 @@ class Instances:
 
 
 class _Creation:
-    """Who is told how the constructor's call went."""
+    """Owner of the constructor's call: receives its result."""
 
     def __init__(self, instances: Instances, instance: Instance) -> None:
         self._instances = instances
         self._instance = instance
 
     def ended(self, process: Process, call: Call, error: BaseException | None) -> bool:
-        """The constructor has run, or raised; it is not run again."""
+        """Handle the result of the constructor; it is never retried."""
         self._instances.created(self._instance, call, error)
         return False
 
     def why_waiting(self, call: Call) -> str:
-        """What it waits for."""
+        """Return what it waits for."""
         return self._instances.why_waiting(self._instance)
 
 
 class _Calls(_Creation):
-    """Who is told how the calls of an instance went."""
+    """Owner of an instance's calls: receives their results."""
 
     def ended(self, process: Process, call: Call, error: BaseException | None) -> bool:
-        """A call has a result, or raised; it is not run again."""
+        """Handle the result of a call; it is never retried."""
         if error is not None:
             call.fail(error)
         self._instances.free_if_unused(self._instance)
         return False
 
     def withdraw(self, call: Call) -> None:
-        """Nobody wants the result of a call that was not sent."""
+        """Drop a queued call that was cancelled."""
         self._instances.withdraw(self._instance, call)
         self._instances.free_if_unused(self._instance)
 
 
 def instance_calls(instances: Instances, instance: Instance) -> _Calls:
-    """Who is told of the calls of an instance; one object for all of them."""
+    """Return the owner of an instance's calls; one object for all of them."""
     if instance.calls is None:
         instance.calls = _Calls(instances, instance)
     calls: _Calls = instance.calls

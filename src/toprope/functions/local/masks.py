@@ -1,4 +1,4 @@
-"""The variables that show a worker its cards, and no others."""
+"""Environment variables that restrict a worker to its cards."""
 
 from __future__ import annotations
 

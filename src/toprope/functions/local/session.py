@@ -1,4 +1,4 @@
-"""The driver's session: processes of this machine that run functions and instances."""
+"""Session of the driver: functions and instances in processes of this machine."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ __all__ = ["Session"]
 
 
 class Session(Backend):
-    """A session. One lock guards its state; nothing is waited for while it is held.
+    """A session. One lock guards its state; no code blocks while it is held.
 
     Args:
         config: see `yr.init`.
         node: the resources of this machine.
         folder: for shared memory; it is removed at the end.
-        variables: what workers have beside the variables of this process.
-        claims: what other programs hold of the node's cards; None where there are no others.
+        variables: workers' environment variables in addition to those of this process.
+        claims: other programs' reservations of the node's cards; None without `toprope start`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session(Backend):
         self.ledger = Ledger([node])
         self.codes: dict[str, Code] = {}
         self.objects: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
-        self.unwanted: deque[Stream] = deque()  # items that this process wants no more
+        self.unwanted: deque[Stream] = deque()  # streams that this process has closed
         self._object_numbers = itertools.count(1)
         self.ended = False
         self.reactor = Reactor(self)
@@ -99,7 +99,7 @@ class Session(Backend):
     # Objects
 
     def object(self, number: int, owner: Process) -> Entry:
-        """The object that a worker calls by this number."""
+        """Return the object that a worker knows by this number."""
         held = owner.held.get(number)
         if held is not None:
             found: Entry = held[0]
@@ -110,14 +110,14 @@ class Session(Backend):
         return entry
 
     def expose(self, entry: Entry, to: Process) -> int:
-        """The number by which a worker may know an object, which it then holds."""
+        """Return the number of an object for a worker, which holds the object from now on."""
         number = self._number(entry)
         held = to.held.setdefault(number, [entry, 0])
         held[1] += 1
         return number
 
     def adopt(self, entry: Entry, number: int, owner: Process) -> None:
-        """A worker has made up a number for an object that it asks for, and holds it."""
+        """Register the number that a worker has chosen for an object that it requests, and holds."""
         entry.number = number
         self.objects[number] = entry
         owner.held[number] = [entry, 1]
@@ -151,7 +151,7 @@ class Session(Backend):
         """The value of an object that is there.
 
         Raises:
-            What stands in its place.
+            The error in its place.
         """
         if entry.error is not None:
             raise fresh(entry.error)
@@ -166,7 +166,7 @@ class Session(Backend):
             raise unreadable(error) from error
 
     def wait_for(self, entry: Entry, until: float | None) -> bool:
-        """Wait until an object is there; whether it is. Reads from the worker that makes it where nobody else does."""
+        """Wait for an object; True once it is available. Reads from its worker, unless another thread does."""
         while not entry.done:
             if self.ended:
                 self.check()
@@ -204,7 +204,7 @@ class Session(Backend):
         return parted(refs, [place for place, ref in enumerate(refs) if ref._entry.done][:count])
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
-        """Cancel the calls of functions that make these objects; those of instances are not heeded."""
+        """Cancel the function calls that make these objects; calls of instances are ignored."""
         for ref in refs:
             self.pools.cancel(ref._entry, allow_force)
 
@@ -222,7 +222,7 @@ class Session(Backend):
             return f"{self._number(entry):016x}"
 
     def _number(self, entry: Entry) -> int:
-        """The number of an object, which it is given when it is first asked for."""
+        """Return the number of an object; it gets one at the first use."""
         if not entry.number:
             entry.number = next(self._object_numbers)
             self.objects[entry.number] = entry
@@ -266,20 +266,20 @@ class Session(Backend):
         return self.handles(call)
 
     def _packed(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Value, list[Entry]]:
-        """The arguments of a call, and the objects that have to be there before it begins."""
+        """Pack the arguments of a call. Return them with the objects that must be available before it starts."""
         lifted, named, refs = lift(arguments, keywords)
         if any(ref._backend is not self for ref in refs):
             raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
         return self.store.pack((lifted, named)), [ref._entry for ref in refs]
 
     def handles(self, call: Call) -> Any:
-        """What the caller of a call is given."""
+        """Return the caller's references to the results of a call."""
         if call.stream is not None:
             return ObjectRefGenerator(_StreamItems(self, call.stream))
         return given([ObjectRef(self, entry) for entry in call.entries], call.returns)
 
     def close_unwanted(self) -> None:
-        """End the calls whose items this process wants no more."""
+        """Stop the generators that this process has closed."""
         with self.lock:
             while self.unwanted:
                 self.close_stream(self.unwanted.popleft())
@@ -295,7 +295,7 @@ class Session(Backend):
         self.instances.terminate(instance, is_sync)
 
     def unreferenced(self, instance: str) -> None:
-        """A handle to an instance is gone."""
+        """Note that a handle to an instance was deleted."""
         if not self.ended:
             self.instances.dropped.append(instance)
             self.reactor.look()
@@ -309,7 +309,7 @@ class Session(Backend):
         return self.instances.find(name, namespace, timeout)
 
     def python_path(self) -> list[str]:
-        """What goes in front of the workers' sys.path: what this process can import from."""
+        """Return the folders to put in front of the workers' sys.path: this process's own."""
         return [*self.config.load_paths, *(each for each in sys.path if each)]
 
     # What there is
@@ -384,7 +384,7 @@ class Session(Backend):
             self._guard.remove()
 
     def abandon(self) -> None:
-        """End in a fork of the program, to which the workers do not belong: it lets go of their sockets."""
+        """Close the session in a fork of the program, which does not own the workers: their sockets are closed."""
         self.ended = True
         self.lock = threading.RLock()  # another thread, which is not here, may have held it
         self._guard.remove()
@@ -393,7 +393,7 @@ class Session(Backend):
 
 
 class _StreamItems(Items):
-    """The items of a call of this process.
+    """Items of a generator that this process called.
 
     Args:
         session: the session.
@@ -425,7 +425,7 @@ class _StreamItems(Items):
         return self._stream.taken < len(self._stream.entries) or self._stream.ended
 
     def close(self) -> None:
-        """Want no more items. May be called at any moment, in any thread, so the work is put off."""
+        """Stop the generator. May be called at any moment, in any thread, so the work is deferred."""
         if not (self._stream.closed or self._session.ended):
             self._session.unwanted.append(self._stream)
             self._session.reactor.look()

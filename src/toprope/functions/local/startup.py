@@ -1,4 +1,4 @@
-"""The beginning of a session on this machine."""
+"""Start of a session on this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(config: Config) -> Backend:
 
 
 def this_node(config: Config, deployment: Deployment) -> Node:
-    """This machine: cores, memory, cards, and what the configuration adds to what was started."""
+    """Return this machine as a node: cores, memory, cards, and the additions of the configuration."""
     import psutil
 
     from toprope.functions.deployment.discover import collect

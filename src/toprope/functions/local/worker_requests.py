@@ -21,13 +21,13 @@ __all__ = ["Requests"]
 
 
 class Requests:
-    """Answers the requests of a session's workers. Held: the session's lock; nothing here waits."""
+    """Answers the requests of a session's workers. The caller holds the session's lock; no method blocks."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def receive(self, process: Process, message: Message) -> None:
-        """Act on a message that is no result."""
+        """Handle a message that is no result."""
         session = self._session
         if message.kind == Kind.READY:
             (process.pid,) = message.meta
@@ -78,13 +78,13 @@ class Requests:
                     session.pools.add(call)
                 else:
                     session.instances.submit(target[0], call)
-            except Exception as error:  # nobody waits for an answer: it is told with the result
+            except Exception as error:  # no answer is expected: the error is reported with the result
                 call.fail(error)
 
     # Operations
 
     def get(self, process: Process, number: int, name: int, timeout: float) -> None:
-        """The value of an object, when it is there."""
+        """Answer with the value of an object once it is available."""
         entry = self._session.object(name, process)
         if entry.done:
             self._answer_object(process, number, entry)
@@ -106,7 +106,7 @@ class Requests:
         entry.when_done(done)
 
     def wait(self, process: Process, number: int, names: list[int], count: int, timeout: float | None) -> None:
-        """The places of objects that are there, when there are enough of them."""
+        """Answer with the indices of available objects once there are enough of them."""
         entries = [self._session.object(name, process) for name in names]
 
         def ready() -> list[int]:
@@ -133,7 +133,7 @@ class Requests:
         look()
 
     def when_done(self, process: Process, number: int, name: int) -> None:
-        """Answer when an object is there."""
+        """Answer once an object is available."""
         self._session.object(name, process).when_done(lambda: self._answer(process, number, None))
 
     def is_done(self, process: Process, number: int, name: int) -> None:
@@ -147,7 +147,7 @@ class Requests:
         self._answer(process, number, None)
 
     def next_item(self, process: Process, number: int, name: int) -> None:
-        """The number of a generator's next item, None after the last."""
+        """Answer with the number of a generator's next item, None after the last."""
         session = self._session
         stream = process.streams[name]
         if stream.taken < len(stream.entries):
@@ -167,7 +167,7 @@ class Requests:
             stream.changed.when_done(changed)
 
     def forget_stream(self, process: Process, number: int, name: int) -> None:
-        """The items of a generator are not wanted any more."""
+        """Stop a generator: its consumer wants no more items."""
         stream = process.streams.pop(name, None)
         if stream is not None:
             self._session.close_stream(stream)
@@ -183,7 +183,7 @@ class Requests:
         self._answer(process, number, None)
 
     def find(self, process: Process, number: int, name: str, namespace: str, timeout: float) -> None:
-        """The id and class of a named instance, when its constructor has run."""
+        """Answer with the id and class of a named instance once its constructor has run."""
         session = self._session
         until = time.monotonic() + timeout
 
@@ -209,12 +209,12 @@ class Requests:
         self._answer(process, number, self._session.perform(part, method, arguments, keywords))
 
     def save_state(self, process: Process, number: int, state: bytes) -> None:
-        """Keep the state of the worker's instance."""
+        """Save the state of the worker's instance."""
         self._instance_of(process, "save_state").saved = state
         self._answer(process, number, None)
 
     def load_state(self, process: Process, number: int) -> None:
-        """The state of the worker's instance that was kept last, None for none."""
+        """Return the last saved state of the worker's instance, None for none."""
         self._answer(process, number, self._instance_of(process, "load_state").saved)
 
     def function_group_context(self, process: Process, number: int) -> None:
@@ -240,7 +240,7 @@ class Requests:
     def _answer(self, process: Process, number: int, result: Any) -> None:
         try:
             value = self._session.store.pack(result)
-        except Exception as error:  # the store is full; who asks is told, and not who brought the news
+        except Exception as error:  # the store is full: the error is the requester's, not the reader's
             self._answer_error(process, number, error)
         else:
             self._answer_value(process, number, value)
@@ -266,7 +266,7 @@ class Requests:
 
 
 class _Waiting:
-    """A worker waits: others may have its cores meanwhile, unless it does other things too.
+    """A waiting worker: its cores are lent to others meanwhile, unless it runs other calls too.
 
     Args:
         session: the session.
@@ -283,7 +283,7 @@ class _Waiting:
         self._count(1)
 
     def end(self) -> bool:
-        """It waits no longer; whether it did until now."""
+        """End the wait. Return True if it was still waiting."""
         if self._ended:
             return False
         self._ended = True

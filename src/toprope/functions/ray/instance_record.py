@@ -1,4 +1,4 @@
-"""What a process knows of an instance on Ray."""
+"""Record of an instance on Ray in a process."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Record"]
 
 @dataclass(eq=False, kw_only=True)
 class Record(Life[Any]):
-    """An instance: its life as far as this process knows. It starts when Ray is asked for it, which queues its calls.
+    """An instance as this process knows it. It starts with the request to Ray, which queues its calls.
 
     Attributes:
         id: names it.
         handle: Ray's; as long as it is held the instance lives. None where there never was one.
         code: its class; None where it was created elsewhere.
-        options: what was asked for.
+        options: its options.
         request: its resources.
         is_ours: whether this process created it, and ends it with the session.
         arguments: of its constructor, while it waits for its group.
-        run, stream: its ways of being called.
-        bare: of its methods, those that were called without arguments, as Ray calls them.
+        run, stream: actor methods for calls and for generators.
+        bare: cached actor methods of the user's methods that are called without arguments.
     """
 
     id: str
@@ -42,19 +42,19 @@ class Record(Life[Any]):
     bare: dict[str, Any] = field(default_factory=dict)
 
     def hold(self, handle: Any) -> None:
-        """It has this handle."""
+        """Set its handle."""
         self.handle = handle
         self.run = handle.run
         self.stream = handle.stream.options(num_returns="streaming")
         self.bare = {}
 
-    def let_go(self) -> None:
-        """Hold it no longer: Ray ends it once its calls have ended."""
+    def release(self) -> None:
+        """Release its handle: Ray ends it once its calls have ended."""
         self.handle = self.run = self.stream = None
         self.bare = {}
 
     def without_arguments(self, method: str) -> Any:
-        """A method as Ray calls it without arguments; None where it can only be called through `run`."""
+        """Return the actor method of a call without arguments; None if it must be called through `run`."""
         if method not in self.bare:
             self.bare[method] = getattr(self.handle, BARE + method, None)
         return self.bare[method]

@@ -13,7 +13,7 @@ __all__ = ["Entry", "FailedArgumentError", "lift", "reduce_ref"]
 
 
 class Entry:
-    """What a process knows of an object.
+    """A process's entry for an object on Ray.
 
     Attributes:
         ref: Ray's own reference; None where there is an error in its place.
@@ -32,7 +32,7 @@ class Entry:
 
 
 class FailedArgumentError(Exception):
-    """An argument is a reference to what has failed: so does the call.
+    """An argument refers to a failed object, so the call fails.
 
     Args:
         entry: the argument.

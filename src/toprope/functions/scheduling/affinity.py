@@ -1,4 +1,4 @@
-"""Where affinities let an instance go, and where it would rather be; pure.
+"""Affinity rules: the nodes that an instance may use, and its preference among them; pure.
 
 Affinities of the same kind and type are alternatives; those of different kinds or types must all be met
 (openYuanrong's documentation of affinity, master of 2026-08).
@@ -43,7 +43,7 @@ class Wishes:
         return bool(self._affinities)
 
     def allow(self, node: Mapping[str, str], instances: Sequence[Mapping[str, str]]) -> bool:
-        """Whether the instance may go to a node.
+        """True if the instance may run on a node.
 
         Args:
             node: the node's labels.
@@ -65,7 +65,7 @@ class Wishes:
         return all(held.values())
 
     def rank(self, node: Mapping[str, str], instances: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """How much the instance would like a node; the smallest is the best.
+        """Return the instance's preference for a node; the smallest value is the best.
 
         The alternatives that are required come first where `required_priority` ranks them, then those preferred. Where
         `preferred_priority` is off, what counts is how many preferences a node meets, and not which.

@@ -1,4 +1,4 @@
-"""Bundles of resources, and what may be asked of groups; pure.
+"""Bundles of resources, and the checks of groups and their sizes; pure.
 
 A resource group is a list of bundles that are all granted or none. Rules, defaults and messages are openYuanrong's
 (its documentation of resource groups and its Python API, master of 2026-08).
@@ -141,7 +141,7 @@ def check_function_group(size: Any, bundle_size: Any, timeout: float | None) -> 
 
 
 def bundle_node(index: int, host: Node, grant: Grant) -> Node:
-    """What a bundle hands on, as a node: its part of the host, with the host's labels and its own number."""
+    """Return a bundle as a node: its part of the host, with the host's labels and its own number."""
     request = grant.request
     return Node(
         id=f"{host.id}/{index}",
@@ -154,7 +154,7 @@ def bundle_node(index: int, host: Node, grant: Grant) -> Node:
 
 
 def rest_of_cards(bundle: Node, grant: Grant) -> Request | None:
-    """What of a bundle's cards is not the bundle's, where it has a share of one; None where it has them whole."""
+    """Return the part of a bundle's cards that it does not hold, if it has a share of one; None for whole cards."""
     shared = [asked for asked in grant.request.cards if not asked.whole_cards]
     if not shared:
         return None
@@ -180,7 +180,7 @@ def chosen_groups(groups: Mapping[str, Group], name: str | None) -> list[Group]:
 
 
 def why_not_together(reasons: Sequence[Shortage], strategy: str, nodes: int) -> str:
-    """Why a group has not got its bundles.
+    """Return the reason why a group does not have its bundles.
 
     Args:
         reasons: of each bundle for itself.

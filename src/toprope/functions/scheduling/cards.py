@@ -1,4 +1,4 @@
-"""The cards of a node: what is taken of each, and which of them a request gets; pure."""
+"""The cards of a node: their use, and the choice of cards for a request; pure."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Card:
 
 
 ELSEWHERE = -1
-"""Stands for the grant by which another program has a card."""
+"""Number of the grant of a card that another program holds."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a program holds of a card.
+    """The part of a card that a program holds.
 
     Attributes:
         wholes: 1 where it has it all.
@@ -59,7 +59,7 @@ class Share:
 
 @dataclass
 class Use:
-    """What is taken of a card.
+    """Use of a card.
 
     Attributes:
         whole: number of the grant that has it all; None for none.
@@ -78,7 +78,7 @@ class Use:
 
     @property
     def own(self) -> Share:
-        """What this program holds."""
+        """The part that this program holds."""
         rest = self.elsewhere
         wholes = int(self.whole is not None and self.whole != ELSEWHERE)
         return Share(
@@ -87,7 +87,7 @@ class Use:
         )  # fmt: skip
 
     def share_with(self, elsewhere: Share) -> None:
-        """Other programs hold this of it now, instead of what they held before."""
+        """Set the part that other programs hold."""
         own = self.own
         self.hbm, self.stream = own.hbm + elsewhere.hbm, own.stream + elsewhere.stream
         self.latency, self.sharers = own.latency + elsewhere.latency, own.sharers + elsewhere.sharers
@@ -97,12 +97,12 @@ class Use:
 
     @property
     def is_used(self) -> bool:
-        """Whether anybody holds any of it."""
+        """True if any part of it is held."""
         return self.whole is not None or self.sharers > 0
 
 
 Uses = Mapping[tuple[str, int], Use]
-"""What is taken of each card, by vendor and id."""
+"""Use of each card, by vendor and id."""
 
 
 def _suitable(cards: Sequence[Card], asked: CardRequest) -> list[Card]:
@@ -141,7 +141,7 @@ def choose(cards: Sequence[Card], uses: Uses, asked: CardRequest) -> tuple[list[
 
 
 def card_reason(cards: Sequence[Card], asked: CardRequest) -> str:
-    """Why a node has no cards for a request now, in the vendor's words; what there is, is named beside them."""
+    """Return why a node has no cards for a request now, in the vendor's words, followed by the existing cards."""
     known = sorted({f"{card.vendor}/{card.model}" for card in cards})
     if not any(matches(asked, card.vendor, card.model) for card in cards):
         there = f" (there are {', '.join(known)})" if known else " (no card was found on the node)"

@@ -51,7 +51,7 @@ class Holder:
 
     @property
     def amounts(self) -> str:
-        """Held amounts, in words."""
+        """Format the held amounts."""
         cards = [f"{vendor} {', '.join(map(str, ids))}" for vendor, ids in self.cards.items() if ids]
         named = [f"{key} {amount:g}" for key, amount in self.resources.items()]
         return ", ".join([f"{self.cpu} millicores", f"{self.memory} MB", *cards, *named])

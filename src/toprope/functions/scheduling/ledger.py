@@ -1,4 +1,4 @@
-"""Who holds which cards, cores and memory: granting, waiting in turn, giving back; pure.
+"""Ledger of cards, cores and memory: grants, a fair queue of requests, and releases; pure.
 
 Requests are met in the order of arrival. One that fits goes before earlier ones that could be met some day only where
 it takes nothing that they are short of, and makes them short of nothing more: what an earlier request lacks only gets
@@ -23,15 +23,15 @@ _DIGITS = 9  # of an amount: sums of fractions come back to what they were
 
 
 _Filter = Callable[[Node], bool] | None
-"""Which nodes may meet a request; None for all."""
+"""Filter of the nodes for a request; None for all."""
 
 _Rank = Callable[[Node], tuple[int, ...]] | None
-"""Which nodes are better for a request, the smallest best; None where all are the same."""
+"""Rank of the nodes for a request, the smallest best; None if all are equal."""
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What waits: a request, or several that are met all at once, `each` of them in a row by one node."""
+    """A queued request, or several that are granted together, `each` consecutive ones on one node."""
 
     numbers: tuple[int, ...]
     requests: tuple[Request, ...]
@@ -52,7 +52,7 @@ class _Pool:
 
 
 class Ledger:
-    """The resources of nodes, and who holds them. Not for several threads at once: its owner has a lock."""
+    """Resources of nodes and their grants. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._pools: dict[str, _Pool] = {}
@@ -64,7 +64,7 @@ class Ledger:
             self.add(node)
 
     def add(self, node: Node) -> None:
-        """A node joins, or what is known of it changed; what is held of it stays held."""
+        """Add or update a node; its grants stay valid."""
         former = self._pools.get(node.id)
         use = {} if former is None else former.use
         for card in node.cards:
@@ -80,7 +80,7 @@ class Ledger:
         former.node = node
 
     def remove(self, node: str) -> tuple[Grant, ...]:
-        """A node leaves; what was granted on it is void and is returned."""
+        """Remove a node. Return its grants, which are void now."""
         self._pools.pop(node, None)
         gone = tuple(grant for grant in self._grants.values() if grant.node == node)
         for grant in gone:
@@ -90,33 +90,33 @@ class Ledger:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes as they are."""
+        """All nodes."""
         return tuple(pool.node for pool in self._pools.values())
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """What is held now."""
+        """All current grants."""
         return tuple(self._grants.values())
 
     def free(self, node: str) -> Node:
-        """What is free of a node: cores, memory, named amounts, and the cards that nobody holds any of."""
+        """Return the free part of a node: cores, memory, named amounts, and the cards without any holder."""
         pool = self._pools[node]
         unused = tuple(card for card in pool.node.cards if card.healthy and not pool.use[card.vendor, card.id].is_used)
         return replace(pool.node, cpu=max(0, pool.cpu), memory=pool.memory, cards=unused, scalars=dict(pool.scalars))
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a request has not been met."""
+        """True while a request is queued."""
         return bool(self._waiting)
 
     def shares(self, node: str) -> dict[tuple[str, int], Share]:
-        """What is held of the cards of a node, by vendor and id; those that nobody holds are left out."""
+        """Return the held parts of a node's cards by vendor and id; free cards are left out."""
         pool = self._pools.get(node)
         held = {} if pool is None else {key: use.own for key, use in pool.use.items()}
         return {key: own for key, own in held.items() if own.wholes or own.sharers}
 
     def held_elsewhere(self, node: str, shares: Mapping[tuple[str, int], Share]) -> None:
-        """Other programs hold this of the cards of a node, and nothing else."""
+        """Set the parts of a node's cards that other programs hold."""
         pool = self._pools.get(node)
         for key, use in () if pool is None else pool.use.items():
             use.share_with(shares.get(key, Share()))
@@ -125,12 +125,12 @@ class Ledger:
         """Queue a request; `serve` grants it in its turn.
 
         Args:
-            request: what is asked for.
-            on: which nodes may meet it; None for all.
-            rank: which nodes it would rather have.
+            request: the resources.
+            on: filter of the nodes; None for all.
+            rank: preference among the nodes.
 
         Returns:
-            The number that `serve` grants it by.
+            The number of the grant that `serve` makes.
         """
         number = next(self._numbers)
         self._waiting[number] = _Asked((number,), (request,), (on,), rank)
@@ -142,13 +142,13 @@ class Ledger:
         """Queue requests that `serve` grants all at once in their turn, or none.
 
         Args:
-            requests: what is asked for.
+            requests: the resources of each.
             strategy: how they lie on nodes, of `toprope.functions.scheduling.strategies`.
-            on: for each, which nodes may meet it; nothing for all.
-            each: so many that follow each other are met by one node.
+            on: for each, the filter of its nodes; empty for all nodes.
+            each: number of consecutive requests that share a node.
 
         Returns:
-            The numbers that `serve` grants them by.
+            The numbers of the grants that `serve` makes.
         """
         numbers = tuple(next(self._numbers) for _ in requests)
         filters = tuple(on) or (None,) * len(numbers)
@@ -156,19 +156,19 @@ class Ledger:
         return numbers
 
     def withdraw(self, number: int) -> None:
-        """The request is waited for no longer; nor are those that were to be granted with it."""
+        """Cancel a queued request, and those that were to be granted with it."""
         if self._waiting.pop(number, None) is None:
             first = next((key for key, asked in self._waiting.items() if number in asked.numbers), None)
             self._waiting.pop(first or 0, None)
 
     def hold(self, node: str, request: Request) -> None:
-        """Something of a node is not to be had, ever. It must fit."""
+        """Reserve a part of a node for ever. It must fit."""
         pool = self._pools[node]
         pool.held.append(request)
         self._take(pool, 0, request)
 
     def could_ever(self, number: int) -> bool:
-        """Whether a request that waits, with those that are to be granted with it, could be met with nothing else."""
+        """True if a queued request, with those granted together with it, would fit on idle nodes."""
         asked = self._waiting[number]
         return self._place(asked, [self._unused(pool) for pool in self._pools.values()], ()) is not None
 
@@ -194,20 +194,20 @@ class Ledger:
         return tuple(granted)
 
     def pause(self, number: int) -> None:
-        """Who holds a grant does nothing but wait for others: they may have its cores meanwhile."""
+        """Lend the cores of a grant: its holder only waits for others."""
         grant = self._grants.get(number)
         if grant is not None and number not in self._paused and grant.node in self._pools:
             self._paused.add(number)
             self._pools[grant.node].cpu += grant.request.cpu
 
     def resume(self, number: int) -> None:
-        """Who holds a grant works on. Where others have its cores now, more are in use than there are, for a while."""
+        """Return the lent cores to a grant. If they are in use, more cores than exist are in use for a while."""
         if number in self._paused:
             self._paused.discard(number)
             self._pools[self._grants[number].node].cpu -= self._grants[number].request.cpu
 
     def release(self, number: int) -> None:
-        """Give back what a grant holds; a second time does nothing."""
+        """Release a grant; a second call does nothing."""
         grant = self._grants.pop(number, None)
         pool = self._pools.get(grant.node) if grant is not None else None
         if grant is None or pool is None:
@@ -218,7 +218,7 @@ class Ledger:
         self._give(pool, grant)
 
     def shortage(self, request: Request, on: _Filter = None) -> Shortage:
-        """Why a request cannot be met now. The models that there are are named where the model is what is wrong."""
+        """Return why a request cannot be met now. For an unknown card model, the existing models are named."""
         reasons: dict[str, int] = {}
         for pool in self._pools.values():
             excluded = on is not None and not on(pool.node)
@@ -231,7 +231,7 @@ class Ledger:
         return Shortage(reasons, ever, "" if ever else advice(request, self.nodes))
 
     def _place(self, asked: _Asked, pools: list[_Pool], earlier: Sequence[_Asked]) -> list[Grant] | None:
-        """Take what is asked for from nodes where that leaves those who came earlier short of nothing more."""
+        """Take a request's resources from nodes, unless that delays an earlier request."""
         if asked.rank is not None:
             pools = sorted(pools, key=lambda pool: asked.rank(pool.node))  # type: ignore[misc]
         by_name = {pool.node.id: pool for pool in pools}
@@ -273,7 +273,7 @@ class Ledger:
         return None
 
     def _lacks(self, pool: _Pool, asked: _Asked) -> set[str]:
-        """What a node is short of for as many of the requests as it could ever meet, one after the other."""
+        """Return the resources that a node lacks for as many of the requests as it could ever meet, in order."""
         lacks: set[str] = set()
         taken = []
         for number, request, on in zip(asked.numbers, asked.requests, asked.on, strict=True):
@@ -354,7 +354,7 @@ class Ledger:
         return reasons
 
     def _unused(self, pool: _Pool) -> _Pool:
-        """A node of which nobody has anything."""
+        """Return a node without its grants."""
         node = pool.node
         unused = _Pool(node, node.cpu, node.memory, dict(node.scalars), {key: Use() for key in pool.use})
         for request in pool.held:
@@ -362,7 +362,7 @@ class Ledger:
         return unused
 
     def _may_ever(self, pool: _Pool, request: Request, on: _Filter) -> bool:
-        """Whether a node could meet a request with nothing else on it."""
+        """True if an idle node could meet a request."""
         return (on is None or on(pool.node)) and not self._lacking(self._unused(pool), request)
 
 

@@ -1,4 +1,4 @@
-"""A node with its resources, what a request was given of it, and why one was not met; pure."""
+"""Nodes with their resources, grants, and reasons of shortages; pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Grant:
-    """What a request was given.
+    """Resources that were granted to a request.
 
     Attributes:
         number: names it.
@@ -73,12 +73,12 @@ class Grant:
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why a request was not met.
+    """Reasons why a request was not met.
 
     Attributes:
         reasons: the vendor's words, with the number of nodes that each holds for.
         ever: whether some node could meet it with nothing else on it.
-        advice: what no node has as much of, with numbers, and what to do; "" where waiting may help.
+        advice: the amounts that exceed every node, and what to do; "" if waiting may help.
     """
 
     reasons: Mapping[str, int]
@@ -87,12 +87,12 @@ class Shortage:
 
     @property
     def is_affinity(self) -> bool:
-        """Whether it is affinities alone that exclude every node."""
+        """True if affinities alone exclude all nodes."""
         return self.reasons.keys() == {UNMET_AFFINITY}
 
     @property
     def text(self) -> str:
-        """The reasons as the vendor writes them; where there are none it is no shortage, and that is said."""
+        """The reasons in the vendor's words; says so if there is no shortage."""
         if not self.reasons:
             return _ROOM
         lines = [f"\t{count} unit with [{reason}]." for reason, count in self.reasons.items()]
@@ -106,7 +106,7 @@ class Shortage:
 
 
 def advice(request: Request, nodes: Sequence[Node]) -> str:
-    """Say what no node has as much of as a request asks for, with numbers, and what to do; "" for nothing."""
+    """Return the requested amounts that exceed every node, and what to do; "" if there are none."""
     return "\n".join((*_missing_names(request, nodes), *_missing_models(request, nodes), *_too_much(request, nodes)))
 
 
@@ -135,7 +135,7 @@ def _missing_models(request: Request, nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _too_much(request: Request, nodes: Sequence[Node]) -> Iterator[str]:
-    """Amounts that no node has, by what it has with nothing else on it."""
+    """Return the amounts that exceed the capacity of every node."""
     asked: dict[str, float] = {"CPU": request.cpu, "Memory": request.memory, **request.scalars}
     most = {key: max((node.amounts.get(key, 0) for node in nodes), default=0) for key in asked}
     for each in request.cards:

@@ -1,4 +1,4 @@
-"""What a request for resources means: the grammar of its keys, and what is wrong with one; pure.
+"""Requests for resources: grammar of their keys, parsing and checks; pure.
 
 Keys with exactly three fields, `VENDOR/model/kind`, ask for cards; the model is a regular expression that must match
 the whole name of a card's model. Every other key names a scalar resource that a node must have been given.
@@ -32,14 +32,14 @@ MEMORY_RANGE = (128, 1073741824)
 """MB (2**20 bytes) that a request without cards may ask for."""
 
 SMALLEST_SHARE = 0.0001
-"""Of a card."""
+"""Smallest share of a card."""
 
 _SHARED = ("HBM", "latency", "stream")
 _PREFIX = "Ascend"
 
 
 class InvalidRequestError(ValueError):
-    """A request that no node could ever meet because it makes no sense.
+    """A request that is invalid on any node.
 
     Args:
         message: the vendor's words.
@@ -84,13 +84,13 @@ class CardRequest:
 
     @property
     def kind(self) -> str:
-        """What it asks for: "count" or "HBM"."""
+        """Kind of the request: "count" or "HBM"."""
         return "count" if self.count else "HBM"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an instance asks for.
+    """Resources that an instance requests.
 
     Attributes:
         cpu: millicores.
@@ -106,7 +106,7 @@ class Request:
 
 
 def is_card_key(key: str) -> bool:
-    """Whether a key asks for cards.
+    """True if a key requests cards.
 
     Example:
         >>> is_card_key("NPU/.+/count"), is_card_key("NPU"), is_card_key("NPU/910B/4/count")
@@ -135,7 +135,7 @@ def check_keys(request: Request, known: Iterable[str]) -> None:
 
 
 def parse(custom_resources: Mapping[str, float], cpu: int = 500, memory: int = 500) -> Request:
-    """The request that an instance's options make.
+    """Build the request from an instance's options.
 
     Args:
         custom_resources: amounts by key.
@@ -185,7 +185,7 @@ def model_names(model: str) -> tuple[str, ...]:
 
 
 def matches(request: CardRequest, vendor: str, model: str) -> bool:
-    """Whether cards of this model are what the request asks for.
+    """True if cards of this model match the request.
 
     Example:
         >>> matches(CardRequest("NPU", "910.*", count=1), "NPU", "910B4")

@@ -1,4 +1,4 @@
-"""How several requests lie on nodes together: on few, on many, on one, each on its own; pure."""
+"""Placement strategies for several requests: pack on few nodes, spread over many, or strictly one; pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 __all__ = ["STRATEGIES", "arrange"]
 
 STRATEGIES = ("", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-"""The names; "" (or None) is the default and means PACK."""
+"""Names of the strategies; "" (or None) is the default, PACK."""
 
 _STEPS = 2000
 _TRIES = {"": ("STRICT_PACK", "PACK"), "PACK": ("STRICT_PACK", "PACK"), "SPREAD": ("STRICT_SPREAD", "SPREAD")}
@@ -22,7 +22,7 @@ def arrange(
 ) -> list[str] | None:
     """Find a node for each of several things, all or none.
 
-    PACK tries one node for all first and SPREAD a node for each, then what comes near to it. The search is exact until
+    PACK first tries one node for all, and SPREAD one node for each, then the next best. The search is exact until
     it has taken `_STEPS` steps, which only many different things on many nodes need; then it has found nothing.
 
     Args:

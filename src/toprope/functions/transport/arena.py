@@ -1,7 +1,7 @@
 """Shared memory of a session: blocks that one process fills and others read without a copy.
 
 A block lies in a segment, a file in the session's folder that only this user may open. Segments are kept and their
-blocks used again: fresh pages cost far more than a copy into pages that are there. Whoever made a block takes it back
+blocks used again: fresh pages cost far more than a copy into existing pages. The creator of a block takes it back
 once nobody uses it; readers map blocks privately, so that what a reader writes is seen by nobody else.
 """
 
@@ -99,7 +99,7 @@ class Arena:
         self._count = 0
 
     def new(self, size: int) -> tuple[Block, memoryview]:
-        """A block of so many bytes, and the bytes to fill.
+        """Allocate a block of this size. Return it with the bytes to fill.
 
         Raises:
             YRRuntimeError: the store is full (4202).
@@ -117,7 +117,7 @@ class Arena:
         return Block(segment.path.name, offset, size), segment.memory[offset : offset + size]
 
     def free(self, block: Block) -> None:
-        """Take a block back."""
+        """Free a block."""
         room = _rounded(block.size)
         with self._lock:
             segment = self._segments.get(block.segment)
@@ -134,7 +134,7 @@ class Arena:
             return sum(segment.used for segment in self._segments.values())
 
     def close(self) -> None:
-        """Remove the files; what is mapped stays readable until it is let go."""
+        """Remove the files; mapped blocks stay readable until they are released."""
         with self._lock:
             for segment in list(self._segments.values()):
                 self._drop(segment)
@@ -164,7 +164,7 @@ class Arena:
 
 
 def _rounded(size: int) -> int:
-    """Bytes that a block of so many takes: whole pages."""
+    """Round a size up to whole pages."""
     return max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
 
 
@@ -173,14 +173,14 @@ def _full(folder: Path, size: int, error: OSError) -> YRRuntimeError:
     free = state.f_bavail * state.f_frsize
     return YRRuntimeError(
         f"the object store in {folder} cannot take {size} bytes more: {error.strerror} ({free} bytes are free there). "
-        "Let go of objects, or name a larger folder in TOPROPE_OBJECT_STORE",
+        "Release objects, or name a larger folder in TOPROPE_OBJECT_STORE",
         CODES["shared memory limit"],
         30,
     )
 
 
 class Reader:
-    """The blocks of others, as this process sees them.
+    """Blocks of other processes, mapped into this one.
 
     Args:
         folder: of the session.
@@ -190,11 +190,11 @@ class Reader:
         self._folder = folder
 
     def view(self, block: Block, unused: Callable[[], None]) -> memoryview:
-        """The bytes of a block. Each view is one of its own: what is written to it is seen in no other, and by nobody.
+        """Map the bytes of a block. Each view is private: writes to it are seen in no other view or process.
 
         Args:
             block: where the bytes are.
-            unused: called once when nothing lies in the view any more; at any moment, in any thread.
+            unused: called once when the view is no longer used; at any moment, in any thread.
         """
         file = os.open(self._folder / block.segment, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

@@ -1,7 +1,7 @@
-"""Values on their way between processes: pickles whose large buffers lie in shared memory.
+"""Serialization of values between processes: pickles whose large buffers are in shared memory.
 
 Arrays and tensors of at least `INLINE` bytes are copied into shared memory once and read there by every receiver;
-what a receiver writes to them is its own (arrays are read-only, as a sign). Pickles are only ever read from sockets
+what a receiver writes to them stays private (arrays are marked read-only). Pickles are only ever read from sockets
 that this session made itself.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["INLINE", "SIMPLE", "Packed", "dumps", "pack", "plain", "unpack"]
 
 INLINE = 32 * 1024
-"""Bytes from which on a buffer goes through shared memory."""
+"""Size from which a buffer goes through shared memory, in bytes."""
 
 BlockKey = tuple[str, int, int]
 """A block as a message carries it: segment, offset, bytes."""
@@ -36,7 +36,7 @@ _TEXTS = {str, bytes}
 _PLAIN = _NUMBERS | _TEXTS
 
 SIMPLE: set[type] = set()
-"""Further types that the fast pickler takes: they say themselves how they are pickled."""
+"""Further types that the fast pickler accepts: they define their own reduction."""
 
 
 class Packed:
@@ -69,8 +69,8 @@ class Packed:
 
 
 class _Local(threading.local):
-    refs: list[ObjectRef] | None = None  # where references note themselves while they are pickled
-    values: Sequence[Any] | None = None  # what they become while they are unpickled
+    refs: list[ObjectRef] | None = None  # references found while pickling
+    values: Sequence[Any] | None = None  # their values while unpickling
     own = False  # whether arrays that are unpickled may be written to
 
 
@@ -85,7 +85,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(value: Any, arena: Arena | None) -> Packed:
-    """A value, ready to be sent.
+    """Serialize a value.
 
     Args:
         value: anything that pickle or cloudpickle can take.
@@ -161,7 +161,7 @@ def _with_blobs(value: Any) -> Any:
 
 
 def plain(value: Any) -> bytes | None:
-    """The pickle of a value that is nothing but numbers or a short text, as most are; None for others."""
+    """Return the pickle of a value that is only numbers or a short text, as most are; None for others."""
     kind = value.__class__
     if kind in _NUMBERS or (kind in _TEXTS and len(value) < INLINE) or (kind is tuple and _are_numbers(value)):
         return pickle.dumps(value, 5)
@@ -169,7 +169,7 @@ def plain(value: Any) -> bytes | None:
 
 
 def _are_numbers(value: tuple[Any, ...]) -> bool:
-    """Whether these are the arguments of a call, all of them numbers, as those of most calls are."""
+    """True if these are arguments of a call that are all numbers, as in most calls."""
     if len(value) != 2 or value[0].__class__ is not tuple or value[1].__class__ is not dict or value[1]:
         return False
     return all(each.__class__ in _NUMBERS for each in value[0])
@@ -180,17 +180,17 @@ def unpack(
     spec: Sequence[BlockKey | None],
     parts: Sequence[bytes | bytearray],
     reader: Reader,
-    let_go: Callable[[BlockKey], None],
+    release: Callable[[BlockKey], None],
     values: Sequence[Any] = (),
     *,
     own: bool = False,
 ) -> Any:
-    """The value of a message.
+    """Deserialize the value of a message.
 
     Args:
         data, spec, parts: as `Packed` has them.
         reader: maps blocks.
-        let_go: told of each block once nothing here uses it any more.
+        release: called with each block once it is not used here any more.
         values: what the references in it become.
         own: whether arrays may be written to, where their memory can be; else they are read-only.
     """
@@ -198,7 +198,7 @@ def unpack(
         return pickle.loads(data)
     inline = iter(parts)
     buffers = [
-        memoryview(next(inline)) if key is None else reader.view(Block(*key), functools.partial(let_go, key))
+        memoryview(next(inline)) if key is None else reader.view(Block(*key), functools.partial(release, key))
         for key in spec
     ]
     pickled = data if data is not None else buffers.pop(0)
@@ -220,7 +220,7 @@ def _dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
 
 
 def dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None] | None = None) -> bytes:
-    """The pickle of anything, by value where it is of the program's own file; tracebacks name that file.
+    """Pickle any object: by value if it is defined in the program's own file; tracebacks name that file.
 
     Args:
         value: what to pickle.
@@ -233,7 +233,7 @@ def dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None] | None = None)
 
 @functools.cache
 def _by_value() -> Any:
-    """cloudpickle's pickler with our ways. It looks for them in its class alone."""
+    """cloudpickle's pickler with our reducers, which it looks up in its class only."""
     import cloudpickle
 
     table = ChainMap({types.CodeType: _reduce_code}, _reducers, cloudpickle.Pickler.dispatch_table)
@@ -248,7 +248,7 @@ def _reduce_code(code: types.CodeType) -> Any:
 
 
 def _is_simple(value: Any, depth: int) -> bool:
-    """Whether a value holds nothing that only cloudpickle takes, such as a class of the program's own file."""
+    """True if a value contains nothing that needs cloudpickle, such as a class of the program's own file."""
     kind = value.__class__
     if kind in _PLAIN or kind in _reducers or kind in SIMPLE:
         return True
@@ -260,7 +260,7 @@ def _is_simple(value: Any, depth: int) -> bool:
 
 
 def _know_libraries() -> None:
-    """Have arrays and tensors go our way, once their libraries are loaded; nothing is imported for it."""
+    """Register the reducers of arrays and tensors once their libraries are loaded; imports nothing."""
     table = _reducers
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (array := getattr(numpy, "ndarray", None)) is not None and array not in table:

@@ -1,8 +1,8 @@
 """Messages over a socket between the driver and a worker.
 
-A message is a kind, a number, a small tuple of plain values, and parts of bytes. Whoever waits for one reads the socket
-itself: a thread between them would cost more than the message. Before it sleeps, a reader looks again for a moment,
-since waking a sleeping processor takes longer than most calls; from a moment on it lets others have the processor.
+A message is a kind, a number, a small tuple of plain values, and parts of bytes. The waiting thread reads the socket
+itself: a thread in between would cost more than the message. A reader spins for a moment before it sleeps,
+since waking a sleeping processor takes longer than most calls; after a while it yields the processor meanwhile.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = ["Channel", "Closed", "Kind", "Message", "Outgoing"]
 
 _HEADER = struct.Struct("<II")  # bytes of the marshalled message, number of parts behind it
 _APART = 32 * 1024
-"""Bytes of parts from which on they stand behind the marshalled message: they would be copied once more in it."""
+"""Size from which parts follow the marshalled message, in bytes: inside of it they would be copied once more."""
 
 _FORMAT = 2
 """Of marshal: the newest that does not look for objects that occur twice."""
 
 _SPIN_NS = 60_000
 _POLITE_NS = 250_000
-"""How long a reader looks again before it sleeps, all in all; after the first part it lets others go first."""
+"""Spinning before a reader sleeps, in seconds: until when it keeps the processor, and in total."""
 
 _CHUNK = 256 * 1024
 BUFFER = 4 * 2**20
-"""Bytes that a socket is asked to hold; most machines allow less."""
+"""Requested size of a socket's buffer, in bytes; most machines allow less."""
 
 _PATIENCE_MS = 1
-"""What a sender who must not wait gives a reader who is reading."""
+"""Pause of a non-blocking sender for an active reader, in seconds."""
 
 
 class Kind:
-    """What a message is."""
+    """Kinds of messages."""
 
     # to a worker
     CODE, CREATE, CALL, FUNCTION, STOP, FREE, REPLY, CANCEL = range(1, 9)
@@ -123,7 +123,7 @@ class Channel:
         return len(frame)
 
     def send_all(self, messages: Sequence[Outgoing]) -> None:
-        """Send messages in one go. Errors as for `send`."""
+        """Send messages in one system call. Errors as for `send`."""
         self._send(b"".join([_frame(*message) for message in messages]))
 
     def gather(self) -> None:
@@ -150,7 +150,7 @@ class Channel:
             raise
 
     def flush(self) -> bool:
-        """Send what did not fit; whether nothing of it is left."""
+        """Send the rest that did not fit. Return True if nothing is left."""
         with self._sending:
             try:
                 while self._unsent:
@@ -203,7 +203,7 @@ class Channel:
             # part of a message: the rest is on its way
 
     def end(self) -> None:
-        """End the talk: whoever reads, here or there, is told that the other side is gone."""
+        """Shut the connection down: readers at both ends see that the other side is gone."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -232,7 +232,7 @@ class Channel:
 
     @interruptible
     def _wait(self, timeout: float | None) -> bool:
-        """Wait until something can be read; whether it can."""
+        """Wait until data can be read. Return True if it can."""
         poll, begin = self._poll.poll, time.perf_counter_ns()
         while not poll(0):
             passed = time.perf_counter_ns() - begin

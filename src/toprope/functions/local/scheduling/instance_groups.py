@@ -1,4 +1,4 @@
-"""Groups of instances: they start all or none, and where that was asked for they end together."""
+"""Instance groups of a local session: members start all or none, and end together if requested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Group(GroupLife[Instance]):
 
     Attributes:
         bundle_size: number of members, one after the other, that go to one node.
-        grants: what each member was given, in this order; empty until all have something.
+        grants: the resources of each member, in this order; empty until all have some.
         ready: done when all members run, or when the group has failed.
         over: done when all members are gone.
     """
@@ -38,14 +38,14 @@ class Group(GroupLife[Instance]):
 
 
 class Groups:
-    """The groups of instances of a session. Held: its lock."""
+    """The instance groups of a session. The caller holds its lock."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._groups: dict[str, Group] = {}
 
     def join(self, instance: Instance) -> None:
-        """An instance that is to start with its group.
+        """Add an instance that starts with its group.
 
         Raises:
             YRequestError: the group has started (1010).
@@ -117,7 +117,7 @@ class Groups:
                     self._dissolve(group)
 
     def freed(self, group: Group) -> None:
-        """What a member held is free."""
+        """Handle the release of a member's resources."""
         if all(each.gone.is_set() for each in group.members):
             self.do(group, group.freed())
 
@@ -166,11 +166,11 @@ class Groups:
             self.do(group, group.late(why))
 
     def _finish(self, entry: Entry) -> None:
-        """An object is there whose value says nothing."""
+        """Make an object available whose value carries no information."""
         entry.finish(self._session.store.pack(True))
 
     def _dissolve(self, group: Group) -> None:
-        """A group has no members any more: its name is free."""
+        """Remove a group without members: its name is free."""
         if self._groups.get(group.name) is group:
             del self._groups[group.name]
         if not group.ready.done:

@@ -1,4 +1,4 @@
-"""The resource groups of a session: bundles granted by the machine's ledger, handed on by ledgers of their own."""
+"""Resource groups of a local session: the machine's ledger grants their bundles; each group has its own ledger."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Group:
 
     Attributes:
         name: what users call it.
-        ledger: what its ledger is called; it is never used again, as the name may be.
+        ledger: unique name of its ledger; the group's own name may be used again.
         requests: its bundles.
         strategy: how they lie on nodes.
         numbers: of the requests for them.
@@ -55,7 +55,7 @@ class _Group:
 
 
 class ResourceGroups:
-    """The resource groups of a session. Held: its lock.
+    """The resource groups of a session. The caller holds its lock.
 
     Args:
         session: the session.
@@ -116,7 +116,7 @@ class ResourceGroups:
 
     @locked
     def remove(self, name: str) -> None:
-        """Give back what a group has; instances and functions that use it end before.
+        """Release the bundles of a group, after the end of the instances and functions that use it.
 
         Raises:
             YRRuntimeError: there is no such group.
@@ -137,7 +137,7 @@ class ResourceGroups:
         session.scheduler.serve()
 
     def settle(self) -> None:
-        """Give back the bundles of removed groups that nobody uses any more."""
+        """Release the bundles of removed groups that are no longer in use."""
         for group in list(self._leaving):
             if not self._ledgers[group.ledger].grants:
                 self._leaving.remove(group)
@@ -152,15 +152,15 @@ class ResourceGroups:
 
     @locked
     def table(self, name: str | None = None) -> dict[str, Any]:
-        """What there is to tell of each group, or of one.
+        """Return the state of each group, or of one.
 
         Raises:
             YRRuntimeError: there is no such group.
         """
-        return {group.name: self._told(group) for group in chosen_groups(self._groups, name)}
+        return {group.name: self._state_of(group) for group in chosen_groups(self._groups, name)}
 
     def shortage(self, group: _Group) -> str:
-        """Why a group has not got its bundles."""
+        """Return the reason why a group does not have its bundles."""
         ledger = self._session.ledger
         return why_not_together([ledger.shortage(each) for each in group.requests], group.strategy, len(ledger.nodes))
 
@@ -179,7 +179,7 @@ class ResourceGroups:
                 ledger.hold(node.id, rest)
         group.ready.finish(self._session.store.pack(True))
 
-    def _told(self, group: _Group) -> dict[str, Any]:
+    def _state_of(self, group: _Group) -> dict[str, Any]:
         state = "CREATED" if group.ready.done else "PENDING"
         bundles = [
             {"index": index, "cpu": request.cpu, "memory": request.memory, **_place(group.grants.get(number))}

@@ -1,4 +1,4 @@
-"""Scheduler of a session on this machine: grants resources in turn, of the machine or of a resource group."""
+"""Scheduler of a local session: grants resources of the machine or of a resource group, in order of the requests."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _log = logging.getLogger("toprope")
 
 
 class Asker(Protocol):
-    """Who asks for resources.
+    """A requester of resources.
 
     Attributes:
-        ledger: where from; "" for the machine's own.
+        ledger: name of the ledger; "" for the machine's own.
         asked: the number of the request there.
     """
 
@@ -40,15 +40,15 @@ class Asker(Protocol):
 
 
 LOOK = 0.1
-"""Seconds between looks whether another program has given back what is waited for."""
+"""Polling interval for resources that other programs hold, in seconds."""
 
 
 class Scheduler:
-    """Grants resources in turn. Held: the session's lock.
+    """Grants resources in order. The caller holds the session's lock.
 
     Args:
         session: the session.
-        claims: what other programs hold of the node's cards; None where there are no others.
+        claims: other programs' reservations of the node's cards; None without `toprope start`.
     """
 
     def __init__(self, session: Session, claims: Claims | None) -> None:
@@ -66,18 +66,18 @@ class Scheduler:
     def place(
         self, asker: Any, request: Request, options: InvokeOptions, granted: Callable[[Any, Grant], None]
     ) -> None:
-        """Ask for resources; `granted` is called with them when they are there."""
+        """Request resources; `granted` is called with the grant."""
         asker.ledger = self.ledger_name(options)
         on, rank = self._choice(options)
         asker.asked = self.ledger_of(asker).ask(request, on, rank)
         self.expect(asker.ledger, asker.asked, asker, granted)
 
     def expect(self, ledger: str, number: int, asker: Any, granted: Callable[[Any, Grant], None]) -> None:
-        """`granted` is called with the grant of this number when it is there."""
+        """Register `granted`, which is called with the grant of this number."""
         self._waiting[ledger, number] = asker, granted
 
     def forget(self, ledger: str, number: int) -> None:
-        """Nobody waits for the grant of this number any more."""
+        """Remove the callback for the grant of this number."""
         self._waiting.pop((ledger, number), None)
 
     def ledger_name(self, options: InvokeOptions) -> str:
@@ -107,7 +107,7 @@ class Scheduler:
         check_keys(request, (key for node in self._session.ledger.nodes for key in node.scalars))
 
     def ledger_of(self, asker: Asker) -> Ledger:
-        """Where somebody's resources come from.
+        """Return the ledger that a request is charged to.
 
         Raises:
             YRRuntimeError: there is no such resource group.
@@ -118,7 +118,7 @@ class Scheduler:
         return found
 
     def serve(self) -> None:
-        """Hand out what is free to those who wait, in turn."""
+        """Grant free resources to the queued requests, in order."""
         if self._serving or self._session.ended:
             return  # who serves sees what has just been given back
         self._serving = True
@@ -144,58 +144,58 @@ class Scheduler:
             return ledger.serve()
 
     def _look_again(self) -> None:
-        """Another program may have given cards back."""
+        """Poll for cards that other programs have released."""
         with self._session.lock:
             self._look = None
             self.serve()
 
     def end(self) -> None:
-        """The session has ended: other programs may have its cards."""
+        """Remove the session's reservations: it has ended."""
         if self._claims is not None:
             self._claims.forget()
 
     def withdraw(self, asker: Asker) -> None:
-        """Somebody does not wait for resources any more."""
+        """Cancel a pending resource request."""
         if self._waiting.pop((asker.ledger, asker.asked), None) is not None:
             self.ledger_of(asker).withdraw(asker.asked)
 
     def shortage_of(self, asker: Asker, request: Request) -> str:
-        """Reason of a shortage, with the holders of what there is."""
+        """Return the reason of a shortage, with the current holders."""
         found = self.shortage_for(asker, request)
         return found.explained + (self._held(asker.ledger) if found.ever and not found.is_affinity else "")
 
     def _held(self, ledger: str) -> str:
-        """Holders of the resources of a ledger, in words."""
+        """Format the holders of a ledger's resources."""
         instances = self._session.instances
         of_ledger = {each.id for each in instances.living() if each.ledger == ledger}
         holders = [each for each in instances.holders() if each.id in of_ledger]
         return held_by([*holders, *self._session.pools.holders(ledger)])
 
     def shortage_for(self, asker: Asker, request: Request) -> Shortage:
-        """What somebody is short of."""
+        """Return the shortage of a pending request."""
         options: InvokeOptions = asker.options  # type: ignore[attr-defined]
         return self.ledger_of(asker).shortage(request, self.filter(options))
 
     def warn_if_never(self, what: str, asker: Asker, request: Request) -> None:
-        """Warn that a request can never be met by what is here. It waits all the same: more may come."""
+        """Warn that this machine can never meet a request. It stays queued: a node's resources may change."""
         shortage = self.shortage_for(asker, request)
         if not shortage.ever:
             _log.warning("%s asks for what is not here: %s", what, shortage.explained)
 
     def code_of_shortage(self, asker: Any, request: Request | None = None) -> int:
-        """The code for not having got resources: 1006 where affinities exclude every node, else 1002."""
+        """Return the error code of a shortage: 1006 if affinities exclude every node, else 1002."""
         request = asker.request if request is None else request
         shortage = self.shortage_for(asker, request)
         return CODES["resource config" if shortage.is_affinity else "resource not enough"]
 
     def filter(self, options: InvokeOptions) -> Callable[[Node], bool] | None:
-        """Which nodes the options allow; None for all."""
+        """Return the filter of the nodes that the options allow; None for all."""
         return self._choice(options)[0]
 
     def _choice(
         self, options: InvokeOptions
     ) -> tuple[Callable[[Node], bool] | None, Callable[[Node], tuple[int, ...]] | None]:
-        """Which nodes the options allow, and which they would rather have."""
+        """Return the filter and the ranking of nodes by the options."""
         bundle = options.resource_group_options.bundle_index
         wishes = Wishes(options)
         if bundle < 0 and not wishes:

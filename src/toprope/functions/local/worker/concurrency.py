@@ -1,4 +1,4 @@
-"""How a worker runs several calls at once: in threads, or in an event loop."""
+"""Concurrent calls in a worker: in threads, or in an event loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Threads:
         if message.kind == Kind.STOP:
             self._worker.run_here(message)
         else:
-            # a thread that has begun and is not noted yet would never be told of the end
+            # a thread that has started and is not registered yet would never learn of the end
             self._worker.undisturbed(lambda: self._pool.submit(self._run, message))
 
     def _run(self, message: Message) -> None:
@@ -134,7 +134,7 @@ class News:
                 self._waiting -= 1
 
     def tell(self) -> None:
-        """There is news, or nobody reads now."""
+        """Wake the waiting threads: an answer has arrived, or no thread reads now."""
         if self._waiting:
             with self._condition:
                 self._condition.notify_all()

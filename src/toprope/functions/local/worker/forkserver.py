@@ -1,6 +1,6 @@
 """The process that workers are forked from: it has imported what they need and never touches a device.
 
-The session starts it anew, not as a fork of itself. It has one thread, so that forks are safe. Every worker adopts what
+The session starts it as a new program, not as a fork. It has one thread, so forks are safe. Each worker adopts what
 its descendants leave behind, and this process what an ended worker leaves: a child that is no worker is to be ended. It
 ends all when the driver is gone, however that went, also where a fork of the driver still holds its sockets.
 """
@@ -37,7 +37,7 @@ def main() -> None:
     Arguments: the control socket, the session's folder, what to import, the driver's process, a descriptor to hold.
     """
     for file in (int(sys.argv[1]), int(sys.argv[5])):
-        os.set_inheritable(file, False)  # no program that a worker starts is to have them
+        os.set_inheritable(file, False)  # programs that a worker starts must not inherit them
     control = socket.socket(fileno=int(sys.argv[1]))
     folder, modules, driver = sys.argv[2], [each for each in sys.argv[3].split(",") if each], int(sys.argv[4])
     libc = ctypes.CDLL(None)
@@ -57,7 +57,7 @@ def main() -> None:
     from toprope.functions.local.worker import worker_process
 
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        each.atexit = False  # what was made here is not to be taken down by each worker at its end
+        each.atexit = False  # workers must not tear this process's resources down at their exit
     gc.collect()
     gc.freeze()
     watch = _watch(driver)
@@ -106,7 +106,7 @@ _PID = os.getpid()
 
 
 def _watch(driver: int) -> int | None:
-    """A descriptor that can be read once the driver is gone; None where the system has none."""
+    """Return a descriptor that is readable once the driver is gone; None if the system has none."""
     try:
         return os.pidfd_open(driver)
     except OSError:
@@ -152,7 +152,7 @@ def _leave(status: int) -> None:
 
 
 def _reap(control: socket.socket, workers: dict[int, int]) -> None:
-    """Tell of the workers that have ended, once what they left is gone too."""
+    """Report the workers that have ended, once the processes that they left are gone too."""
     ended = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The forkserver as the driver sees it: started, asked for workers, and started again should it be killed."""
+"""Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMES, _WITHIN = 3, 60.0
 """After this number of ends within these seconds a forkserver is not started again."""
 
 _PATIENCE = 10.0
-"""Seconds that the forkserver may take to read what it is asked."""
+"""Time for the forkserver to read a request, in seconds."""
 
 
 class Forkserver:
@@ -30,7 +30,7 @@ class Forkserver:
 
     Args:
         folder: of the session.
-        lock: a descriptor that the forkserver is to hold too.
+        lock: a descriptor that the forkserver holds too.
     """
 
     def __init__(self, folder: Path, lock: int) -> None:
@@ -40,7 +40,7 @@ class Forkserver:
         self._starts: deque[float] = deque(maxlen=_TIMES)
         self.control: socket.socket | None = None
         self.is_up = False
-        """Whether it has told anything yet."""
+        """True once it has sent a report."""
 
     def start(self) -> None:
         """Start the forkserver.
@@ -84,7 +84,7 @@ class Forkserver:
             ) from None
 
     def news(self) -> dict[str, Any] | None:
-        """What the forkserver tells of a worker; None when it is gone."""
+        """Read a report about a worker; None once the forkserver is gone."""
         try:
             data = b"" if self.control is None else self.control.recv(65536)
         except OSError:
@@ -94,7 +94,7 @@ class Forkserver:
         return found
 
     def close(self) -> None:
-        """Let the forkserver end all that it has started, and go; one that is still importing at once."""
+        """Have the forkserver end all its processes and exit; one that is still importing exits at once."""
         control, self.control = self.control, None
         process, self._process = self._process, None
         if control is not None:
@@ -109,14 +109,14 @@ class Forkserver:
                 process.wait()
 
     def abandon(self) -> None:
-        """Let go of it in a fork of the driver, whose it is not."""
+        """Close its socket in a fork of the driver, which does not own it."""
         if self.control is not None:
             self.control.close()
         self.control = self._process = None
 
 
 def end_strays(folder: Path, workers: set[int]) -> None:
-    """Kill what workers have left behind where the forkserver, which does that else, is gone.
+    """Kill the processes that workers have left behind, if the forkserver, which does so otherwise, is gone.
 
     Args:
         folder: of the session.
@@ -147,7 +147,7 @@ def _is_stray(pid: int, workers: set[int], mark: bytes) -> bool:
 
 
 def _may_import_torch() -> bool:
-    """Whether workers may import torch before they know their card: a real card's software reads its mask then."""
+    """True if workers may import torch before they know their card: a real card's software reads its mask then."""
     return bool(os.environ.get("TOPROPE_SIM")) or os.environ.get("TOPROPE_DEVICE") == "cpu" or not _has_card()
 
 

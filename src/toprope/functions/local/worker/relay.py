@@ -1,4 +1,4 @@
-"""A worker's way to its driver: what functions and instances ask of the API."""
+"""Relay of a worker to its driver: API calls of functions and instances."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class RemoteEntry:
-    """An object that the driver knows; telling it so when it is not needed here any more."""
+    """An object that the driver stores; the driver is notified when it is no longer used here."""
 
     __slots__ = ("__weakref__", "_relay", "number", "times")
 
@@ -45,7 +45,7 @@ class RemoteEntry:
 
 
 class Relay(Backend):
-    """Sends what is asked to the driver, and waits for its answers."""
+    """Sends requests to the driver, and waits for its answers."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -66,7 +66,7 @@ class Relay(Backend):
     # References
 
     def ref(self, number: int) -> ObjectRef:
-        """A reference that has come from the driver, or that is new."""
+        """Make a reference to an object of the driver, or to a new one."""
         with self._lock:
             entry = self._known.get(number)
             if entry is None:
@@ -81,7 +81,7 @@ class Relay(Backend):
         return number
 
     def unused(self) -> list[Outgoing]:
-        """The messages that say which streams and objects are not needed here any more."""
+        """Return the messages that release streams and objects."""
         messages: list[Outgoing] = []
         while self.unfinished:
             packed = pack((Requests.forget_stream.__name__, (self.unfinished.popleft(),)), None)
@@ -94,11 +94,11 @@ class Relay(Backend):
         return messages
 
     def tell(self) -> None:
-        """Tell the driver now what is not needed here any more."""
+        """Send the releases to the driver now."""
         self._worker.tell()
 
     def answered(self, message: Message) -> None:
-        """An answer has come; one that nobody waits for any more gives its memory back."""
+        """Handle an answer; one that is no longer waited for is released."""
         if message.number in self._answers:
             self._answers[message.number] = message
             late = self._late.pop(message.number, None)
@@ -110,12 +110,12 @@ class Relay(Backend):
             self._waste(message)
 
     def _waste(self, message: Message) -> None:
-        """Nobody wants this answer: its memory and objects are free."""
-        self._worker.let_go.extend(key for key in message.meta[2] if key is not None)
+        """Release the memory and objects of an unused answer."""
+        self._worker.released.extend(key for key in message.meta[2] if key is not None)
         self.dropped.extend((number, 1) for number in message.meta[3])
 
     def _give_up(self, number: int) -> None:
-        """An answer is waited for no longer."""
+        """Stop waiting for an answer."""
         message = self._answers.pop(number, None)
         if message is not None:
             self._waste(message)
@@ -262,12 +262,12 @@ class Relay(Backend):
     # Inside
 
     def _have_read(self) -> None:
-        """Have somebody read what the driver sends."""
+        """Make sure that a thread reads the driver's messages."""
         if not self._worker.always_reads:
             self._listen()
 
     def _listen(self) -> None:
-        """Have a thread read while callbacks are waited for: the main thread may be busy with the user's code."""
+        """Start a reading thread while callbacks are pending: the main thread may be busy with the user's code."""
         with self._lock:
             if self._listening:
                 return
@@ -290,12 +290,12 @@ class Relay(Backend):
         return self._ask(Requests.next_item, stream)
 
     def next_of(self, number: int) -> ObjectRef | None:
-        """The item that was asked for, None after the last; waits for it."""
+        """Wait for the requested item; None after the last."""
         found = self._result(number, None)
         return None if found is None else self.ref(found)
 
     def when_answered(self, number: int, callback: Callable[[], None]) -> None:
-        """Call back when an answer is there."""
+        """Call back once an answer has arrived."""
         self._late[number] = callback
         if self._answers.get(number) is not None and self._late.pop(number, None) is not None:
             callback()
@@ -317,7 +317,7 @@ class Relay(Backend):
         return given([self.ref(number) for number in numbers], returns)
 
     def _code(self, code: Code) -> str:
-        """The key of a function or class, which the driver is told once."""
+        """Return the key of a function or class, which is sent to the driver once."""
         key = code.identify()
         if key not in self._sent_codes:
             blob = code.blob()
@@ -332,7 +332,7 @@ class Relay(Backend):
         *arguments: P.args,
         **keywords: P.kwargs,
     ) -> int:
-        """Have the driver run a method of its `Requests`, and answer by the number that is returned."""
+        """Have the driver run a method of its `Requests`. Return the number of its answer."""
         assert not keywords, "the message has no place for them"
         number = next(self._numbers)
         self._answers[number] = None
@@ -340,7 +340,7 @@ class Relay(Backend):
         return number
 
     def _do(self, method: Callable[Concatenate[Backend, P], R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """What a method of the driver's backend returns."""
+        """Call a method of the driver's backend and return its result."""
         result: R = self._perform("", method.__name__, arguments, keywords)
         return result
 
@@ -369,7 +369,7 @@ class Relay(Backend):
         worker = self._worker
         values = [self.ref(id) for id in ids]
         try:
-            value = unpack(data, spec, parts, worker.reader, worker.let_go.append, values)
+            value = unpack(data, spec, parts, worker.reader, worker.released.append, values)
         except YRRuntimeError:
             raise
         except Exception as error:
@@ -380,7 +380,7 @@ class Relay(Backend):
 
 
 class _RemoteItems(Items):
-    """The items of a call of a worker, which the driver hands on one by one.
+    """Items of a generator that this worker called; the driver forwards them one by one.
 
     Args:
         relay: the way to the driver.
@@ -413,11 +413,11 @@ class _RemoteItems(Items):
         return ref
 
     def close(self) -> None:
-        """Want no more items."""
+        """Stop the generator."""
         self.__del__()
         self._relay.tell()
 
     def __del__(self) -> None:
         if not self._ended:
             self._ended = True
-            self._relay.unfinished.append(self._stream)  # told later: this may be in the middle of a message
+            self._relay.unfinished.append(self._stream)  # sent later: this may be in the middle of a message

@@ -33,7 +33,7 @@ def main(sock: socket.socket, folder: str, number: int) -> None:
     """Serve the driver until it ends the worker or is gone."""
     worker = Worker(Channel(sock), Path(folder), number)
     signal.signal(signal.SIGTERM, worker.on_terminate)
-    os.register_at_fork(after_in_child=worker.channel.close)  # a fork of a worker has no part in its talk
+    os.register_at_fork(after_in_child=worker.channel.close)  # a fork of a worker does not talk to its driver
     context.set_backend(worker.relay)
     try:
         worker.serve()
@@ -55,15 +55,15 @@ class Worker:
         self.loaded: dict[str, Any] = {}
         self.instance: Any = None
         self.calls: deque[Message] = deque()
-        self.let_go: deque[BlockKey] = deque()
+        self.released: deque[BlockKey] = deque()
         self.relay = Relay(self)
         self.run: Callable[[Message], None] = self.run_here
         self.stopped = False
         self.terminated = 0  # the signal that ended it
         self._deferring = False
-        self.leaving = False  # whether a call has asked for the end: no other begins
+        self.leaving = False  # whether a call has requested the end: no other call starts
         self.always_reads = False  # whether the main thread runs no calls
-        self.unwanted: set[int] = set()  # calls whose items nobody wants any more
+        self.unwanted: set[int] = set()  # generators that were closed
         self.news = News()
 
     # Messages
@@ -74,13 +74,13 @@ class Worker:
         while not self.stopped:
             if self.calls:
                 self.run(self.calls.popleft())
-                if self.let_go or self.relay.dropped:
+                if self.released or self.relay.dropped:
                     self.tell()
                 continue
             wait_for(self, lambda: bool(self.calls), None)
 
     def take(self, timeout: float | None) -> bool:
-        """Read what has come; whether anything has. For the thread that holds `channel.reading`."""
+        """Read the available messages; True if there are any. For the thread that holds `channel.reading`."""
         messages = self.channel.receive(timeout)
         for message in messages:
             kind = message.kind
@@ -99,16 +99,16 @@ class Worker:
         return bool(messages)
 
     def tell(self) -> None:
-        """Tell the driver what is not used here any more."""
+        """Send the releases to the driver."""
         news = self.unused()
         if news:
             self.channel.send_all(news)
 
     def unused(self) -> list[Outgoing]:
-        """The messages that say what is not used here any more."""
+        """Return the messages that release unused blocks, objects and streams."""
         messages: list[Outgoing] = []
-        if self.let_go:
-            messages.append((Kind.RELEASE, 0, tuple(_taken(self.let_go)), ()))
+        if self.released:
+            messages.append((Kind.RELEASE, 0, tuple(_taken(self.released)), ()))
         if self.relay.unfinished or self.relay.dropped:
             messages += self.relay.unused()
         return messages
@@ -116,7 +116,7 @@ class Worker:
     # Running
 
     def run_here(self, message: Message) -> None:
-        """Run a message in this thread, and send what came of it."""
+        """Run a message in this thread, and send the result."""
         if message.kind == Kind.STOP:
             self.stop(message.meta)
             return
@@ -145,10 +145,10 @@ class Worker:
                 raise
 
     def prepare(self, message: Message) -> tuple[Any, tuple[Any, ...], dict[str, Any], int | None]:
-        """What a message asks to be called, with its arguments."""
+        """Return the callable of a message, its arguments, and the expected number of values."""
         if len(message.meta) == 2:  # no shared memory and no references
             target, returns = message.meta
-            arguments, keywords = unpack(message.parts[0], (), (), self.reader, self.let_go.append)
+            arguments, keywords = unpack(message.parts[0], (), (), self.reader, self.released.append)
             return getattr(self.instance, target), arguments, keywords, returns
         target, spec, value_specs, held, returns, has_data = message.meta
         arguments, keywords = self.arguments(spec, value_specs, held, has_data, message.parts)
@@ -175,7 +175,7 @@ class Worker:
             inline = sum(key is None for key in spec)
             buffers = parts[place : place + inline]
             place += inline
-            return unpack(data, spec, buffers, self.reader, self.let_go.append, values)
+            return unpack(data, spec, buffers, self.reader, self.released.append, values)
 
         # own arguments come first in the message, but need the others to be unpacked
         first = place + has_data + sum(key is None for key in spec)
@@ -193,7 +193,7 @@ class Worker:
         return found
 
     def create(self, message: Message) -> bytes | None:
-        """Become an instance; its checkpoint where it may be brought back."""
+        """Create the instance of this process. Return its checkpoint if it can be restarted."""
         setup, spec, value_specs, held, has_data = message.meta
         key, environment, unset, folder, path, at_once, is_async, recoverable, state = setup
         for name in unset:
@@ -218,7 +218,7 @@ class Worker:
         return self.checkpoint() if recoverable else None
 
     def checkpoint(self) -> bytes:
-        """The instance as another process can be given it."""
+        """Pickle the instance for another process."""
         return dumps(self.instance)
 
     def answer(self, number: int, result: Any, returns: int | None) -> None:
@@ -242,7 +242,7 @@ class Worker:
         self.send_values(Kind.RESULT, number, values)
 
     def is_unwanted(self, number: int) -> bool:
-        """True if nobody wants more items of a call. Reads what has come, where nobody else does."""
+        """True if the generator of a call was closed. Reads available messages, unless another thread does."""
         if self.channel.reading.acquire(blocking=False):
             try:
                 self.take(0)
@@ -251,7 +251,7 @@ class Worker:
         return number in self.unwanted
 
     def send_values(self, kind: int, number: int, values: list[Any]) -> None:
-        """Send values that the driver is to keep."""
+        """Send values for the driver to store."""
         meta, parts = [], []
         for packed in self.pack_all(values):
             meta.append((packed.data is not None, packed.spec, tuple(self.relay.id(ref) for ref in packed.refs)))
@@ -260,14 +260,14 @@ class Worker:
         self._send_with_news((kind, number, tuple(meta), parts))
 
     def _send_with_news(self, message: Outgoing) -> None:
-        """Send a message, and before it what is not used here any more: one time to wake the driver."""
-        if self.let_go or self.relay.unfinished or self.relay.dropped:
+        """Send the releases and a message together, which wakes the driver only once."""
+        if self.released or self.relay.unfinished or self.relay.dropped:
             self.channel.send_all([*self.unused(), message])
         else:
             self.channel.send(*message)
 
     def pack_all(self, values: list[Any]) -> list[Packed]:
-        """All of the values, or, where one cannot be sent, an error and no memory taken."""
+        """Pack all values; if one cannot be sent, raise and keep no memory."""
         done: list[Packed] = []
         try:
             for each in values:
@@ -280,14 +280,14 @@ class Worker:
         return done
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Send what the user's code raised, and whether this process ends with it."""
+        """Send the error that the user's code raised, and whether this process ends with it."""
         meta = isinstance(error, YRError), isinstance(error, SystemExit)
         self.channel.send(Kind.FAIL, number, meta, [dumps(describe(error))])
 
     # Ending
 
     def stop(self, grace: float) -> None:
-        """End as asked: the user's hook first."""
+        """Stop as requested, after the user's hook."""
         self.stopped = True
         hook = getattr(self.instance, HOOK, None)
         if hook is not None:
@@ -308,7 +308,7 @@ class Worker:
         raise SystemExit(128 + number)
 
     def undisturbed(self, action: Callable[[], object]) -> None:
-        """Do what SIGTERM must not cut short; one that comes meanwhile is heeded afterwards."""
+        """Run an action that SIGTERM must not interrupt; a signal that arrives meanwhile is handled afterwards."""
         self._deferring = True
         try:
             action()
@@ -319,7 +319,7 @@ class Worker:
 
 
 def _split(result: Any, returns: int) -> list[Any]:
-    """The values of a result that is to be several."""
+    """Split a result into the expected number of values."""
     if not returns:
         return []
     try:
@@ -332,12 +332,12 @@ def _split(result: Any, returns: int) -> list[Any]:
 
 
 def _taken(queue: deque[Any]) -> list[Any]:
-    """What a queue holds, taken out of it; others may add to it meanwhile."""
+    """Take all entries out of a queue; other threads may add to it meanwhile."""
     return [queue.popleft() for _ in range(len(queue))]
 
 
 def wait_for(worker: Worker, done: Callable[[], bool], timeout: float | None) -> bool:
-    """Wait, in any thread of a worker, until something has come; whether it has.
+    """Wait, in any thread of a worker, until something has arrived. Return True if it has.
 
     The thread reads the socket itself where no other does.
     """

@@ -1,4 +1,4 @@
-"""Check of an address of Ray within seconds: Ray itself goes on trying for minutes."""
+"""Check of a Ray address within seconds: Ray itself retries for minutes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from toprope.errors import EnvironmentProblem
 __all__ = ["Answer", "asked", "check_ray", "parted_address"]
 
 CONNECT = 1.25
-"""Seconds for the connection."""
+"""Time limit of the connection, in seconds."""
 
 SPEAK = 1.25
-"""Seconds for what listens there to answer."""
+"""Time limit of the server's answer, in seconds."""
 
 # HTTP/2 (RFC 9113), which gRPC speaks. A client begins with a fixed text and a SETTINGS frame. A frame is its length (3
 # bytes), its type, flags, the number of its stream (4), and the payload.
@@ -68,7 +68,7 @@ def check_ray(address: str) -> None:
     try:
         with socket.create_connection((host, port), CONNECT) as connection:
             if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-                return  # what is asked below is not encrypted
+                return  # the request below is not encrypted
             answer = asked(connection, f"{host}:{port}", _CLIENT_SERVER if address.startswith("ray://") else _GCS)
     except OSError as error:
         why = "no answer within seconds" if isinstance(error, TimeoutError) else error.strerror or str(error)

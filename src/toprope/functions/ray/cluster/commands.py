@@ -1,4 +1,4 @@
-"""Ray as `toprope start`, `status` and `stop` have it: a node of this machine, with its cards, that outlives them."""
+"""Ray for `toprope start`, `status` and `stop`: a node on this machine, with its cards, that outlives them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["join", "listing_of", "start", "status", "stop"]
 
 PORT = 6379
-"""Where others join, unless it is taken."""
+"""Port at which other machines join, unless it is in use."""
 
 _LIMIT = 120
 _GRACE = 3.0
@@ -59,7 +59,7 @@ def join(address: str, deployment: Deployment) -> Deployment:
     """Have this machine join a Ray: the deployment with its address.
 
     Args:
-        address: "host:port" of the head; http:// in front, or what follows a comma behind, is not heeded.
+        address: "host:port" of the head; a leading http:// and text after a comma are ignored.
         deployment: what this machine offers.
 
     Raises:
@@ -75,8 +75,8 @@ def stop(deployment: Deployment, force: bool = False) -> None:
     """End the Ray of this machine that `start` or `join` began, and no other.
 
     Args:
-        deployment: what they gave.
-        force: whether it is ended without time to tidy up.
+        deployment: the one that they returned.
+        force: whether it is killed without time for a clean shutdown.
     """
     import psutil
 
@@ -141,7 +141,7 @@ def listing_of(session: str, holder: Holder) -> str:
 
 
 def _run(words: Sequence[str], offered: Offer, deployment: Deployment) -> str:
-    """Run `ray start`; what it says."""
+    """Run `ray start` and return its output."""
     command = [
         sys.executable, "-c", _QUIET, "start", *words, "--disable-usage-stats", f"--num-cpus={offered.cpus}",
         f"--num-gpus={offered.gpus}", f"--resources={json.dumps(dict(offered.resources))}",
@@ -209,7 +209,7 @@ def _processes(address: str) -> list[psutil.Process]:
     own = [
         process
         for process, words in found
-        # Ray's server for clients names no session
+        # Ray's client server names no session
         if any(session in word or word == f"--address={address}" for word in words)
     ]
     started = [child for process in own if process.is_running() for child in process.children(recursive=True)]

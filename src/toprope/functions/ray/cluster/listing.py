@@ -1,4 +1,4 @@
-"""The instances that live on a Ray, of all its sessions, as `toprope status` lists them."""
+"""Living instances of all sessions of a Ray cluster, for `toprope status`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from toprope.functions.scheduling.holders import Holder
 __all__ = ["listed"]
 
 _ANSWER = 5.0
-"""Seconds in which the manager of a session has to answer; of one that does not, only what Ray knows is listed."""
+"""Time limit of a session manager's answer, in seconds; without an answer only Ray's own data is listed."""
 
 _STATES = {"ALIVE": State.READY, "RESTARTING": State.STARTING}
 
 
 def listed(ray: Any) -> Iterator[tuple[str, Holder]]:
-    """The living instances: their session, "" where it has ended, and what each holds as far as is known.
+    """Return the living instances: their session, "" if it has ended, and their known resources.
 
     Args:
         ray: the module, connected.

@@ -1,4 +1,4 @@
-"""The beginning of a session on Ray: one that runs, or one that is started here for this program."""
+"""Start of a session on Ray: on a running cluster, or on one that is started here for this program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOISY = ("ray._private.accelerators.npu", "ray._private.authentication.authenti
 warning, that only those with the token of this user may use what is started."""
 
 _END = 10.0
-"""Seconds for what a Ray that could not be started has left to be gone."""
+"""Time for the processes of a Ray that failed to start to end, in seconds."""
 
 
 def import_ray() -> Any:
@@ -176,7 +176,7 @@ def _ray_processes() -> set[psutil.Process]:
 
 
 def _end_begun(before: set[psutil.Process]) -> None:
-    """End what a Ray that could not be started has left: Ray itself ends it only with this process."""
+    """End the processes of a Ray that failed to start: Ray itself ends them only with this process."""
     import psutil
 
     left = list(_ray_processes() - before)
@@ -193,7 +193,7 @@ def _python_path() -> str:
 
 
 def _load() -> str:
-    """The load of this machine, in words."""
+    """Format the load of this machine."""
     return f"{os.getloadavg()[0]:.0f} processes wanted the {len(os.sched_getaffinity(0))} cores of this machine"
 
 

@@ -1,1 +1,1 @@
-"""Nodes of a Ray cluster: their resources and labels, and how the ledger sees them."""
+"""Nodes of a Ray cluster: their resources and labels, and their view as a ledger."""

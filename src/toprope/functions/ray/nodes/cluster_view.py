@@ -1,4 +1,4 @@
-"""The nodes of a Ray as the ledger sees them: what each has, what is free of it, and why a request is not met; pure."""
+"""Nodes of a Ray cluster as a ledger: capacity, free resources, and reasons of shortages; pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True)
 class Seen:
-    """A node as Ray tells of it.
+    """A node as Ray reports it.
 
     Attributes:
         id: Ray's name of it.
@@ -49,7 +49,7 @@ class Seen:
 
 
 def node_of(seen: Seen) -> Node:
-    """The node with all that it has. Its cards are numbered from 0: Ray gives no numbers away."""
+    """Return a node with its capacity. Its cards are numbered from 0: Ray does not report their numbers."""
     return Node(
         id=seen.id,
         cpu=_millicores(seen.total),
@@ -61,7 +61,7 @@ def node_of(seen: Seen) -> Node:
 
 
 def shortage(nodes: Iterable[Seen], request: Request, on: Callable[[Node], bool] | None = None) -> Shortage:
-    """Why a request cannot be met now, and whether it could be with nothing else there."""
+    """Return why a request cannot be met now, and whether the idle cluster could meet it."""
     nodes = list(nodes)
     unused = Ledger(node_of(seen) for seen in nodes).shortage(request, on)
     ever = not nodes or unused.ever
@@ -69,7 +69,7 @@ def shortage(nodes: Iterable[Seen], request: Request, on: Callable[[Node], bool]
 
 
 def fits(nodes: Sequence[Seen], request: Request, before: Sequence[Request] = ()) -> bool:
-    """Whether a request could be met now, after others that came before it."""
+    """True if a request could be met now, after earlier requests."""
     ledger = _ledger(nodes)
     for each in before:
         ledger.ask(each)
@@ -79,10 +79,10 @@ def fits(nodes: Sequence[Seen], request: Request, before: Sequence[Request] = ()
 
 
 def charged(nodes: Iterable[Seen], held: Iterable[tuple[str, Mapping[str, float]]]) -> list[Seen]:
-    """The nodes with no more free than what living instances leave: nodes tell of what they gave out a moment later.
+    """Return the nodes with the grants of living instances deducted: nodes report grants with a delay.
 
     Args:
-        nodes: as they tell of themselves.
+        nodes: as they report themselves.
         held: of each instance the node and the amounts that it holds, by Ray's names.
     """
     taken: dict[str, Counter[str]] = {}
@@ -104,7 +104,7 @@ def has_bundle_room(nodes: Iterable[Seen], request: Request, bundles: Sequence[s
     Args:
         nodes: those of the Ray.
         request: the resources.
-        bundles: what Ray appends to the name of a resource that belongs to a bundle, for each of them.
+        bundles: for each bundle, Ray's suffix of the names of its resources.
     """
     nodes = list(nodes)
     wanted = amounts(request, smallest_hbm(nodes)).bundle()
@@ -118,7 +118,7 @@ def has_bundle_room(nodes: Iterable[Seen], request: Request, bundles: Sequence[s
 def allowed_nodes(
     nodes: Sequence[Seen], request: Request, on: Callable[[Node], bool] | None = None
 ) -> list[Seen] | None:
-    """The nodes that a request may go to by model, memory of their cards, and affinity; None for all there may be.
+    """Return the nodes for a request, by card model, card memory and affinity; None for all, also later ones.
 
     A request for cards of any model may go everywhere, also to nodes that come later.
     """
@@ -142,7 +142,7 @@ def smallest_hbm(nodes: Sequence[Seen]) -> dict[str, int]:
 
 
 def resources_of(seen: Seen) -> dict[str, object]:
-    """A node as `yr.resources` tells of it; what is free of cards is what Ray has not given out, shares included."""
+    """Return a node's entry of `yr.resources`; free cards are those that Ray has not granted, shares included."""
     node = node_of(seen)
     free = replace(node, cpu=_millicores(seen.free), memory=_megabytes(seen.free), scalars=_scalars(seen.free))
     capacity, allocatable = node.amounts, free.amounts
@@ -183,13 +183,13 @@ def _has(node: Node, asked: CardRequest) -> bool:
 
 
 def _cards(seen: Seen, vendor: str) -> list[Card]:
-    model = read_label(seen.labels.get(f"{label_of(vendor)}-model", "")) or _told_model(seen, vendor)
+    model = read_label(seen.labels.get(f"{label_of(vendor)}-model", "")) or _reported_model(seen, vendor)
     hbm = int(seen.labels.get(f"{label_of(vendor)}-hbm", "0")) or PSEUDO_HBM
     return [Card(number, vendor, model, hbm) for number in range(int(seen.total.get(vendor, 0)))]
 
 
-def _told_model(seen: Seen, vendor: str) -> str:
-    """The model of cards on a node that toprope has not started: what Ray has found, if anything."""
+def _reported_model(seen: Seen, vendor: str) -> str:
+    """Return the card model of a node that toprope has not started: the one that Ray has found, if any."""
     for key in seen.total:
         if key.startswith(_ACCELERATOR) and key.removeprefix(_ACCELERATOR).startswith("Ascend") == (vendor == "NPU"):
             return key.removeprefix(_ACCELERATOR)
@@ -220,7 +220,7 @@ def _user_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def selector(nodes: Sequence[Seen]) -> dict[str, str]:
-    """What has Ray take one of these nodes; where there are none, none that there will ever be."""
+    """Return the label selector for one of these nodes; without nodes, one that never matches."""
     if not nodes:
         return {f"{PREFIX}no-such": "node"}
     return {NODE_ID: f"in({','.join(seen.id for seen in nodes)})"}

@@ -1,4 +1,4 @@
-"""What this machine offers to a Ray that it starts or joins: cores, memory, cards and labels."""
+"""Resources that this machine offers to a Ray cluster: cores, memory, cards and labels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _ALWAYS = {
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks for no card sees all, as with openYuanrong
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a process that requests no card sees all cards, as with openYuanrong
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
@@ -45,7 +45,7 @@ _NAME_ANOTHER = "set RAY_TMPDIR to a folder of your own, with a short path"
 
 @dataclass(frozen=True)
 class Offer:
-    """What a node offers.
+    """Resources that a node offers.
 
     Attributes:
         cpus: cores.
@@ -65,11 +65,11 @@ class Offer:
 
 
 def offer(config: Config | None = None, deployment: Deployment | None = None) -> Offer:
-    """What this machine offers.
+    """Return the resources that this machine offers.
 
     Args:
         config: of the session that starts it.
-        deployment: what `toprope start` was told; None for what it began before, if anything.
+        deployment: options of `toprope start`; None for the running deployment, if any.
     """
     from toprope.functions.deployment import state_file
     from toprope.functions.local.startup import this_node
@@ -85,7 +85,7 @@ def offer(config: Config | None = None, deployment: Deployment | None = None) ->
     for vendor, name in VISIBLE.items():
         ids = sorted(card.id for card in node.cards if card.vendor == vendor and card.healthy)
         if ids and (name in os.environ or ids != list(range(len(ids)))):
-            variables[name] = ",".join(map(str, ids))  # Ray gives out numbers of this list
+            variables[name] = ",".join(map(str, ids))  # Ray grants numbers of this list
     return Offer(
         max(1, node.cpu // 1000),
         deployment.memory * 2**20 if deployment.memory else None,
@@ -134,7 +134,7 @@ def _check_token() -> None:
 
 
 def has_token() -> bool:
-    """Whether this user has a token of Ray's."""
+    """True if this user has a Ray token."""
     return any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or _TOKEN.is_file()
 
 
@@ -212,7 +212,7 @@ def use_token() -> None:
 @contextmanager
 def begun_with(offered: Offer) -> Iterator[None]:
     """The environment in which a node's processes begin; this process has its own again afterwards."""
-    # what the user has told Ray stays
+    # the user's own settings of Ray stay
     chosen = {
         name: value
         for name, value in offered.variables.items()

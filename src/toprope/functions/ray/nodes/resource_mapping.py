@@ -1,4 +1,4 @@
-"""What a request means to Ray: amounts of its resources, and the labels by which nodes tell what cards they have; pure.
+"""Mapping of requests to Ray's resources, and of cards to node labels; pure.
 
 Ray knows no models, no memory of cards and no named kinds of request. Nodes that toprope starts or joins carry the
 labels below; what another Ray tells of its nodes is read where it can be.
@@ -28,16 +28,16 @@ __all__ = [
 ]
 
 PREFIX = "toprope.io/"
-"""Begins the labels that toprope gives to nodes."""
+"""Prefix of toprope's node labels."""
 
 NODE_ID = "ray.io/node-id"
-"""The label by which Ray itself names a node."""
+"""Ray's own label with a node's id."""
 
 PSEUDO_HBM = 1000
-"""MB that a card counts with whose memory is not known."""
+"""Assumed memory of a card of unknown size, in MB."""
 
 _RESERVED = {"CPU", "GPU", "NPU", "memory", "object_store_memory"}
-_DIGITS = 4  # what Ray keeps of an amount
+_DIGITS = 4  # Ray's resolution of an amount
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Amounts:
 
 
 def amounts(request: Request, smallest: Mapping[str, int]) -> Amounts:
-    """What Ray is asked for.
+    """Return the amounts of Ray's resources for a request.
 
     Args:
-        request: what an instance asks for.
+        request: the resources of an instance.
         smallest: MB of the smallest card, by vendor, of the nodes that it may go to: requests for memory are made as
             a share of that, so that no card is given out for more than it has.
 
@@ -104,7 +104,7 @@ def plain_key(key: str) -> str:
 
 
 def whole_resources(cards: Sequence[Card], scalars: Mapping[str, float]) -> tuple[dict[str, float], int]:
-    """What a node offers to Ray beside cores and memory: its resources, and its number of GPUs."""
+    """Return a node's named resources for Ray, and its number of GPUs."""
     offered = {plain_key(key): amount for key, amount in scalars.items() if amount}
     vendors = [card.vendor for card in cards if card.healthy]
     for vendor in dict.fromkeys(vendors):
@@ -114,7 +114,7 @@ def whole_resources(cards: Sequence[Card], scalars: Mapping[str, float]) -> tupl
 
 
 def card_labels(cards: Sequence[Card]) -> dict[str, str]:
-    """The labels that tell what cards a node has: model and MB of memory, by vendor."""
+    """Return the labels of a node's cards: model and MB of memory, by vendor."""
     labels: dict[str, str] = {}
     for card in cards:
         if card.healthy and f"{label_of(card.vendor)}-model" not in labels:
@@ -124,7 +124,7 @@ def card_labels(cards: Sequence[Card]) -> dict[str, str]:
 
 
 def label_of(vendor: str) -> str:
-    """Begins the labels of a vendor's cards."""
+    """Return the prefix of the labels of a vendor's cards."""
     return f"{PREFIX}{vendor.lower()}"
 
 
@@ -134,6 +134,6 @@ def read_label(value: str) -> str:
 
 
 def _up(amount: float) -> float:
-    """Rounded up to what Ray keeps, so that shares never come to more than a card."""
+    """Round up to Ray's resolution, so that shares never add up to more than a card."""
     scale = 10**_DIGITS
     return amount if float(amount).is_integer() else math.ceil(round(amount * scale, 6)) / scale

@@ -44,7 +44,7 @@ class _Group(GroupLife[Record]):
 
     @property
     def key(self) -> str:
-        """By which the manager knows why it has failed."""
+        """Key of the group's failure in the manager."""
         return f"group {self.name}"
 
 
@@ -60,7 +60,7 @@ class Groups:
         self._groups: dict[str, _Group] = {}
 
     def join(self, record: Record) -> None:
-        """An instance that is to start with its group.
+        """Add an instance that starts with its group.
 
         Raises:
             YRequestError: the group has started (1010).
@@ -69,7 +69,7 @@ class Groups:
         self._groups.setdefault(name, _Group(name)).join(record)
 
     def gone(self, record: Record, end: Gone) -> None:
-        """An instance has ended; its group, if any, may have to follow."""
+        """Handle the end of an instance; its group, if any, may have to end too."""
         group = self._groups.get(record.options.group_name)
         if group is not None and record in group.members:
             self._do(group, group.gone(record, record.id, end))
@@ -84,7 +84,7 @@ class Groups:
         group = self._groups.get(name) or _Group(name)
         group.bundle_size = bundle_size
         commands = group.start(options)
-        self._backend.tell(Manager.begin_anew, group.key)
+        self._backend.tell(Manager.forget_end, group.key)
         self._do(group, commands)
         return self._ready(group)
 
@@ -152,7 +152,7 @@ class Groups:
         self._do(group, group.late("\n".join(found)))
 
     def _is_placed(self, group: _Group) -> bool:
-        """Whether Ray has the resources of all members."""
+        """True once Ray has granted the resources of all members."""
         if group.stage is Stage.WAITING and group.placement.wait(0):
             self._do(group, group.granted())
         return group.stage is not Stage.WAITING
@@ -166,7 +166,7 @@ class Groups:
         return group.error
 
     def _look(self, group: _Group) -> None:
-        """Check a group now and then, until it has ended or one of its members has."""
+        """Poll a group until it or one of its members has ended."""
         if self._groups.get(group.name) is group and self._check(group):
             self._backend.clock.after(_LOOK, lambda: self._look(group))
 

@@ -125,7 +125,7 @@ class ResourceGroups:
         return [f"_group_{index}_{found.id.hex()}" for index in some]
 
     def remove(self, name: str) -> None:
-        """Give back what a group has; Ray ends what uses it.
+        """Remove a group; Ray ends the processes that use it.
 
         Raises:
             YRRuntimeError: there is no such group.
@@ -146,15 +146,15 @@ class ResourceGroups:
         return self._backend.ray.util.placement_group_table(found)["state"] not in ("PENDING", "REMOVED")
 
     def table(self, name: str | None = None) -> dict[str, Any]:
-        """What there is to tell of each group, or of one.
+        """Return the state of each group, or of one.
 
         Raises:
             YRRuntimeError: there is no such group.
         """
-        return {group.name: self._told(group) for group in chosen_groups(self._groups, name)}
+        return {group.name: self._state_of(group) for group in chosen_groups(self._groups, name)}
 
     def end(self) -> None:
-        """The session ends: give everything back."""
+        """Remove all groups: the session ends."""
         for group in self._groups.values():
             self._backend.ray.util.remove_placement_group(group.placement)
         self._groups.clear()
@@ -168,7 +168,7 @@ class ResourceGroups:
         except ValueError:
             return None
 
-    def _told(self, group: _Group) -> dict[str, Any]:
+    def _state_of(self, group: _Group) -> dict[str, Any]:
         told = self._backend.ray.util.placement_group_table(group.placement)
         created = told["state"] == "CREATED"
         where = told.get("bundles_to_node_id", {})

@@ -1,4 +1,4 @@
-"""Where instances go, and how long they may wait for that: what Ray leaves to those who use it."""
+"""Placement of instances on Ray's nodes, and the time limits of their requests, which Ray does not have."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HINT = 1.0
 
 
 class Placing:
-    """Finds the nodes for requests, and ends the waiting of those that have waited long enough.
+    """Chooses nodes for requests, and fails requests at their time limit.
 
     Args:
         backend: of the process.
@@ -50,7 +50,7 @@ class Placing:
     def __init__(self, backend: RayBackend) -> None:
         self._backend = backend
         self.resource_groups = ResourceGroups(backend)
-        self._waiting: dict[int, Request] = {}  # requests that have no resources yet, as far as is known here
+        self._waiting: dict[int, Request] = {}  # requests without resources so far
 
     def check(self, request: Request, options: InvokeOptions) -> None:
         """Refuse resources, a resource group or affinities that cannot be.
@@ -64,7 +64,7 @@ class Placing:
         self.resource_groups.check(options)
 
     def options(self, request: Request, options: InvokeOptions) -> dict[str, Any]:
-        """Ray's options for what is asked for, and where it may be."""
+        """Return Ray's options for the resources and the placement of a request."""
         group = self.resource_groups.strategy_for(options)
         wishes = Wishes(options)
         needs_view = bool(wishes) or any(each.model != ".+" or each.hbm for each in request.cards)
@@ -80,7 +80,7 @@ class Placing:
         return {**asked, "label_selector": selector(best)}
 
     def shortage(self, request: Request, options: InvokeOptions) -> tuple[str, int]:
-        """Why a request has not been met, and the code for that."""
+        """Return why a request has not been met, and its error code."""
         on, _ = self._wishes(Wishes(options))
         found = shortage(self._view(), request, on)
         group = options.resource_group_options.resource_group_name
@@ -95,7 +95,7 @@ class Placing:
         return found.explained + held, CODES["resource config" if found.is_affinity else "resource not enough"]
 
     def watch(self, record: Record, fail: Callable[[Record, BaseException], None]) -> None:
-        """Have an instance fail that has not got its resources in its time.
+        """Fail an instance that does not get its resources in time.
 
         Args:
             record: the instance.
@@ -108,13 +108,13 @@ class Placing:
             self._backend.clock.after(watched.limit / 1000, watched.late)
 
     def asked(self, request: Request, options: InvokeOptions) -> Asked:
-        """A request that Ray is given now, behind those that wait already."""
+        """Record a request to Ray, behind those that wait already."""
         on, _ = self._wishes(Wishes(options))
         bundles = self.resource_groups.bundle_for(options)
         return Asked(self._backend, request, on, bundles, list(self._waiting.values()))
 
     def settled(self, record: Record) -> None:
-        """An instance has its resources, or waits for them no longer."""
+        """Stop watching an instance: it has its resources, or waits no longer."""
         self._waiting.pop(id(record), None)
 
     def _view(self) -> list[Seen]:
@@ -137,7 +137,7 @@ class Placing:
 
     @staticmethod
     def _best(nodes: list[Seen], request: Request, rank: Callable[[Node], tuple[int, ...]]) -> list[Seen]:
-        """Those of the nodes that are liked most among those that have room now; all where none has."""
+        """Return the preferred nodes among those with room now; all nodes if none has room."""
         free = [seen for seen in nodes if fits([seen], request)]
         if not free:
             return nodes
@@ -146,7 +146,7 @@ class Placing:
 
 
 class Asked:
-    """A request that Ray has been given: whether there was room for it, so that all it waits for is a process.
+    """A request to Ray, and whether there was room for it, so that it only waits for a process.
 
     Ray tells that an instance has its resources only by running it. Until then what it was given counts as taken, and
     would pass for a shortage.
@@ -185,12 +185,12 @@ class Asked:
         return time.monotonic() - self._began < self._backend.registration and self._had_room()
 
     def nodes_then(self) -> list[Seen]:
-        """The nodes as they were when Ray was asked."""
+        """The nodes at the time of the request."""
         nodes: list[Seen] = self._backend.ray.get(self._seen)
         return nodes
 
     def _had_room(self) -> bool:
-        """True if there was room for it when it was asked for, and for all requests that waited then."""
+        """True if there was room for it at the time of the request, and for all earlier requests."""
         if self._room is None:
             nodes = [each for each in self.nodes_then() if self._on is None or self._on(node_of(each))]
             if self._bundles is None:
@@ -220,7 +220,7 @@ class _Watched:
         self.limit = record.options.schedule_timeout_ms
 
     def hint(self) -> None:
-        """Say in the log that a request can never be met as the cluster is."""
+        """Log that the cluster, as it is, can never meet a request."""
         if self._is_settled():
             return
         found = shortage(self._asked.nodes_then(), self._record.request)
@@ -228,7 +228,7 @@ class _Watched:
             _log.warning("instance %s can never be met by the nodes there are: %s", self._record.id, found.explained)
 
     def late(self) -> None:
-        """Its time is over."""
+        """Fail the instance: its time limit was reached."""
         if self._is_settled():
             return
         if self._asked.may_begin:

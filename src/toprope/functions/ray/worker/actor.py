@@ -1,4 +1,4 @@
-"""An instance on Ray: one class of actors for all classes of users, whose instance it makes and calls."""
+"""Instance on Ray: one actor class that creates and calls an instance of any user class."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Making:
-    """What an instance is made of, beside its arguments.
+    """Creation parameters of an instance, without its arguments.
 
     Attributes:
         id: names it.
         manager: the actor that serves its session.
         setup: how its process is set up.
         blob: the class, pickled.
-        recoverable: whether it may be brought back after a crash.
+        recoverable: whether it may be restarted after a crash.
         labels: of the instance.
         grace: seconds that its end may take.
         group: the function group that it is a member of; "" for none.
@@ -144,14 +144,14 @@ class _Base:
         return RaisedError.of(error)
 
     def checkpoint(self) -> bytes:
-        """The instance as another process can be given it."""
+        """Pickle the instance for another process."""
         from ray import cloudpickle
 
         know_tensors()
         return bytes(cloudpickle.dumps(self.instance))
 
     def save(self) -> None:
-        """Keep the instance as it is."""
+        """Save the state of the instance."""
         import ray
 
         ray.get(self.making.manager.save.remote(self.making.id, self.checkpoint()))
@@ -177,20 +177,20 @@ class _Base:
                 traceback.print_exc()
 
     def __ray_shutdown__(self) -> None:
-        """Nobody has a handle any more, and the calls have ended: Ray ends this process after this."""
+        """Called by Ray before it ends this process: no handle is left, and all calls have ended."""
         if not self.left and not self.ended:
             self.end(self.making.grace)
             self._tell(Manager.fail, RaisedError.of(freed()).data)
 
     def leave(self) -> None:
-        """End this process as the user's code asked for; Ray does not start it again then."""
+        """End this process at the request of the user's code; Ray does not restart it."""
         import ray
 
         self.left = True
         ray.actor.exit_actor()
 
     def about(self) -> bytes:
-        """The class."""
+        """Return the pickled class."""
         return self.making.blob
 
 
@@ -223,7 +223,7 @@ class Host(_Base):
             raise self._failure(error) from None
 
     def shutdown(self, grace: float) -> None:
-        """The end comes: call the user's hook."""
+        """Shut down: call the user's hook."""
         self.end(grace)
 
     def ready(self) -> bool:
@@ -264,7 +264,7 @@ class AsyncHost(_Base):
             raise self._failure(error) from None
 
     async def shutdown(self, grace: float) -> None:
-        """The end comes: call the user's hook."""
+        """Shut down: call the user's hook."""
         hook = getattr(self.instance, HOOK, None)
         if not inspect.iscoroutinefunction(hook):
             self.end(grace)
@@ -293,7 +293,7 @@ def host_of(target: type, is_async: bool) -> type:
 
 
 def _is_unwanted() -> bool:
-    """True if nobody wants more items of the call of this thread; an older Ray cannot say."""
+    """True if the generator of this thread's call was closed; older versions of Ray cannot tell."""
     import ray
 
     asked = getattr(ray.get_runtime_context(), "is_canceled", None)
@@ -315,7 +315,7 @@ def _bare_async(name: str) -> Callable[[AsyncHost], Any]:
 
 
 def _is_brought_back(context: Any) -> bool:
-    """Whether Ray has started this actor before."""
+    """True if Ray has started this actor before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray warns of its own use of what it has deprecated
         return bool(context.was_current_actor_reconstructed)

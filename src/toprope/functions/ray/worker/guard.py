@@ -1,4 +1,4 @@
-"""A process that waits for the end of another one, and ends what that has left. It runs alone, without toprope.
+"""Guard process: waits for the end of another process, and kills what that has left. Runs without toprope.
 
 Ray ends the children of a worker that are in its group of processes; with a session of their own they would stay, and
 hold a card's memory. Arguments: number of the process, and the variable, with its value, that its descendants have.

@@ -1,4 +1,4 @@
-"""A worker process on Ray: its variables, and how it runs what it is told to."""
+"""Worker process on Ray: its environment, setup and results."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["MARK", "Setup", "granted_cards", "guard", "on_terminate", "prepare",
 
 
 MARK = "TOPROPE_INSTANCE"
-"""The variable by which what an instance has started is known."""
+"""Environment variable that marks the descendants of an instance."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a process is set up.
+    """Setup of a process.
 
     Attributes:
         variables: of its environment.
@@ -66,7 +66,7 @@ def prepare(setup: Setup) -> None:
 
 
 def guard() -> None:
-    """Have what this process starts end with it, however it ends."""
+    """Make the descendants of this process end with it, however it ends."""
     value = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
     from toprope.functions.ray.worker import guard as program
 
@@ -132,7 +132,7 @@ def on_terminate(hook: Callable[[], None]) -> None:
 
 
 def result_of(result: Any, returns: int) -> Any:
-    """What Ray is given for what a function has returned: a tuple where the caller wants several values."""
+    """Convert a function's result for Ray: to a tuple if the caller expects several values."""
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
     if inspect.isasyncgen(result):
@@ -142,7 +142,7 @@ def result_of(result: Any, returns: int) -> Any:
 
 
 def split(result: Any, returns: int) -> Any:
-    """The values of a result that is to be several."""
+    """Split a result into the expected number of values."""
     from toprope.functions.local.worker.worker_process import _split
 
     return tuple(_split(result, returns)) if returns else None

@@ -1,4 +1,4 @@
-"""A function on Ray: what runs it in a worker, and tells the session that there is a worker for such calls."""
+"""Function call on Ray: runs it in a worker, and reports the worker to the session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toprope.functions.ray.worker.process import prepare, result_of
 __all__ = ["run", "run_apart", "stream", "stream_apart"]
 
 _TELL = 0.5
-"""Seconds between the times at which a worker tells that it works."""
+"""Interval of a worker's reports that it is running calls, in seconds."""
 
 _loaded: dict[str, Any] = {}
 
@@ -115,7 +115,7 @@ def _items(result: Any) -> Iterator[Any]:
 
 
 class _Pulse:
-    """Tells the manager, while calls run, that there is a worker for them. One thread for all calls of a process."""
+    """Reports to the manager, while calls run, that they have a worker. One thread for all calls of a process."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -124,7 +124,7 @@ class _Pulse:
         self._manager: Any = None
 
     def begin(self, pool: str) -> None:
-        """A call begins."""
+        """Count a call that starts."""
         with self._lock:
             self._running[pool] = self._running.get(pool, 0) + 1
             if self._thread is None:
@@ -133,7 +133,7 @@ class _Pulse:
             self._lock.notify()
 
     def end(self, pool: str) -> None:
-        """A call has ended."""
+        """Count a call that has ended."""
         with self._lock:
             self._running[pool] -= 1
             if not self._running[pool]:
