@@ -189,7 +189,7 @@ def test_what_was_borrowed_is_lent_on_without_a_copy_and_given_back_at_the_end(e
     last = Codec(tmp_path, "l")
     put(link, codec, Message(TORCH, torch.arange(2.0**16)))
     arrive(receiver, queue, 1)
-    queue._codec._passes_on = True
+    queue._codec._forwards = True
     got = queue.take()
     sealed = queue._codec.seal(got.with_head(HEAD), 1, on_host=True)
     assert queue._codec._lender.used == 4096  # flags alone

@@ -1,4 +1,4 @@
-"""Every name of the dataflow API."""
+"""All names of the dataflow API."""
 
 from toprope.flow import data_type, utils
 from toprope.flow.data_type import (

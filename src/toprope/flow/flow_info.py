@@ -1,4 +1,4 @@
-"""What travels with the data of a graph: times, flags, a number, and 64 bytes of the user's; pure."""
+"""`FlowInfo`, the metadata of a message: times, flags, a transaction number, and 64 bytes of the user; pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from toprope.flow.exceptions import DfException
 __all__ = ["MAX_USER_DATA_SIZE", "FlowFlag", "FlowInfo"]
 
 MAX_USER_DATA_SIZE = 64
-"""Bytes of the user's that travel with a message."""
+"""Size of the user's data in a message's metadata, in bytes."""
 
 
 class FlowFlag(IntEnum):
-    """Marks of a message; they can be combined."""
+    """Flags of a message; they can be combined."""
 
     DATA_FLOW_FLAG_EOS = 1
     """The end of the sequence."""
@@ -23,7 +23,7 @@ class FlowFlag(IntEnum):
 
 
 class FlowInfo:
-    """What travels with a message.
+    """Metadata of a message.
 
     Attributes:
         start_time, end_time: milliseconds.
@@ -46,11 +46,11 @@ class FlowInfo:
 
     @property
     def data_size(self) -> int:
-        """How far into the 64 bytes something was written."""
+        """End of the written part of the user's data, in bytes."""
         return self._size
 
     def set_user_data(self, user_data: bytes | bytearray, offset: int = 0) -> None:
-        """Write into the user's bytes.
+        """Write into the user's data.
 
         Raises:
             DfException: it does not fit, or there is nothing to write.
@@ -60,10 +60,10 @@ class FlowInfo:
         self._size = max(self._size, offset + size)
 
     def get_user_data(self, size: int, offset: int = 0) -> bytearray:
-        """Read from the user's bytes.
+        """Read from the user's data.
 
         Raises:
-            DfException: there are not so many.
+            DfException: the range exceeds the user's data.
         """
         return self._user[offset : offset + self._checked(size, offset)]
 

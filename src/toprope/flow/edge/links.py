@@ -1,6 +1,6 @@
 """The two ends of an edge between two processes: a ring buffer on one machine, a socket between machines.
 
-The sender may have as many messages under way as the edge is deep. On one machine it reads in the ring buffer how many
+The sender may have as many messages in flight as the edge is deep. On one machine it reads in the ring buffer how many
 were taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message
 until the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first
 had not begun with, and a failure in place of the others. Between machines a receiver may have taken more than its
@@ -58,7 +58,7 @@ class OutLink:
         hub: of this process.
         key: edge, instance of the source, instance of the target.
         target: name of the process at the other end.
-        depth: messages that may be on their way.
+        depth: largest number of messages in flight.
         overwrites: whether the receiver drops the oldest message in place of keeping the sender waiting.
         codec: makes messages of values.
         on_host: whether tensors have to leave their card for this receiver.
@@ -155,14 +155,14 @@ class OutLink:
             pass
 
     def _trim(self) -> None:
-        """Release messages that the receiver is done with."""
+        """Release the messages that the receiver has finished."""
         done, window = self.page.cells[DONE], self._window
         while window and window[0].number <= done:
             self._codec.done(window.popleft().sealed)
 
     @property
     def unfinished(self) -> int:
-        """Messages that the receiver is not done with."""
+        """Number of messages that the receiver has not finished."""
         return self._sent - int(self.page.cells[DONE])
 
     def move(self, target: str, failure: Failure) -> None:
@@ -303,12 +303,12 @@ class InLink:
                 pass
 
     def finish(self) -> None:
-        """Count all that were taken as done with."""
+        """Mark all taken messages as finished."""
         self._begun.clear()
         self.page.cells[DONE] = self.taken
 
     def finish_until(self, transaction: int) -> None:
-        """Count those of this transaction and of those before it as done with."""
+        """Mark the taken messages up to this transaction as finished."""
         while self._begun and self._begun[0] <= transaction:
             self._begun.popleft()
         self.page.cells[DONE] = self.taken - len(self._begun)
@@ -350,12 +350,12 @@ class _RemoteInLink(InLink):
         self._report()
 
     def finish(self) -> None:
-        """Count all that were taken as done with."""
+        """Mark all taken messages as finished."""
         super().finish()
         self._finished()
 
     def finish_until(self, transaction: int) -> None:
-        """Count those of this transaction and of those before it as done with."""
+        """Mark the taken messages up to this transaction as finished."""
         super().finish_until(transaction)
         self._finished()
 

@@ -1,4 +1,4 @@
-"""A graph on several machines: the folder of each of its processes, and the figures that they send to the driver."""
+"""Graph on several machines: the folder of each of its processes, and the counters that they send to the driver."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Mirror:
         self._reports: dict[str, int] = {}
 
     def take(self, message: Message) -> bool:
-        """Take a report; whether the message was one."""
+        """Handle a report. Return False if the message is none."""
         if message.kind != Kind.FIGURES:
             return False
         name, status, pages = message.meta
@@ -165,5 +165,5 @@ class Mirror:
         return {name: self._reports.get(name, 0) for name in apart}
 
     def is_newer(self, before: Mapping[str, int]) -> bool:
-        """True if each has reported twice since it had made these reports: the first may have been under way then."""
+        """True if each has sent two more reports than these: the first may have been in flight already."""
         return all(self._reports.get(name, 0) >= count + 2 for name, count in before.items())

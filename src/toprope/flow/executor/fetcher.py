@@ -1,4 +1,4 @@
-"""Fetching: the results that have come to the driver, put together and handed out."""
+"""Fetching: assembles the results that have arrived at the driver, and returns them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from toprope.flow.worker.input_matching import Align, Gather, Order, Source
 __all__ = ["Fetched", "Fetcher"]
 
 _SETTLE = 1.0
-"""Seconds without news after which a graph that cannot go on has nothing left to fetch."""
+"""Time without a message after which a broken graph has no more results, in seconds."""
 
 _LONG = 60.0
 """Seconds of waiting after which the log says what is waited for."""
 
 _ANY = 1024
-"""Groups that wait where several instances bring results out of order."""
+"""Number of waiting groups if several instances deliver results out of order."""
 
 _log = logging.getLogger("toprope")
 
@@ -41,7 +41,7 @@ class Fetched(NamedTuple):
 
     Attributes:
         messages: one for each place that was asked for; none where there is no result.
-        head: what travels with them.
+        head: their head.
         code: 0, or what is wrong.
         errors: why messages have failed.
     """
@@ -86,7 +86,7 @@ class Fetcher:
         self.closed = False
 
     def fetch(self, places: Sequence[int] | None, timeout_ms: int, *, aligned: bool) -> Fetched:
-        """The next results.
+        """Return the next results.
 
         Args:
             places: of which outputs, as places in `Plan.fetched`; None for all.
@@ -127,7 +127,7 @@ class Fetcher:
         return self._hub.wait(lambda: self.lock.acquire(blocking=False), until)
 
     def unfetched(self, seconds: float) -> dict[int, int]:
-        """Outputs of which results lie here and none was taken for so long, each with how many lie here."""
+        """Return the outputs with results of which none was taken for this time, with their numbers of results."""
         now = time.monotonic()
         return {
             place: len(queue)
@@ -136,13 +136,13 @@ class Fetcher:
         }
 
     def finish(self) -> None:
-        """Count all that was taken as done with."""
+        """Mark all taken messages as finished."""
         for queue in self.queues:
             for link in queue.links:
                 link.finish()
 
     def give_up(self, head: Head) -> bool:
-        """A function has given a transaction up; whether that is news."""
+        """Note that a function has given a transaction up. Return True if that is new."""
         if head.transaction_id in self._given_up:
             return False
         self._given_up.add(head.transaction_id)
@@ -150,17 +150,17 @@ class Fetcher:
         return True
 
     def arrived(self) -> None:
-        """Something has come."""
+        """Note that a message has arrived."""
         if self._gone is not None:
             self._news = time.monotonic()
 
     def end(self, why: Failure) -> None:
-        """No more will come than what is under way."""
+        """End fetching: only messages in flight will arrive."""
         self._news = time.monotonic()
         self._gone = why
 
     def has_ended(self) -> bool:
-        """True if no more can come."""
+        """True if no more messages can arrive."""
         return self.closed or (self._gone is not None and time.monotonic() - self._news > _SETTLE)
 
     def _wait(self, gather: Gather, until: float | None) -> bool:

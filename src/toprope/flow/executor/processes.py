@@ -1,4 +1,4 @@
-"""The processes of a graph as the driver sees them: created, watched, started again, ended."""
+"""Processes of a graph in the driver: creation, supervision, restarts and end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _own_session = False
 
 
 def ensure_session() -> None:
-    """Have a session of `toprope.functions`: the program's, else one of flow's own."""
+    """Make sure that there is a session of `toprope.functions`: the program's, else flow's own."""
     global _own_session
     if not context.is_set():
         functions.init(functions.Config(num_cpus=_PLENTY))
@@ -123,7 +123,7 @@ class Hosts:
         return [each.name for each in self._running.values() if not apart or self._is_far(each.name)]
 
     def current(self, base: str) -> str:
-        """The name of the process that is what the plan calls so."""
+        """Return the current name of a process of the plan: a restarted process has a new name."""
         generation = self._generations.get(base, 0)
         return f"{base}.{generation}" if generation else base
 
@@ -187,7 +187,7 @@ class Hosts:
             self.book[host.name] = address
 
     def _wait_for(self, opened: Any, names: str, until: float) -> bool:
-        """Wait for the answer of a process, and log that it is waited for; whether it is there in time."""
+        """Wait for the answer of a process, and log the wait. Return True if it arrives in time."""
         limit = self._options.start_timeout_ms / 1000
         left = until - time.monotonic()
         while not context.backend().wait([opened], 1, min(_NEWS, max(0.1, left)))[0]:
@@ -205,7 +205,7 @@ class Hosts:
     # Death and deadlines
 
     def _ended(self, base: str, host: _Running) -> None:
-        """The process of a host has ended, or its run has raised: in a thread of its own."""
+        """Handle the end or the error of a process, in a separate thread."""
         error = host.run.exception(1)
         host.ended = True
         if self._closing:
@@ -239,7 +239,7 @@ class Hosts:
                     self._on_broken(Failure(problem, stage=names, code=FAILED))
 
     def _check_place(self, old: str, new: str, names: str) -> None:
-        """A process that stands in for another has to be where its neighbours' memory is."""
+        """Check that a replacement process runs where its neighbours' memory is."""
         if self.book and self.book[old].node != self.book[new].node:
             raise DfException(f"stage {names} has ended, and was started again on another machine: start a new graph")
 
@@ -248,7 +248,7 @@ class Hosts:
         return self._closing
 
     def check_deadlines(self) -> None:
-        """End the processes whose stages have worked on one input for too long."""
+        """End the processes whose stages have exceeded the deadline of an input."""
         limit = self._options.deadline_ms * 1_000_000
         if not limit:
             return
@@ -263,7 +263,7 @@ class Hosts:
 
     def _kill(self, host: _Running) -> None:
         if self._is_far(host.name):
-            # it is given a moment to end by itself, for which this thread does not wait
+            # it has a moment to exit by itself; this thread does not wait for it
             end = context.backend().terminate
             threading.Thread(target=end, args=(host.id, False), name="flow end", daemon=True).start()
         elif host.pid and not host.ended:
@@ -277,17 +277,17 @@ class Hosts:
         return address is not None and self._reach is not None and address.node != self._reach.node
 
     def status(self, name: str) -> list[memoryview]:
-        """Counters of the functions of a process; none for one that is not there any more."""
+        """Counters of the functions of a process; none for one that has ended."""
         return next((each.status for each in self._running.values() if each.name == name), [])
 
     # The end
 
     def expect_end(self) -> None:
-        """The graph ends: a process that does so from now on is not started again."""
+        """Note that the graph ends: processes that end from now on are not restarted."""
         self._closing = True
 
     def close(self) -> None:
-        """End all of them: by force those that do not end when asked to."""
+        """End all processes; those that do not end on request are killed."""
         self.expect_end()
         self._end()
         with self._starting:  # one that was being started just then
@@ -344,7 +344,7 @@ def _death(names: str, error: BaseException | None) -> Failure:
 
 
 def _not_started(names: str, error: Exception) -> DfException:
-    """A stage whose constructor raised, in one line; the traceback is a note."""
+    """Return the one-line error of a stage whose constructor raised; the traceback is a note."""
     origin = getattr(error, "origin", None)
     text = f"{type(origin).__name__}: {origin}" if isinstance(origin, BaseException) else str(error)
     found = DfException(f"stage {names} cannot start: {text}", FAILED)
@@ -354,7 +354,7 @@ def _not_started(names: str, error: Exception) -> DfException:
 
 
 def _used_up(why: Failure, restarts: int) -> Failure:
-    """The failure of a process that is not started again."""
+    """Return the failure of a process that is not restarted."""
     times = "restarts=0" if not restarts else f"it was started again {restarts} times, as restarts={restarts} says"
     text = f"{why.error} ({times}). do: make the graph again, or allow more by FlowGraph(..., restarts=n)"
     return Failure(RuntimeError(text), why.traceback, why.stage, FAILED)

@@ -1,4 +1,4 @@
-"""The runner of a graph in the program: it starts, feeds, fetches, and ends it."""
+"""Runner of a graph in the program: starts, feeds, fetches from and ends the graph."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _UNFETCHED = 10.0
 """Seconds that `feed` waits while results lie at an output and nobody fetches them, after which the log says so."""
 
 _FIGURES = 1.0
-"""Seconds that processes on other machines are given to tell how far they are."""
+"""Time for processes on other machines to report their counters, in seconds."""
 
 _LARGEST_ID = 2**64 - 1
 _numbers = itertools.count(1)
@@ -182,7 +182,7 @@ class Runner:
         return link.is_free() and self._broken is None
 
     def _unfetched(self) -> str:
-        """Results that nobody fetches, in words; empty where there are none."""
+        """Describe the results that are not fetched; empty if there are none."""
         outputs = self._plan.fetched
         return ", ".join(
             f"{count} of output {outputs[place].index} of {outputs[place].node.name}"
@@ -190,7 +190,7 @@ class Runner:
         )
 
     def _warn_unfetched(self, link: OutLink) -> None:
-        """Say what keeps `feed` waiting, where that is results that nobody fetches; stages may just be slow."""
+        """Warn if unfetched results keep `feed` waiting; the stages may also just be slow."""
         listed = self._unfetched()
         if listed:
             _log.warning(
@@ -281,10 +281,10 @@ class Runner:
             self._traces[message.meta] = pickle.loads(message.parts[0])
 
     def _lost(self, peer: Peer) -> None:
-        """The session tells how the process ended."""
+        """Ignore a lost peer: the session reports how its process ended."""
 
     def _moved(self, old: str, new: str, failure: Failure) -> None:
-        """Have all processes send to the successor of a dead one."""
+        """Make all processes send to the successor of a dead process."""
         hub = self._hub
         if hub is None or self._closed:
             return
@@ -302,7 +302,7 @@ class Runner:
         hub.wake()
 
     def _break(self, failure: Failure) -> None:
-        """The graph cannot go on."""
+        """Fail the graph."""
         self._broken = failure
         self._results.end(failure)
         if self._hub is not None:
@@ -312,7 +312,7 @@ class Runner:
 
     @property
     def error(self) -> Failure | None:
-        """Reason why the graph cannot go on; None while it can."""
+        """Reason of the graph's failure; None while it runs."""
         return self._broken
 
     @property
@@ -336,7 +336,7 @@ class Runner:
         return stage_metrics(self._hosts.figures())
 
     def trace(self, timeout: float = 5) -> dict[str, Any]:
-        """Collect the work of the stages as a Chrome trace; of those that are at work for longer than this, nothing.
+        """Collect a Chrome trace of the stages; stages that do not answer in time are left out.
 
         Args:
             timeout: seconds.
@@ -351,7 +351,7 @@ class Runner:
     # The end
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until everything that was fed has come out, whether it was fetched or not; it can be fetched later.
+        """Wait until all results of the fed inputs have arrived; they can be fetched later.
 
         Args:
             timeout: seconds; None for ever.
@@ -381,7 +381,7 @@ class Runner:
             return self._hub.wait(is_quiet, until) and self._broken is None
 
     def close(self) -> None:
-        """End the graph: what is under way is lost. Nothing is left behind."""
+        """End the graph. Inputs in flight are lost; nothing is left behind."""
         if self._closed:
             return
         self._closed = True

@@ -1,1 +1,1 @@
-"""A graph as data: nodes and their wiring, options, settings, the deploy file; pure."""
+"""A graph as data: nodes and their wiring, streams, options, settings, and the deploy file."""

@@ -59,14 +59,14 @@ def _numbers(segment: str, address: str) -> range:
 
 
 def parse(text: str, nodes: Iterable[str] | None = None) -> dict[str, Deploy]:
-    """Where the stages run.
+    """Parse a deploy file: the cards of each stage.
 
     Args:
         text: the file's text.
-        nodes: the stages' names in the file; each must stand there. None does not ask for that.
+        nodes: the stages' names; the file must list each. None for no such check.
 
     Raises:
-        DfException: the file is not as described, a node stands there twice, or one is missing.
+        DfException: the file has another form, a node is listed twice, or one is missing.
     """
     try:
         content = json.loads(text)
@@ -81,7 +81,7 @@ def parse(text: str, nodes: Iterable[str] | None = None) -> dict[str, Deploy]:
             if not isinstance(name, str):
                 raise DfException(f"a node's name in the deploy file must be a text, got {name!r}")
             if name in found:
-                raise DfException(f"{name} stands in the deploy file twice")
+                raise DfException(f"{name} is in the deploy file twice")
             found[name] = deploy
     missing = sorted(set(nodes or ()) - set(found))
     if missing:

@@ -1,4 +1,4 @@
-"""Nodes, their wiring, and what of them a graph runs; pure.
+"""Nodes, their wiring, and the plan of a graph; pure.
 
 Any thread may build graphs. Names are given as the reference gives them: the class's name, then `_1`, `_2`, ...
 """
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 DEPTH = 128
-"""Messages that an edge holds, where the node does not say otherwise."""
+"""Default depth of an edge, in messages."""
 
 _DEPTH, _POLICY, _FLOW = "_flow_attr_depth", "_flow_attr_enqueue_policy", "_flow_attr"
 _POLICIES = ("FIFO", "OVERWRITE")
@@ -56,7 +56,7 @@ def check_instances(instances: Any) -> int:
 
 
 def forget_names() -> None:
-    """Begin to number names anew, as `finalize` does."""
+    """Restart the numbering of names, as `finalize` does."""
     with _lock:
         _names.clear()
         _aliases.clear()
@@ -136,7 +136,7 @@ class _Mapped:
 
 
 class FlowNode:
-    """A stage of a graph: so many inputs and outputs, and what makes these of those.
+    """A stage of a graph: N inputs, M outputs, and the process point that computes them.
 
     Args:
         input_num: number of inputs.
@@ -166,10 +166,10 @@ class FlowNode:
         self.instances = 0
 
     def __call__(self, *inputs: FlowData | FlowOutput) -> Any:
-        """Wire the inputs: None, one FlowOutput, or a tuple of them. Wiring anew replaces the former inputs.
+        """Wire the inputs: None, one FlowOutput, or a tuple of them. A second call replaces the former inputs.
 
         Raises:
-            DfException: not so many inputs, something else, or an output of its own.
+            DfException: another number of inputs, an argument of another type, or an output of the node itself.
         """
         if len(inputs) != self.input_num:
             raise DfException(f"{self.name} has {self.input_num} inputs, got {len(inputs)}")
@@ -190,7 +190,7 @@ class FlowNode:
         return found[0] if len(found) == 1 else found or None
 
     def add_process_point(self, pp: Any) -> None:
-        """Say what the node runs.
+        """Set the process point that the node runs.
 
         Raises:
             DfException: it runs something already, what is added is no process point, or a FlowGraphProcessPoint, which
@@ -207,7 +207,7 @@ class FlowNode:
         self.point = pp
 
     def map_input(self, node_input_index: int, pp: Any, pp_input_index: int, input_attrs: Sequence[Any] = ()) -> None:
-        """Say which input of the process point an input of the node is; left out, the same.
+        """Map an input of the node to one of the process point; by default of the same number.
 
         Raises:
             DfException: there is no such input, the process point is another, or an attribute is no batching.
@@ -221,7 +221,7 @@ class FlowNode:
         self.input_maps[node_input_index] = _Mapped(pp_input_index, tuple(input_attrs))
 
     def map_output(self, node_output_index: int, pp: Any, pp_output_index: int) -> None:
-        """Say which output of the process point an output of the node is; left out, the same. Errors as `map_input`."""
+        """Map an output of the node to one of the process point; by default of the same number. Errors as `map_input`."""
         self._check_port(node_output_index, self.output_num, pp, self.output_maps, pp_output_index, "output")
         self.output_maps[node_output_index] = _Mapped(pp_output_index)
 
@@ -257,15 +257,15 @@ class FlowNode:
 
     @property
     def overwrites(self) -> bool:
-        """Whether a full input edge loses its oldest message in place of keeping the sender waiting."""
+        """True if a full input edge drops its oldest message instead of blocking the sender."""
         return bool(self.attrs.get(_FLOW)) and self.attrs.get(_POLICY) == "OVERWRITE"
 
     def set_balance_scatter(self) -> None:
-        """Let its outputs be spread over the instances of what follows, by `BalanceConfig`; not beside gathering."""
+        """Spread outputs over the instances of the next stage by `BalanceConfig`; excludes gathering."""
         self.balance = self.balance or "scatter"
 
     def set_balance_gather(self) -> None:
-        """Let outputs of its instances be brought together by rows or columns; not beside scattering."""
+        """Gather the outputs of its instances by rows or columns; excludes scattering."""
         self.balance = self.balance or "gather"
 
     def set_instances(self, instances: int) -> FlowNode:
@@ -293,7 +293,7 @@ class FlowNode:
         return self
 
     def stage_spec(self) -> StageSpec:
-        """What the stage is, with the places of this node.
+        """Return the stage's specification, with the ports of this node.
 
         Raises:
             DfException: the process point has other inputs or outputs than the node.
@@ -321,7 +321,7 @@ class FlowNode:
         return replace(spec, name=self.name, functions=functions, instances=self.instances or spec.instances)
 
     def _places(self, maps: dict[int, _Mapped], count: int) -> dict[int, int]:
-        """For each port of the process point the place of the node."""
+        """Return for each port of the process point the port of the node."""
         free = [index for index in range(count) if index not in {each.index for each in maps.values()}]
         unmapped = [place for place in range(count) if place not in maps]
         found = {each.index: place for place, each in maps.items()}
@@ -359,13 +359,13 @@ class Edge:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a graph runs.
+    """The plan of a graph: the part of it that runs.
 
     Attributes:
         inputs: the inputs that an output depends on, by name.
         nodes: the nodes that an output depends on, each after those it takes from.
         edges: how they are connected.
-        fetched: the outputs that are fetched, in the order of nodes and their outputs; doubles stand side by side.
+        fetched: the fetched outputs, in the order of nodes and their outputs; duplicates are adjacent.
         order: for each output of the graph as the user listed them, its place in `fetched`.
     """
 
@@ -377,7 +377,7 @@ class Plan:
 
 
 def plan(outputs: Sequence[FlowOutput]) -> Plan:
-    """What a graph with these outputs runs: found by walking back from them.
+    """Build the plan of a graph from its outputs, by walking back from them.
 
     Raises:
         DfException: an input of a node is not wired, a node runs nothing, there is a circle, or nothing is fed.

@@ -1,4 +1,4 @@
-"""How a graph runs, from its options and those of `init`; reads the deploy file."""
+"""Options of a graph, of the graph itself and of `init`; reads the deploy file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def card(options: Mapping[str, str]) -> int:
 
 
 def deploys(options: Mapping[str, str], nodes: Iterable[str], *, strict: bool) -> dict[str, Deploy]:
-    """Where stages run, as the deploy file says; nothing where there is no file.
+    """Return the cards of stages by the deploy file; empty without a file.
 
     Raises:
         DfException: the file cannot be read, or there is none and the reference needs one (strict).
@@ -65,5 +65,5 @@ def check_key(options: Mapping[str, str]) -> None:
 
 
 def is_compile_only(options: Mapping[str, str]) -> bool:
-    """Whether nothing is to run: "ge.runFlag" is "0"."""
+    """True if nothing is to run: "ge.runFlag" is "0"."""
     return options.get("ge.runFlag") == "0"

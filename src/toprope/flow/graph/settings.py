@@ -1,4 +1,4 @@
-"""How a graph runs: what is set before it is first fed."""
+"""Settings of a graph, which can be changed until it is first fed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class GraphSettings:
     """The settings of a graph.
 
     Args:
-        plan: what it runs.
+        plan: its plan.
         options: options by their names.
-        run: how it runs, as far as that is no option of the reference.
+        run: run options that are no options of the reference.
         strict: whether the reference's quirks hold.
     """
 
@@ -33,16 +33,16 @@ class GraphSettings:
 
     @property
     def plan(self) -> Plan:
-        """What the graph runs."""
+        """The graph's plan."""
         return self._plan
 
     @property
     def is_running(self) -> bool:
-        """Whether it was fed."""
+        """True once it was fed."""
         return self._fed
 
     def set_contains_n_mapping_node(self, contains_n_mapping_node: bool) -> None:
-        """Say whether some stage does not make one output of one input; custom transaction ids are heeded then.
+        """Declare that a stage does not make exactly one output per input; custom transaction ids are used then.
 
         Raises:
             DfException: the graph was fed, or it is no bool.
@@ -55,7 +55,7 @@ class GraphSettings:
     def set_inputs_align_attrs(
         self, align_max_cache_num: int, align_timeout: int, dropout_when_not_align: bool = False
     ) -> None:
-        """Put inputs of stages, and what is fetched, together by their transactions.
+        """Align inputs of stages, and fetched results, by their transactions.
 
         Args:
             align_max_cache_num: most groups that wait for what is missing, 0 to 1024; 0 for no alignment.
@@ -77,7 +77,7 @@ class GraphSettings:
         )
 
     def set_exception_catch(self, enable: bool = False) -> None:
-        """Say whether `raise_exception` of a function is told to all stages, and to `fetch_data`; needs alignment.
+        """Set whether `raise_exception` of a function is reported to all stages and `fetch_data`; needs alignment.
 
         Raises:
             DfException: the graph was fed, or it is no bool.
@@ -88,7 +88,7 @@ class GraphSettings:
         self._run = replace(self._run, exception_catch=enable)
 
     def set_start_timeout(self, milliseconds: int) -> None:
-        """Say how long all stages together may take to start, and one that is started again. Not in the reference.
+        """Set the time limit of the start of all stages, and of a restart. Not in the reference.
 
         Raises:
             DfException: the graph was fed, or it is no int of at least 1.
@@ -103,7 +103,7 @@ class GraphSettings:
             raise DfException(f"can not call {name} after feed data")
 
     def run_options(self) -> RunOptions:
-        """How it runs.
+        """Build the run options.
 
         Raises:
             DfException: an option or the deploy file cannot be.

@@ -1,1 +1,1 @@
-"""Figures, traces and pictures of a running graph."""
+"""Metrics, traces and drawings of a running graph."""

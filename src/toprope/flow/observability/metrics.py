@@ -1,4 +1,4 @@
-"""Figures of the edges of a graph, read from the pages that their two ends share: nobody is asked, nobody waits."""
+"""Metrics of a graph's edges and stages, read from shared memory without a request to any process."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Pages:
         return total
 
     def metrics(self) -> list[EdgeMetrics]:
-        """The figures of all edges."""
+        """Return the metrics of all edges."""
         self._look()
         sums: list[dict[str, int]] = [dict.fromkeys((*CELLS, "depth"), 0) for _ in self._plan.edges]
         for name, page in self._pages.items():

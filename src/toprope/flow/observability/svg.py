@@ -1,4 +1,4 @@
-"""Draws a graph as SVG, with the figures of its edges; pure.
+"""Drawing of a graph as SVG, with the metrics of its edges; pure.
 
 The elements carry `data-` attributes (node, source, target), which the tests read.
 """
@@ -54,7 +54,7 @@ def svg(plan: Plan, metrics: Sequence[EdgeMetrics] = (), title: str = "") -> str
 
 
 def _columns(plan: Plan) -> list[list[tuple[str, int]]]:
-    """What stands in which column: each stage one to the right of the last that it takes from."""
+    """Assign columns: each stage is one column to the right of the last stage that feeds it."""
     depth = [0] * len(plan.nodes)
     for number in range(len(plan.nodes)):
         before = [depth[edge.source] for edge in plan.edges if edge.target == number and edge.source >= 0]

@@ -1,4 +1,4 @@
-"""What the stages of a graph did, in Chrome's trace format; pure."""
+"""Trace of a graph's stages in Chrome's trace format; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["chrome"]
 
 Activity = tuple[str, int, int, int]
-"""The function, when it began and ended in ns of the steady clock, and the transaction."""
+"""A call: the function, start and end in ns of the steady clock, and the transaction."""
 
 
 def chrome(activities: Mapping[int, Sequence[Activity]], pids: Mapping[str, int]) -> dict[str, Any]:

@@ -19,12 +19,12 @@ _TIMED_OUT = 564001
 
 @dataclass(frozen=True)
 class _Ready:
-    """A process point that was asked already."""
+    """A process point with a known specification."""
 
     spec: StageSpec
 
     def stage_spec(self) -> StageSpec:
-        """What the stage is."""
+        """The stage's specification."""
         return self.spec
 
 
@@ -96,7 +96,7 @@ class _Model:
         return torch.as_tensor(message.payload.copy() if message.kind == TENSOR else message.payload).to(self._where)
 
     def close(self) -> None:
-        """Nothing is left of it."""
+        """Release its resources."""
 
 
 def _array(value: Any) -> Any:
@@ -108,15 +108,15 @@ class GraphClosure:
     """A graph. Its stages run in processes of their own, as those of any graph.
 
     Attributes:
-        plan: what it runs.
-        options: how.
+        plan: its plan.
+        options: its run options.
     """
 
     plan: Plan
     options: RunOptions
 
     def open(self, context: StageContext) -> _Graph:
-        """Have it ready; it starts when it is first run."""
+        """Prepare it; it starts at its first run."""
         return _Graph(self.plan, replace(self.options, device_index=context.device_id))
 
 
@@ -142,7 +142,7 @@ class _Graph:
                 return _TIMED_OUT if code == QUEUE_FULL else FLOW_FUNC_FAILED, []
             ours = values[0].head.transaction_id if values else 0
             found = runner.fetch(None, timeout)
-            while found.messages and found.head.transaction_id < ours:  # of a call whose time was over
+            while found.messages and found.head.transaction_id < ours:  # of a call that had timed out
                 found = runner.fetch(None, timeout)
             if found.code == MODEL_EXECUTE_TIMEOUT:
                 return _TIMED_OUT, []

@@ -26,8 +26,8 @@ def pyflow(*args: Any, **options: Any) -> Any:
     """Decorate a function, or a class with methods that `method` decorates: `fnode()` makes a stage of it.
 
     Args:
-        args: the function or class, where the decorator stands without parentheses.
-        options: num_returns: number of outputs, left out that of the annotation.
+        args: the function or class, if the decorator is used without parentheses.
+        options: num_returns: number of outputs; by default the number in the annotation.
             resources: "num_cpus", "memory" (MB), "num_npus" (1).
             env_hook_func: called in the stage's process before anything of it is unpickled.
             visible_device_enable: whether the process is shown only its own card.
@@ -51,7 +51,7 @@ def pyflow(*args: Any, **options: Any) -> Any:
 
 
 def checked_options(kind: str, options: dict[str, Any]) -> Options:
-    """What a decorator was given, checked.
+    """Check the arguments of a decorator.
 
     Raises:
         DfTypeError: a value is of another type.

@@ -1,4 +1,4 @@
-"""Models exported for a stage that runs without the user's Python (optimize_level 2 of `npu_model`)."""
+"""Export of models for stages that run without the user's Python (optimize_level 2 of `npu_model`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE = "export.pt2"
 """The exported program in the folder of its stage."""
 
 _SIZES = (2, 16, 64, 224)
-"""What stands for a negative number of a shape, tried in this order: a model may be too deep for a small one. Never 0
+"""Samples for a negative number of a shape, tried in this order: a model may be too deep for a small one. Never 0
 or 1, for which torch.export makes a program of these sizes alone."""
 
 
@@ -30,7 +30,7 @@ def samples(descs: Sequence[TensorDesc], any_size: int) -> tuple[torch.Tensor, .
 
     Args:
         descs: the descriptions.
-        any_size: what stands for negative numbers in their shapes.
+        any_size: size in place of negative numbers in their shapes.
 
     Raises:
         DfException: torch has no such dtype (145022).
@@ -96,7 +96,7 @@ def _program(model: Any, descs: Sequence[TensorDesc]) -> Any:
 
 
 def _takes_many(model: Any) -> bool:
-    """Whether forward has *args: they count as one."""
+    """True if forward has *args, which count as one input."""
     import inspect
 
     parameters = inspect.signature(model.forward).parameters.values()
@@ -127,7 +127,7 @@ def _check_sizes(program: Any, descs: Sequence[TensorDesc]) -> None:
 
 
 def _export_air(model: Any, descs: Sequence[TensorDesc], folder: Path) -> None:
-    """Where a real torchair is there, have it write its own export beside ours (never run on a card by us).
+    """Have a real torchair, if installed, write its own export next to ours (never run on a card by us).
 
     Its sample has 1 where a shape is negative, as the reference's.
     """

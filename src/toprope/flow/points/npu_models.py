@@ -33,11 +33,11 @@ _OF_CLASS = (*_OF_FUNCTION, "optimize_level", "input_descs")
 def npu_model(*args: Any, **options: Any) -> Any:
     """Decorate a function or a class, usually an nn.Module: `fnode()` makes a stage whose tensors are on the device.
 
-    What it is given are torch tensors on the stage's device, and it must return such; nothing is copied between stages
-    on one card. At optimize_level 2 the model is exported (torch.export) and runs without the user's Python.
+    Its inputs are torch tensors on the stage's device, and it must return such; nothing is copied between stages on
+    one card. At optimize_level 2 the model is exported (torch.export) and runs without the user's Python.
 
     Args:
-        args: the function or class, where the decorator stands without parentheses.
+        args: the function or class, if the decorator is used without parentheses.
         options: num_returns, resources, env_hook_func, visible_device_enable, instances, wait: see `pyflow`.
             batch: most rows of one call: inputs are joined along their first axis, and results are split along it.
             optimize_level: of a class: 1 (default) or 2.

@@ -1,4 +1,4 @@
-"""Process points beside decorated functions: classes of the UDF interface, model files, and graphs as closures."""
+"""Process points other than decorated functions: UDF classes, model files, and graphs as closures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCALARS = (str, int, float, bool, DType)
 
 
 class Framework(Enum):
-    """Whose format a model file has."""
+    """Framework of a model file."""
 
     TENSORFLOW = 0
     ONNX = 1
@@ -58,7 +58,7 @@ class ProgramPoint:
         self._functions = functions
 
     def stage_spec(self) -> StageSpec:
-        """What the stage is."""
+        """The stage's specification."""
         from toprope.flow.points.model_files import program_stage
 
         options = self._options
@@ -107,7 +107,7 @@ class GraphProcessPoint:
         return node
 
     def stage_spec(self) -> StageSpec:
-        """What the stage is.
+        """The stage's specification.
 
         Raises:
             DfException: the file is not there, its format cannot be run here, or onnxruntime is not installed.
@@ -163,7 +163,7 @@ class FlowGraphProcessPoint:
 
     @property
     def plan(self) -> Plan:
-        """What the graph runs."""
+        """The graph's plan."""
         return self.flow_graph.plan
 
 
@@ -259,7 +259,7 @@ class FuncProcessPoint:
         self._closures[graph_key] = pp
 
     def stage_spec(self) -> StageSpec:
-        """What the stage is. Errors as of `GraphProcessPoint.stage_spec`, for closures."""
+        """The stage's specification. Errors as of `GraphProcessPoint.stage_spec`, for closures."""
         from toprope.flow.udf.flow_func import make_stage
 
         closures = {key: _closure(each) for key, each in self._closures.items()}
@@ -272,7 +272,7 @@ class FuncProcessPoint:
 
 
 def _resources(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The resources of a stage, of what the reference's files have: "cpu" is "num_cpus" here, others are left out."""
+    """Convert resources of the reference's files: "cpu" becomes "num_cpus", unknown ones are left out."""
     found = {"num_cpus" if row["type"] == "cpu" else row["type"]: row["num"] for row in rows}
     return {name: value for name, value in found.items() if name in ("num_cpus", "memory", "num_npus")}
 

@@ -29,14 +29,14 @@ _making = threading.local()
 
 @dataclass(frozen=True)
 class Options:
-    """What a decorator was given.
+    """Arguments of a decorator.
 
     Attributes:
         kind: "python", or "npu" for tensors on the stage's device.
         num_returns: number of outputs; None leaves it to the annotation.
         resources, env_hook, visible_device: see `StageSpec`.
         stream_input: whether the function is given queues.
-        choice: for each output what decides whether a value is sent.
+        choice: for each output the function that decides whether a value is sent.
         instances, batch, wait_ns: see `StageSpec`.
     """
 
@@ -54,7 +54,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of a class that is a stage: its name, its function, and what `method` was given."""
+    """A method of a stage's class: its name, its function, and the arguments of `method`."""
 
     name: str
     function: Callable[..., Any]
@@ -62,13 +62,13 @@ class Method:
 
 
 class PythonPoint:
-    """What a node of a decorated function or class runs.
+    """Process point of a decorated function or class.
 
     Args:
         name: of the function or class.
         options: of the decorator.
         functions: with the places of their inputs and outputs.
-        code: pickle of what makes the stage's object.
+        code: pickle of the factory of the stage's object.
         workspace: the stage's folder.
     """
 
@@ -90,7 +90,7 @@ class PythonPoint:
         return inward, 1 + max((index for each in self.functions for index in each.outputs), default=-1)
 
     def stage_spec(self) -> StageSpec:
-        """What the stage is."""
+        """The stage's specification."""
         options = self.options
         return StageSpec(
             self.name, options.kind, self._code, self.functions, options.resources, self._hook, options.visible_device,
@@ -151,12 +151,12 @@ def decorate_function(function: Callable[..., Any], options: Options) -> Callabl
 
 
 def _generates(function: Callable[..., Any], options: Options) -> bool:
-    """Whether several results are made of one input; the reference has no generators in models."""
+    """True if a function makes several results of one input; the reference has no generators in models."""
     return inspect.isgeneratorfunction(function) and options.kind == "python"
 
 
 def _check_batched(function: Callable[..., Any], options: Options) -> None:
-    """Refuse batches for what makes several results of an input, or takes none.
+    """Refuse batches for functions that make several results of an input, or have no input.
 
     Raises:
         DfException: it does.
@@ -187,7 +187,7 @@ def workspace(node: FlowNode) -> Path:
 
 
 def _choices(choice: Any, count: int) -> tuple[Callable[[Any], Any] | None, ...]:
-    """For each output what decides whether a value is sent.
+    """Return for each output the function that decides whether a value is sent.
 
     Raises:
         DfTypeError: neither a function nor a list of them, one for each output.
@@ -306,7 +306,7 @@ def method_functions(cls: type, options: Options) -> tuple[StageFunction, ...]:
 
 
 def _returns(method: Method, options: Options) -> Any:
-    """What was given for a method, else for its class; the reference loses the class's."""
+    """Return num_returns of a method, else of its class; the reference loses the class's."""
     return options.num_returns if method.options.num_returns is None else method.options.num_returns
 
 

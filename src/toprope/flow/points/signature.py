@@ -1,4 +1,4 @@
-"""How many inputs and outputs a function has: its parameters, and `num_returns` or what its annotation says."""
+"""Numbers of a function's inputs and outputs, from its parameters, `num_returns` and its annotation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def input_count(function: Callable[..., Any]) -> int:
 
 
 def output_count(function: Callable[..., Any], num_returns: Any, *, strict: bool = False) -> int:
-    """The number of outputs: `num_returns`, else that of the tuple in the annotation, else 1.
+    """Return the number of outputs: `num_returns`, else the size of the tuple in the annotation, else 1.
 
     Args:
         function: the function.
-        num_returns: what the user gave; None for nothing.
+        num_returns: the user's number; None for none.
         strict: count as the reference does: the arguments of any annotation, so that `Optional[int]` has two.
 
     Raises:
@@ -43,7 +43,7 @@ def output_count(function: Callable[..., Any], num_returns: Any, *, strict: bool
 
 
 def _annotated(function: Callable[..., Any], strict: bool) -> int | None:
-    """What the annotation says; None where it says nothing of a number."""
+    """Return the number in the annotation; None if it has none."""
     found = getattr(function, "__annotations__", {}).get("return")
     if strict:
         return len(getattr(found, "__args__", None) or ()) or None
@@ -51,7 +51,7 @@ def _annotated(function: Callable[..., Any], strict: bool) -> int | None:
         try:
             found = typing.get_type_hints(function).get("return")
         except Exception:
-            return None  # it names what is not there, and says nothing then
+            return None  # it refers to an unknown name, and gives no number
     if inspect.isgeneratorfunction(function) and getattr(typing.get_origin(found), "__name__", "") in _MANY:
         found = typing.get_args(found)[0]
     if typing.get_origin(found) is not tuple:

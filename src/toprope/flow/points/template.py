@@ -1,4 +1,4 @@
-"""Writes the beginning of a class whose functions see messages."""
+"""Template of a class of the UDF interface."""
 
 from __future__ import annotations
 

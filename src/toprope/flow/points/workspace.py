@@ -1,4 +1,4 @@
-"""The folder of a stage, and the description that lies in it."""
+"""Workspace of a stage: its folder, and the description in it."""
 
 from __future__ import annotations
 

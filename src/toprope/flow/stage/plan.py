@@ -1,4 +1,4 @@
-"""What the processes of a graph are told: which stages run in which, and where their outputs go; pure."""
+"""Plans that are sent to the processes of a graph: their stages, and the targets of their outputs; pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Target:
     """An instance that an output goes to.
 
     Attributes:
-        host: name of its process; that of the sender for a neighbour in the same process.
+        host: name of its process; the sender's name for a neighbour in the same process.
         node, instance: which stage; the node is -1 for the driver.
         on_host: whether tensors have to leave their card on the way.
     """
@@ -31,7 +31,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Route:
-    """An edge, as its sender sees it.
+    """An edge at its sender.
 
     Attributes:
         edge: its number in the plan of the graph.
@@ -55,14 +55,14 @@ class StagePlan:
 
     Attributes:
         node: its number in the plan of the graph.
-        context: what it may know.
+        context: the stage's location.
         spec: what it runs.
         depth, overwrites: of its inputs.
         edges: for each input the number of its edge in the plan of the graph.
         batches: how messages of an input are batched, by input.
         align: limit, milliseconds and whether to drop, for inputs that are taken by transaction; None by order.
         routes: for each output where it goes.
-        catches: whether exceptions of functions are told to all stages.
+        catches: whether exceptions of functions are reported to all stages.
         replies: see `RunOptions`.
         ends: names of the functions that end a stream of results, see `toprope.flow.graph.streams`.
     """
@@ -96,10 +96,10 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class Reach:
-    """What a process needs to find those on other machines.
+    """Data with which a process finds those on other machines.
 
     Attributes:
-        secret: of the graph; who knows it is one of its processes.
+        secret: of the graph; it identifies the graph's processes.
         node: the driver's machine.
         host: its address.
     """
@@ -116,8 +116,8 @@ class HostPlan:
     Attributes:
         name: of the process in the graph.
         folder: of the graph.
-        stages: what runs in it.
-        trace: whether to keep what it did.
+        stages: its stages.
+        trace: whether to record its work.
         reach: how it finds processes on other machines; None where there are none.
     """
 

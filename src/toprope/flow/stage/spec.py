@@ -1,4 +1,4 @@
-"""What a stage is, and what travels between stages: the types that building a graph and running it share; pure.
+"""Specification of stages, and messages between them: types that building and running a graph share; pure.
 
 A process point describes its stage with `StageSpec`. In the stage's process the `code` of it is unpickled and called
 with a `StageContext`; what it returns, a `StageObject`, has the functions to run and knows how Python values become
@@ -50,7 +50,7 @@ PICKLED = 65535
 EMPTY = -1
 """There is no payload: None."""
 FAILURE = -2
-"""The payload is a `Failure`, which stands where the data would."""
+"""The payload is a `Failure` in place of the data."""
 
 EOS, SEG = 1, 2
 """Flags of a message: the end of the sequence, the end of a segment."""
@@ -123,14 +123,14 @@ def _check_types(batch: CountBatch | TimeBatch) -> None:
 
 @dataclass(slots=True)
 class Head:
-    """What travels with a message, see `FlowInfo`.
+    """Head of a message, see `FlowInfo`.
 
     Attributes:
         transaction_id: which input of the graph the message belongs to.
         start_time, end_time: milliseconds.
         flags: of EOS, SEG.
         user_data: up to 64 bytes of the user's; empty for none.
-        data_size: how far into them something was written.
+        data_size: end of their written part.
         data_label: which part of a transaction that was split, see `BalanceConfig`; 0 for none.
     """
 
@@ -145,10 +145,10 @@ class Head:
 
 @dataclass(slots=True)
 class Failure:
-    """Why there is no data.
+    """A failure in place of data.
 
     Attributes:
-        error: what the user's code raised, or what we say of it.
+        error: the user's exception, or ours.
         traceback: its traceback as text, of the stage's process.
         stage: name of the stage; empty where it is none.
         code: the code that fetching returns.
@@ -167,7 +167,7 @@ class Message:
     Attributes:
         kind: TENSOR, RAW, TORCH, PICKLED, EMPTY, FAILURE, or a type of the user's (1024 and more; bytes).
         payload: see the kinds.
-        head: what travels with it.
+        head: its head.
         ret_code: 0, or what went wrong with it.
         replayed: whether it stands for one that a killed stage may have sent already.
         route_label: chooses the instance that it goes to, together with its transaction; 0 for none. It does not
@@ -183,7 +183,7 @@ class Message:
 
     @property
     def failed(self) -> bool:
-        """Whether a failure stands in place of the data."""
+        """True if a failure is in place of the data."""
         return self.kind == FAILURE
 
     def with_head(self, head: Head) -> Message:
@@ -199,8 +199,8 @@ class StageFunction:
         name: its key in `StageObject.functions`.
         inputs, outputs: the places of the node's inputs and outputs that are its own, in the order of its parameters
             and results. Outputs may belong to several functions.
-        stream_input: whether it is given queues of messages, and takes from them what it likes.
-        choice: for each output what decides whether a value is sent; None for always. Empty for all of them always.
+        stream_input: whether it gets queues, from which it takes any number of messages.
+        choice: for each output a function that decides whether a value is sent; None for always. Empty for all always.
         generates: whether it is a generator function, which makes several results of one input.
     """
 
@@ -214,7 +214,7 @@ class StageFunction:
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A stage, as its process is told.
+    """Specification of a stage, which is sent to its process.
 
     Attributes:
         name: of the node; in errors, metrics and traces.
@@ -223,12 +223,12 @@ class StageSpec:
             "messages": with one `Activation` (toprope.flow.worker.calls), which has the messages and sends others; the
             result is a code.
         code: pickle of a function that is given the `StageContext` and returns a `StageObject`.
-        functions: what it runs; empty for one, "run", of all inputs and outputs of its node.
+        functions: its functions; empty for one, "run", of all inputs and outputs of its node.
         resources: "num_cpus", "memory" (MB), as far as the user gave them. "num_npus" is not charged.
         env_hook: pickle of a function without arguments that runs before `code` is unpickled.
         visible_device: whether the process is shown only its own card.
         workspace: folder of its own, for what the stage writes; empty for none.
-        registry: pickle of what has to be known before messages are read; it is unpickled before `code`.
+        registry: pickle of the types that messages need; it is unpickled before `code`.
         instances: processes that share the inputs, where the deploy file does not say.
         batch: most requests, or rows of tensors, that one call is given; 0 for no batching across inputs.
         wait_ns: nanoseconds that the first of a batch waits for others.
@@ -250,7 +250,7 @@ class StageSpec:
 
 @dataclass(frozen=True)
 class StageContext:
-    """What a stage may know of where it runs.
+    """Location and size of a stage's instance.
 
     Attributes:
         name: of the node.
@@ -283,13 +283,13 @@ def _unwrap(kind: int, payload: Any) -> Any:
 
 @dataclass
 class StageObject:
-    """What runs in a stage.
+    """The object that runs in a stage.
 
     Attributes:
         functions: by `StageFunction.name`.
         wrap: a value that a function returned as kind and payload.
         unwrap: kind and payload as the value that a function is given.
-        queue: makes what a function with stream input is given of an `InputQueue` (toprope.flow.worker.calls).
+        queue: makes the argument of a function with stream input from an `InputQueue` (toprope.flow.worker.calls).
         close: called when the stage ends.
     """
 
@@ -302,7 +302,7 @@ class StageObject:
 
 @dataclass(frozen=True)
 class Deploy:
-    """Where a stage runs: one device index for each instance.
+    """Deployment of a stage: one device index for each instance.
 
     Attributes:
         devices: for example (0, 0) for two instances on card 0.
@@ -322,18 +322,18 @@ class RunOptions:
     Attributes:
         deploy: by name of the node in the deploy file; a node that is not there runs once on `device_index`.
         device_index: the card of such nodes.
-        n_mapping: whether some node does not make one output of one input; custom transaction ids are heeded then.
+        n_mapping: whether some node does not make one output per input; custom transaction ids are used then.
         align: most groups that wait for their missing messages, 0 for no alignment.
         align_timeout_ms: how long a group waits; -1 for ever.
         align_drop: whether a group that stays incomplete is dropped; else it is delivered as it is.
-        exception_catch: whether `raise_exception` of a function is told to all stages and to `fetch`.
+        exception_catch: whether `raise_exception` of a function is reported to all stages and to `fetch`.
         colocate: whether neighbouring stages run as threads of one process, and pass messages by reference. Should the
-            process die, what is under way in any of them fails.
+            process die, inputs in flight in any of them fail.
         restarts: how often a stage whose process has died is started again.
         deadline_ms: how long a stage may work on one input; 0 for no limit. One that takes longer is ended and started
             again, and the input fails.
         start_timeout_ms: how long all stages together may take to start, and one that is started again.
-        trace: whether the stages keep what they did, for `Runner.trace`.
+        trace: whether the stages record their work, for `Runner.trace`.
         replies: whether each input has an end that the driver sees, as a service needs it: a generator's results are
             followed by a message with the flag END, and a stage that sends nothing sends a failure instead.
     """
@@ -354,4 +354,4 @@ class RunOptions:
 
 
 Batching = CountBatch | TimeBatch
-"""What an input of a node may have in front of it."""
+"""Sources of a node's input."""

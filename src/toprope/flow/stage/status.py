@@ -1,4 +1,4 @@
-"""Figures that each function of a stage shares with the driver: its current input, and how long its calls took."""
+"""Status cells that each function of a stage shares with the driver: its current input, and the times of its calls."""
 
 from __future__ import annotations
 

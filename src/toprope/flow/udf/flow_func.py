@@ -181,7 +181,7 @@ def make_stage(
 
 
 class _Caller:
-    """Calls a function with what it may know."""
+    """Calls a function with its run context."""
 
     def __init__(
         self, function: Callable[..., Any], outputs: Sequence[int], closures: Mapping[str, Any], balance: str

@@ -1,4 +1,4 @@
-"""Messages as functions of the UDF interface see them."""
+"""Messages of the UDF interface."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class MsgType(IntEnum):
 
 
 class FlowMsg:
-    """A message: data, and what travels with it. Each figure is an attribute, with get_... and set_... beside it.
+    """A message: data and metadata. Each value is an attribute, and also has get_... and set_... methods.
 
     Args:
-        message: what it is on its way.
+        message: the internal message.
     """
 
     def __init__(self, message: Message) -> None:
@@ -82,7 +82,7 @@ class FlowMsg:
 
     @property
     def transaction_id(self) -> int:
-        """Which input of the graph it belongs to."""
+        """Number of the graph's input that it belongs to."""
         return self.head.transaction_id
 
     @transaction_id.setter
@@ -159,7 +159,7 @@ class FlowMsg:
         self.flow_flags = value
 
     def get_transaction_id(self) -> int:
-        """Which input of the graph it belongs to."""
+        """Number of the graph's input that it belongs to."""
         return self.transaction_id
 
     def set_transaction_id(self, value: int) -> None:

@@ -1,4 +1,4 @@
-"""What a function with stream input is given."""
+"""Queues of messages for functions with stream input."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class FlowMsgQueue(queue.Queue[Any]):
         return self.get(block=False)
 
     def qsize(self) -> int:
-        """How many values are there."""
+        """Number of available values."""
         return int(self._source.qsize())
 
     def empty(self) -> bool:
-        """Whether there is none."""
+        """True if no value is available."""
         return not self.qsize()
 
     def full(self) -> bool:
-        """Whether no more than there is could wait; never known here."""
+        """Always False: the capacity is unknown here."""
         return False
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> NoReturn:
@@ -63,9 +63,9 @@ class FlowMsgQueue(queue.Queue[Any]):
         self.put(item)
 
     def join(self) -> NoReturn:
-        """Nobody counts tasks."""
+        """No-op: tasks are not counted."""
         raise NotImplementedError("an input of a stage counts no tasks")
 
     def task_done(self) -> NoReturn:
-        """Nobody counts tasks."""
+        """No-op: tasks are not counted."""
         self.join()

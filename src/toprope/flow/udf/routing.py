@@ -1,4 +1,4 @@
-"""How outputs are spread over the instances of what follows; pure."""
+"""Routing of outputs over the instances of the next stage; pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 65536
 
 
 class AffinityPolicy(IntEnum):
-    """What of a matrix of data goes to one instance."""
+    """Part of a matrix that goes to one instance."""
 
     NO_AFFINITY = 0
     """Each element anywhere."""
@@ -30,7 +30,7 @@ class BalanceConfig:
 
     Args:
         row_num, col_num: its size.
-        affinity_policy: what of it goes to one instance.
+        affinity_policy: the part of it that goes to one instance.
 
     Raises:
         DfException: the size is 0 or above 65536 elements (164000).
@@ -47,7 +47,7 @@ class BalanceConfig:
         self._positions: list[tuple[int, int]] = []
 
     def set_data_pos(self, positions: Sequence[tuple[int, int]]) -> None:
-        """Say which elements the outputs are: a row and a column for each.
+        """Set the positions of the outputs in the matrix: a row and a column for each.
 
         Raises:
             DfException: one is outside (164000).
@@ -62,7 +62,7 @@ class BalanceConfig:
         return self
 
     def refusal(self, balance: str) -> str:
-        """Why a node cannot use it; empty where it can.
+        """Return why a node cannot use it; empty if it can.
 
         Args:
             balance: "scatter" or "gather", as the node was set; empty for neither.

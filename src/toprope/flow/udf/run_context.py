@@ -1,4 +1,4 @@
-"""What functions of the UDF interface are given beside messages."""
+"""Start parameters and run context, which functions of the UDF interface get in addition to messages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NO_SUCH, _OTHER_TYPE = 164001, 164002
 
 
 class PyMetaParams:
-    """What a stage may know when it starts.
+    """Parameters of a stage at its start.
 
     Args:
-        context: where it runs.
-        params: what `FuncProcessPoint.set_init_param` was given.
+        context: its location.
+        params: the values of `FuncProcessPoint.set_init_param`.
     """
 
     def __init__(self, context: StageContext, params: Mapping[str, Any]) -> None:
@@ -54,11 +54,11 @@ class PyMetaParams:
         return self._context.device_id
 
     def get_running_instance_id(self) -> int:
-        """Which of the stage's instances this is."""
+        """Number of this instance of the stage."""
         return self._context.instance_id
 
     def get_running_instance_num(self) -> int:
-        """How many instances the stage has."""
+        """Number of instances of the stage."""
         return self._context.instance_num
 
     def _get(self, name: str, kind: type, depth: int, empty: Any) -> tuple[int, Any]:
@@ -121,7 +121,7 @@ def _is(value: Any, kind: type, depth: int) -> bool:
 
 
 class MetaRunContext:
-    """What a function may do while it is called.
+    """Context of one call of a function: its outputs, models and metadata.
 
     Args:
         activation: the call (`toprope.flow.worker.calls.Activation`).
@@ -141,7 +141,7 @@ class MetaRunContext:
         return FlowMsg(Message(TENSOR, alloc_tensor(shape, dtype, align).numpy()))
 
     def alloc_raw_data_msg(self, size: int, align: int = 64) -> FlowMsg:
-        """A message with so many bytes.
+        """Allocate a message of this size, in bytes.
 
         Raises:
             DfException: the size is negative (164000).
@@ -215,10 +215,10 @@ class MetaRunContext:
         return code, [FlowMsg(each) for each in messages]
 
     def get_user_data(self, size: int = MAX_USER_DATA_SIZE, offset: int = 0) -> bytearray:
-        """The user's bytes that came with the input.
+        """Return the user's data of the input.
 
         Raises:
-            DfException: there are not so many (164000).
+            DfException: the range exceeds the user's data (164000).
         """
         if size <= 0 or offset < 0 or size + offset > MAX_USER_DATA_SIZE:
             raise DfException(
@@ -227,12 +227,12 @@ class MetaRunContext:
         return bytearray(self._activation.head.user_data.ljust(MAX_USER_DATA_SIZE, b"\0"))[offset : offset + size]
 
     def raise_exception(self, exception_code: int, user_context_id: int) -> int:
-        """Give this input up: all stages and `fetch_data` are told (needs `FlowGraph.set_exception_catch`)."""
+        """Give this input up; all stages and `fetch_data` are notified (needs `FlowGraph.set_exception_catch`)."""
         self._activation.raise_exception(exception_code, user_context_id)
         return SUCCESS
 
     def get_exception(self) -> tuple[bool, int, int]:
-        """Whether another stage has given an input up, with its code and context; reading it clears it."""
+        """Take the report that another stage has given an input up: True if any, its code and context."""
         found: tuple[bool, int, int] = self._activation.take_exception()
         return found
 
@@ -246,7 +246,7 @@ def _wrapped(value: Any) -> tuple[int, Any]:
 
 
 def _message(value: Any) -> Message:
-    """What is sent: a message of its own, since the one that came may be read elsewhere."""
+    """Return a new message to send, since a received one may be read elsewhere."""
     if isinstance(value, FlowMsg):
         found = value.message
         return Message(found.kind, found.payload, value.head, found.ret_code, route_label=value.route_label)

@@ -20,7 +20,7 @@ _LONGEST_TIMEOUT = 2**32 - 1
 
 
 def check(attrs: tuple[CountBatch | TimeBatch, ...]) -> None:
-    """Refuse attributes of an input that cannot be.
+    """Check the batching attributes of an input.
 
     Raises:
         DfException: which, and why.

@@ -1,4 +1,4 @@
-"""Calls of the functions of a stage, and the objects that they are given in addition to values."""
+"""Calls of a stage's functions, and their context objects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Made = list[tuple[int, int, Any]] | BaseException
 
 
 class Cancelled(DfException):
-    """Nobody waits for the results of an input any more."""
+    """The receiver of an input's results has given up."""
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled: its client has gone, or its deadline has passed")
@@ -49,7 +49,7 @@ class Stopped(DfAbortException):
 
 
 def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> Failure:
-    """Make the replacement of data that a function did not make."""
+    """Make the failure message for data that a function did not produce."""
     frames = error.__traceback__
     while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
         frames = frames.tb_next  # how we called it is of no interest
@@ -58,7 +58,7 @@ def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> F
 
 
 class InputQueue:
-    """An input of a function with stream input: it takes messages as it likes."""
+    """An input of a function with stream input, which takes any number of messages."""
 
     def __init__(self, hub: Connections, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
         self._hub = hub
@@ -92,7 +92,7 @@ class InputQueue:
         return len(self._queue)
 
     def _look(self) -> None:
-        """Read what has come."""
+        """Read the available messages."""
         looked = False
 
         def once() -> bool:
@@ -108,7 +108,7 @@ class Activation:
 
     Attributes:
         inputs: the messages; none of them where the function is called for the sake of an exception.
-        head: what its outputs inherit.
+        head: the head that its outputs inherit.
         exception: code and context of an exception that another stage has raised, with its transaction; reading it
             with `take_exception` clears it.
     """
@@ -138,7 +138,7 @@ class Activation:
         self._send(index, message)
 
     def raise_exception(self, code: int, context_id: int) -> None:
-        """Give this transaction up, and tell all stages and `fetch`."""
+        """Give this transaction up, and report that to all stages and `fetch`."""
         self._raise(code, context_id)
 
     def take_exception(self) -> tuple[bool, int, int]:

@@ -1,4 +1,4 @@
-"""One message of each input for an activation: by their order, or by the transactions that they belong to."""
+"""Matching of inputs: one message of each input for an activation, by order or by transaction."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Source:
 
     @property
     def is_clear(self) -> bool:
-        """True if no message that was taken waits in it."""
+        """True if it holds no messages."""
         return self._batcher is None or self._batcher.is_clear
 
 
@@ -105,17 +105,17 @@ class Gather(ABC):
 
     @property
     def is_clear(self) -> bool:
-        """True if nothing that was taken waits in it."""
+        """True if it holds no messages."""
         return self._are_plain or all(each.is_clear for each in self.sources)
 
     def forget(self, transaction: int) -> None:  # noqa: B027 - most keep nothing
-        """Drop what waits and belongs to a transaction."""
+        """Drop the waiting messages of a transaction."""
 
 
 class Order(Gather):
     """The first message of each input, whatever they belong to.
 
-    Where a stage was killed, an input may stand in the queue once more whose outputs have gone out: it is dropped.
+    If a stage was killed, the queue may hold an input again whose outputs have been sent: it is dropped.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -217,7 +217,7 @@ class Align(Gather):
 
     @property
     def is_clear(self) -> bool:
-        """True if nothing that was taken waits in it."""
+        """True if it holds no messages."""
         return not self._groups and not self._out and super().is_clear
 
     def forget(self, transaction: int) -> None:

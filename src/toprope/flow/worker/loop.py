@@ -37,10 +37,10 @@ from toprope.flow.worker.input_matching import Align, Gather, Group, Order, Sour
 __all__ = ["Loop", "Outlet", "Stage", "Status"]
 
 _REMEMBERED = 1024
-"""Exceptions of functions, and cancelled inputs, whose transactions are known."""
+"""Number of remembered transactions with exceptions, and of cancelled ones."""
 
 _LOOK_NS = 2_000_000
-"""Time between two looks of a stage that replies for cancelled inputs."""
+"""Interval of a replying stage's checks for cancelled inputs."""
 
 
 class Outlet:
@@ -134,7 +134,7 @@ class Stage:
 
 
 def _limit_threads(cores: float) -> None:
-    """Have torch compute with as many threads as the stage has cores.
+    """Set torch's number of threads to the stage's cores.
 
     Threads of several stages that wait for each other on the same cores make each operation take milliseconds. The
     user's own OMP_NUM_THREADS, or what the stage's hook sets, goes before.
@@ -155,7 +155,7 @@ class Loop:
     """A function of a stage.
 
     Attributes:
-        leaves: whether what it makes leaves the process.
+        leaves: whether its outputs leave the process.
         is_alone: whether its stage has the process for itself; what it has sent is out then.
         on_left: called with each transaction whose outputs have left the process.
     """
@@ -217,7 +217,7 @@ class Loop:
             raise
 
     def run(self) -> None:
-        """Run until the graph ends, which `Stopped` says."""
+        """Run until the graph ends, which raises `Stopped`."""
         gather, wait = self._gather, self._hub.wait
         if self._function.stream_input:
             self._stream()
@@ -303,7 +303,7 @@ class Loop:
             self._end(1, began, waited, head.transaction_id)
 
     def _begin(self, head: Head) -> tuple[int, int]:
-        """An input is worked on: the time, and the time that outputs have waited for room so far."""
+        """Start an input. Return the time, and the time that outputs have waited for room so far."""
         status = self._status
         status[1] = began = time.monotonic_ns()
         status[0] = head.transaction_id
@@ -319,7 +319,7 @@ class Loop:
             self._events.append((self.name, began, time.monotonic_ns(), transaction))
 
     def _reply(self, head: Head) -> None:
-        """Have each output say that there is no more of this input, or that there is nothing."""
+        """Send the end of this input's results on each output, or a failure if there are none."""
         for outlet, count in zip(self._outlets, self._sent, strict=True):
             if self._ends:
                 ended = Head(*(getattr(head, each) for each in Head.__slots__))
@@ -427,23 +427,23 @@ class Loop:
     # Cancellation
 
     def cancel(self, transaction: int) -> None:
-        """Nobody waits for the results of a transaction."""
+        """Cancel a transaction whose receiver has given up."""
         self._cancelled[transaction] = None
         if len(self._cancelled) > _REMEMBERED:
             del self._cancelled[next(iter(self._cancelled))]
 
     def _check_cancelled(self, transaction: int) -> None:
-        """Read messages, and end the call if nobody waits for its results.
+        """Read messages, and end the call if its transaction was cancelled.
 
         Raises:
-            Cancelled: nobody does.
+            Cancelled: it was.
         """
         self._look()
         if self._cancelled and transaction in self._cancelled:
             raise Cancelled
 
     def _look(self) -> None:
-        """Read messages now and then: a stage that always has inputs waits for none."""
+        """Read messages at intervals: a stage that always has inputs never waits for any."""
         now = time.monotonic_ns()
         if now - self._looked > _LOOK_NS:
             self._looked = now
@@ -470,7 +470,7 @@ class Loop:
             self._hub.send(driver, Kind.EXCEPTION, USER_RAISE_EXCEPTION, (code, context, self.node, *fields))
 
     def caught(self, transaction: int, code: int, context: int, *, is_own: bool) -> None:
-        """A stage has given a transaction up."""
+        """Note that a stage has given a transaction up."""
         self._given_up.append(transaction)
         self._gather.forget(transaction)
         if not is_own and self._call is None:

@@ -39,7 +39,7 @@ class Host:
         self._book: dict[str, Address] = {}
         self._hub.book = self._book
         self._hub.check = self._check
-        self._codec = Codec(folder, plan.name, passes_on=True)
+        self._codec = Codec(folder, plan.name, forwards=True)
         self._stopping = False
         self._stages = {
             (each.node, each.context.instance_id): Stage(each, self._hub, self._codec) for each in plan.stages
@@ -53,10 +53,10 @@ class Host:
         return os.getpid(), self._hub.address
 
     def run(self, book: dict[str, Address]) -> str:
-        """Run until the graph ends. What went wrong apart from the user's code is raised.
+        """Run until the graph ends. Errors outside of the user's code are raised.
 
         Args:
-            book: where the processes are, where they are on several machines.
+            book: addresses of the processes, if they are on several machines.
         """
         self._book.update(book)
         functions = sum(len(each.plan.spec.functions) for each in self._stages.values())
