@@ -22,7 +22,7 @@ __all__ = ["AcceleratorDevice"]
 
 
 class AcceleratorDevice(Device):
-    """One device of a kind of accelerator, such as "xpu". NPU and CUDA add what is theirs alone."""
+    """One device of a kind of accelerator, such as "xpu". Subclasses for NPU and CUDA add their own functions."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)

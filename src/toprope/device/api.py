@@ -1,4 +1,4 @@
-"""Calls that need no device in hand: load a file, seed everything, the best dtype, why something is not used."""
+"""Calls of `toprope.device` that take a device by name: load a file, seed all, best dtype, why not."""
 
 from __future__ import annotations
 

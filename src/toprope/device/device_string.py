@@ -1,4 +1,4 @@
-"""Names of devices: "npu", "npu:1", a number, a torch.device, one of ours."""
+"""Parsing of device arguments: "npu", "npu:1", a number, a torch.device, a `Device`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
 
 @dataclass(frozen=True)
 class Asked:
-    """A device as it was asked for.
+    """A parsed device argument.
 
     Attributes:
         kind: "npu", "cuda", ...; "auto" where only a number was given, or nothing.
@@ -32,7 +32,7 @@ class Asked:
 
 
 def read_name(device: object) -> Asked:
-    """The device that a name asks for.
+    """Parse a device argument.
 
     Args:
         device: a text (case and surrounding blanks do not matter), a number (that device of the kind that toprope

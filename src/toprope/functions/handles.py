@@ -42,4 +42,4 @@ class Handles:
 
 
 handles = Handles()
-"""Those of this process."""
+"""Handles of this process."""

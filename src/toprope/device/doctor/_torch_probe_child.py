@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class Examiner:
-    """Says facts on a file descriptor."""
+    """Writes facts to a file descriptor."""
 
     def __init__(self, channel: int, options: dict[str, Any]) -> None:
         self.channel = channel
@@ -33,11 +33,11 @@ class Examiner:
         say(self.channel, fact, **details)
 
     def doing(self, what: str) -> None:
-        """Say what comes next: where the process ends in it, this is what it died of."""
+        """Report the next step, so that a crash can be attributed to it."""
         self.say("doing", what=what)
 
     def run(self) -> None:
-        """Find everything out, or only what the options ask for."""
+        """Run all checks, or only those that the options name."""
         plain, only_npu = self.options.get("plain", False), self.options.get("only_npu", False)
         if self.import_torch(alone=not plain) and not plain:
             if not only_npu:

@@ -18,7 +18,7 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
-    """Everything that is to be said about these facts.
+    """Return the findings for these facts, causes first.
 
     Example:
         >>> from toprope.device.host.machine import Facts
@@ -74,7 +74,7 @@ def _import(facts: Facts) -> Iterator[Finding]:
 
 
 def _backends(facts: Facts) -> Iterator[Finding]:
-    """Backends of others than torch_npu."""
+    """Findings about backends other than torch_npu."""
     for backend in facts.examination.backends if facts.examination is not None else ():
         if backend.error and backend.module == "toprope":
             yield Finding(
@@ -95,7 +95,7 @@ def _backends(facts: Facts) -> Iterator[Finding]:
 
 
 def _cards(facts: Facts) -> Iterator[Finding]:
-    """torch_npu works and shows no card: why."""
+    """Findings about a working torch_npu that shows no card."""
     examination = facts.examination
     loaded = examination is not None and bool(examination.torch_npu) and not examination.facade
     if not loaded or facts.simulated or examination is None or examination.of("npu"):
@@ -121,7 +121,7 @@ def _cards(facts: Facts) -> Iterator[Finding]:
 
 
 def _nodes(facts: Facts) -> Iterator[Finding]:
-    """Device files that may not be opened, or that are missing where those of the cards are."""
+    """Findings about device files that are missing or may not be opened."""
     machine = facts.ascend
     if machine.refused:
         numbers = ", ".join(f"/dev/davinci{number}" for number in machine.refused)
@@ -178,7 +178,7 @@ def _health(facts: Facts) -> Iterator[Finding]:
 
 
 def _devices(facts: Facts) -> Iterator[Finding]:
-    """Devices that fail at the simplest things."""
+    """Findings about devices that fail at basic operations."""
     for device in facts.examination.devices if facts.examination is not None else ():
         if device.error:
             yield _failed(device, "cannot be asked", device.error)
@@ -207,7 +207,7 @@ def _failed(device: DeviceResult, what: str, error: str) -> Finding:
 
 
 def _setting(facts: Facts) -> Iterator[Finding]:
-    """Settings that ask for a device that is not there, or cannot be read."""
+    """Findings about settings that are invalid or name a missing device."""
     refused = facts.examination.refused if facts.examination is not None else {}
     if refused:
         yield Finding(
@@ -219,7 +219,7 @@ def _setting(facts: Facts) -> Iterator[Finding]:
 
 
 def _unfinished(facts: Facts) -> Iterator[Finding]:
-    """A child that crashed or hung elsewhere than in torch_npu's import, which has a finding of its own."""
+    """Finding about a child that crashed or hung outside of torch_npu's import, which has its own finding."""
     examination = facts.examination
     if examination is None or not examination.ended or examination.doing == "import torch_npu":
         return

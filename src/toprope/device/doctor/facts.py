@@ -21,7 +21,7 @@ from toprope.device.host.machine import Facts, SmiCard
 __all__ = ["MASKS", "SHOWN", "gather"]
 
 MASKS = ("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""The variables that say which cards a process, or a container, may see."""
+"""Variables that restrict the cards of a process or a container."""
 
 SHOWN = (
     *MASKS, "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH",
@@ -29,7 +29,7 @@ SHOWN = (
     "HCCL_EXEC_TIMEOUT", "HCCL_CONNECT_TIMEOUT", "ASCEND_GLOBAL_LOG_LEVEL", "TOPROPE_DEVICE", "TOPROPE_SIM",
     "TOPROPE_FALLBACK", "PREFERRED_DEVICE", "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
 )  # fmt: skip
-"""The variables that are looked at, in the order in which they are shown."""
+"""Examined variables, in the order of the report."""
 
 _LIBRARIES = (
     "torch", "torch-npu", "torchvision", "torchair", "triton", "triton-ascend", "transformers", "accelerate",
@@ -47,14 +47,14 @@ def gather(
     wait: float = WAIT,
     memory: bool = False,
 ) -> Facts:
-    """Look at this machine and at the Python that runs this.
+    """Collect the facts of this machine and of this Python.
 
     Args:
         root: where the machine's files are; another folder for tests.
         environment: the variables of the process that is looked at; this one's own when left out.
         path: the folders in which Python packages are looked for; sys.path when left out.
         examining: whether child processes import torch and use the devices.
-        wait: seconds that they have.
+        wait: their time limit, in seconds.
         memory: whether they ask every card for its free memory.
     """
     variables = dict(os.environ if environment is None else environment)
@@ -82,7 +82,7 @@ def gather(
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that are shown, and those whose names look like a mask's and are not."""
+    """Return the variables of the report, and those whose names are similar to a mask's."""
     known = {name: environment[name] for name in SHOWN if name in environment}
     for name in sorted(set(environment) - set(SHOWN)):
         if "VIS" in name and difflib.get_close_matches(name, MASKS, n=1, cutoff=0.9):

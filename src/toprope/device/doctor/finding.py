@@ -1,4 +1,4 @@
-"""A finding: something that is wrong, or worth knowing, with what to do about it."""
+"""A finding of `toprope doctor`: a problem or a remark, with advice."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Finding:
 
     Attributes:
         name: a short name that stays the same, for programs: "cann-not-loaded".
-        what: what is the matter, in whole sentences.
-        do: what to do about it, in this order.
+        what: description of the problem, in whole sentences.
+        do: steps of the advice, in order.
         looked_at: the facts that it rests on, where `what` does not say them.
         sources: public pages and threads about it.
-        problem: True for what keeps programs from working; False for what is only worth knowing.
+        problem: True if it keeps programs from working; False for a remark.
     """
 
     name: str

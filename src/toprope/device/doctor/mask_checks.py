@@ -58,7 +58,7 @@ def process_cards(facts: Facts) -> tuple[int, ...]:
 
 
 def _better(facts: Facts, mask: str, cards: Sequence[int]) -> str:
-    """A mask that shows what this one was meant to."""
+    """Return the mask that was probably intended."""
     numbers = sorted({int(number) for number in re.findall(r"\d+", mask)})
     there = [number for number in numbers if number < len(cards)]
     if there:

@@ -1,4 +1,4 @@
-"""Rating of a dtype on a device, from what was measured. Pure."""
+"""Rating of a dtype on a device, from measurements. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOW = 4.0
 
 @dataclass(frozen=True)
 class Rating:
-    """How a dtype does.
+    """Rating of a dtype.
 
     Attributes:
         dtype: its name without "torch.".
@@ -28,7 +28,7 @@ class Rating:
 
     @property
     def text(self) -> str:
-        """As one phrase: "float16 slow (50x float32)"."""
+        """The rating as a phrase: "float16 slow (50x float32)"."""
         return f"{self.dtype} {self.verdict}" + (f" ({self.why})" if self.why else "")
 
 

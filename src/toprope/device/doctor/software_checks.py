@@ -18,7 +18,7 @@ _FAQ = (
 
 
 def torch_npu(facts: Facts) -> Iterator[Finding]:
-    """torch_npu is missing where there are cards, or is there and cannot be loaded."""
+    """Findings about a torch_npu that is missing although there are cards, or that cannot be loaded."""
     examination = facts.examination
     if facts.simulated:
         if "torch-npu" in facts.packages:
@@ -102,7 +102,7 @@ def explain_torch_npu(error: str, facts: Facts) -> Finding:
 
 
 def environment(facts: Facts) -> Iterator[Finding]:
-    """Variables of CANN that lead nowhere."""
+    """Findings about variables of CANN that name missing folders."""
     if facts.simulated:
         return
     for name, folder in facts.broken_paths.items():
@@ -126,7 +126,7 @@ def environment(facts: Facts) -> Iterator[Finding]:
 
 
 def versions(facts: Facts) -> Iterator[Finding]:
-    """torch, torch_npu, CANN and Python against the vendor's table."""
+    """Compare torch, torch_npu, CANN and Python with the vendor's table."""
     release = facts.packages.get("torch-npu", "")
     if not release or facts.simulated:
         return
@@ -169,7 +169,7 @@ def versions(facts: Facts) -> Iterator[Finding]:
 
 
 def python_packages(facts: Facts) -> Iterator[Finding]:
-    """Python packages that CANN imports."""
+    """Findings about missing Python packages that CANN imports."""
     if facts.package("CANN") is None or facts.simulated:
         return
     needed, listed = software.needed_python()
@@ -209,7 +209,7 @@ def _missing(library: str, facts: Facts) -> Finding:
 
 
 def _not_loaded(what: str, package: str, facts: Facts) -> Finding:
-    """A library of CANN or NNAL is missing: the package is not installed, not loaded, or not whole."""
+    """Finding about a missing library of CANN or NNAL: not installed, environment not loaded, or incomplete."""
     found = facts.package(package)
     name, thread = ("cann", 262) if package == "CANN" else ("nnal", 152)
     sources = (f"https://github.com/vllm-project/vllm-ascend/issues/{thread}", _FAQ)
@@ -256,7 +256,7 @@ def _no_torch_npu(facts: Facts) -> Iterator[Finding]:
 
 
 def _release_advice(facts: Facts) -> tuple[str, ...]:
-    """The torch_npu that goes with the torch and the CANN that are here."""
+    """Return the release of torch_npu for the installed torch and CANN."""
     torch, cann = facts.packages.get("torch", ""), facts.package("CANN")
     if not torch or cann is None or not cann.version:
         return ()

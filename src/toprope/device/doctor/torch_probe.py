@@ -1,4 +1,4 @@
-"""Finds out in child processes what torch makes of the machine: nothing of torch is imported here.
+"""Probe of torch and its devices in child processes: this process imports nothing of torch.
 
 One child imports torch without its backends and loads them one by one; where other backends are installed, a second
 one does what a program does, `import torch` alone. A crash or a driver that hangs ends a child and nothing else.
@@ -20,10 +20,10 @@ from toprope.device.host.machine import BackendResult, DeviceResult, DtypeResult
 __all__ = ["WAIT", "examination", "examine"]
 
 WAIT = 60.0
-"""Seconds that the children have: loading torch_npu and CANN takes 5 to 20, a driver that hangs takes for ever."""
+"""Time limit of the children, in seconds: loading torch_npu and CANN takes 5 to 20, a driver that hangs never ends."""
 
 _CHILD = Path(__file__).with_name("_torch_probe_child.py")
-# run_path and not the file itself: the folder of a script would come first on sys.path, and it has a select.py.
+# run_path and not the file itself: the folder of a script would come first on sys.path, and its modules hide others.
 # toprope comes last, for a Python in which it is not installed.
 _BOOT = (
     "import runpy, sys; path = sys.argv.pop(1); sys.path.append(sys.argv.pop(1)); "
@@ -34,11 +34,11 @@ _BOOT = (
 def examine(
     environment: Mapping[str, str] | None = None, *, wait: float = WAIT, memory: bool = False, only_npu: bool = False
 ) -> Examination:
-    """The findings of child processes of this Python.
+    """Probe torch in child processes of this Python.
 
     Args:
         environment: their variables; this process's own when left out.
-        wait: seconds that they have.
+        wait: their time limit, in seconds.
         memory: whether the free memory of every card is asked for, which takes a little of each.
         only_npu: whether only torch_npu is loaded and its cards are counted, and the first one asked for its name.
     """
@@ -57,11 +57,11 @@ def examine(
 
 
 def examination(lines: Iterable[str], *, ended: str = "", import_error: str | None = None) -> Examination:
-    """The facts that a child said. Pure; lines that say nothing, such as half of one, are passed over.
+    """Parse the facts that a child reported. Pure; invalid lines, such as half of one, are skipped.
 
     Args:
         lines: what it wrote.
-        ended: how it ended, where it did not say that it was done.
+        ended: how it ended, if it did not report its end.
         import_error: what a plain `import torch` ended with.
     """
     values: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """The Ascend parts of a machine, read from files and variables alone: device files, driver, CANN, masks, container.
 
-Nothing is loaded or started, so that it can be asked where everything else is broken.
+Nothing is loaded or started, so it works even if everything else is broken.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AscendMachine:
         return mask_text(self.mask, count)
 
     def why_no_card(self) -> tuple[str, str]:
-        """The reason why software that works shows no card, and what to do: a sentence each, without a full stop."""
+        """Return why working software shows no card, and what to do: a sentence each, without a full stop."""
         if not self.cards:
             if self.container:
                 return (
@@ -169,7 +169,7 @@ def _owner(path: Path) -> str:
 
 
 def _cann_version(home: Path) -> str:
-    """As CANN's install files tell it: they lie in its folder, or in one for the processor below."""
+    """Read CANN's version from its install files, in its folder or in its subfolder for the processor."""
     try:
         files = sorted([*home.glob("ascend_*_install.info"), *home.glob("*/ascend_*_install.info")])
     except OSError:

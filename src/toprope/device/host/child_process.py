@@ -20,14 +20,14 @@ _GRACE = 1.0
 
 
 class Child:
-    """A child process that starts now and is read later. A context, at whose end it and its own children are killed.
+    """A child process that starts now and is read later. A context manager: its exit kills the child and its children.
 
     The child writes its facts with `say`, "end" last, so that a crash leaves what was found before it.
 
     Args:
         words: the arguments of this Python; the number of the pipe's file descriptor is added as the last one.
         environment: the variables of the child.
-        wait: seconds that it has, from now.
+        wait: its time limit from now, in seconds.
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], *, wait: float) -> None:
@@ -60,7 +60,7 @@ class Child:
         os.close(self._reader)
 
     def lines(self) -> tuple[list[str], str]:
-        """Wait for the child, and return what it wrote and how it ended, in words: "" where it wrote "end"."""
+        """Wait for the child. Return its output, and how it ended; "" if it wrote "end"."""
         data = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
@@ -86,7 +86,7 @@ def say(channel: int, fact: str, **details: object) -> None:
 
 
 def facts_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The facts in these lines; lines that hold none, such as half of one, are passed over."""
+    """Parse the facts in these lines; invalid lines, such as half of one, are skipped."""
     for line in lines:
         try:
             fact = json.loads(line)
@@ -97,7 +97,7 @@ def facts_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def ended_by(status: int) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     if status >= 0:
         return f"it ended with exit status {status}"
     try:

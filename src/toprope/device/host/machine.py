@@ -51,7 +51,7 @@ class SmiCard:
 
 @dataclass(frozen=True)
 class DtypeResult:
-    """How a dtype did on a device.
+    """Result of the tests of a dtype on a device.
 
     Attributes:
         dtype: its name without "torch.".
@@ -74,8 +74,8 @@ class Step:
 
     Attributes:
         first, last: the loss before and after.
-        milliseconds: what they took together.
-        error: why they could not be done; empty where they could.
+        milliseconds: their total time.
+        error: why they failed; empty if they did not.
     """
 
     first: float = 0.0
@@ -100,9 +100,9 @@ class DeviceResult:
         total, free: memory in bytes; None where it is not known.
         simulated: whether it is toprope's simulated card.
         error: what went wrong when it was asked.
-        dtypes: how dtypes did; empty where they were not tried (the further devices of a kind).
+        dtypes: results of dtypes; empty if not tested (further devices of a kind).
         best: the dtype that toprope would choose; empty where none was tried or works.
-        step: how training did; None where it was not tried.
+        step: result of training; None if not tested.
     """
 
     name: str
@@ -177,7 +177,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that was looked at.
+    """All collected facts.
 
     Attributes:
         python: version of the Python that was examined, "3.11.7".

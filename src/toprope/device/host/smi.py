@@ -1,4 +1,4 @@
-"""`npu-smi info`: run, and read.
+"""`npu-smi info`: runs it and parses its output.
 
 Numbers are taken as they are printed: a machine's only card may be number 1, and numbers may have gaps.
 """

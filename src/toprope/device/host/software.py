@@ -79,7 +79,7 @@ def needed_python() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def node_names() -> tuple[str, tuple[str, ...]]:
-    """How the name of a card's device file begins, and the names of the files that all cards share."""
+    """Return the prefix of cards' device files, and the names of the files that all cards share."""
     nodes = _table()["nodes"]
     return str(nodes["card"]), tuple(nodes["shared"])
 

@@ -221,7 +221,10 @@ class FlowNode:
         self.input_maps[node_input_index] = _Mapped(pp_input_index, tuple(input_attrs))
 
     def map_output(self, node_output_index: int, pp: Any, pp_output_index: int) -> None:
-        """Map an output of the node to one of the process point; by default of the same number. Errors as `map_input`."""
+        """Map an output of the node to one of the process point; by default of the same number.
+
+        Errors as of `map_input`.
+        """
         self._check_port(node_output_index, self.output_num, pp, self.output_maps, pp_output_index, "output")
         self.output_maps[node_output_index] = _Mapped(pp_output_index)
 
