@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.objects import ObjectBackend, ObjectRef
 
 if TYPE_CHECKING:
-    from toprope.functions.objects import ObjectRef
     from toprope.functions.options import GroupOptions, InvokeOptions
 
 __all__ = [
@@ -184,7 +184,7 @@ class Forwarded:
         return lambda *arguments, **keywords: self._send(self._part, method, arguments, keywords)
 
 
-class Backend(ABC):
+class Backend(ObjectBackend):
     """Runs functions and instances. Every wait has a limit; its error says what was waited for.
 
     Attributes:
@@ -198,54 +198,6 @@ class Backend(ABC):
     pairs: KeyValuePairs
     resource_groups: ResourceGroups
     groups: InstanceGroups
-
-    # Objects
-
-    @abstractmethod
-    def put(self, value: Any) -> ObjectRef:
-        """Store a value and return a reference to it."""
-
-    @abstractmethod
-    def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
-        """The objects, in order; with `allow_partial` None in place of one that is not there in time or failed.
-
-        Args:
-            timeout: seconds; -1 for no limit.
-
-        Raises:
-            YRTimeoutError: the time is over.
-            Whatever the calls that make them raised.
-        """
-
-    @abstractmethod
-    def wait(
-        self, refs: Sequence[ObjectRef], count: int, timeout: float | None
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-        """The references whose objects are there, at most `count`, and the others; both in order."""
-
-    @abstractmethod
-    def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
-        """Cancel the calls of functions that make these objects."""
-
-    @abstractmethod
-    def is_done(self, entry: Any) -> bool:
-        """True once the object is available."""
-
-    @abstractmethod
-    def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
-        """Call back once the object is available."""
-
-    @abstractmethod
-    def object_id(self, entry: Any) -> str:
-        """A name for an object."""
-
-    def reduce_ref(self, ref: ObjectRef) -> tuple[Any, ...]:
-        """Reduce a reference for a pickle that this backend does not send itself.
-
-        Raises:
-            TypeError: it cannot be.
-        """
-        raise TypeError("an ObjectRef can be sent in arguments, results and objects that are put, and not otherwise")
 
     # Functions and instances
 
@@ -275,7 +227,7 @@ class Backend(ABC):
     def terminate(self, instance: str, is_sync: bool) -> None:
         """End an instance."""
 
-    def unreferenced(self, instance: str) -> None:  # noqa: B027  nothing to do unless a backend can free instances
+    def unreferenced(self, instance: str) -> None:
         """Note that a handle to an instance was deleted. Called at any time, in any thread: the work is deferred."""
 
     @abstractmethod

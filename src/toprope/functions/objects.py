@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -14,9 +15,8 @@ from toprope.functions.transport.serialization import BlockKey, Packed, local
 if TYPE_CHECKING:
     import asyncio
 
-    from toprope.functions.backend import Backend
 
-__all__ = ["Entry", "ObjectRef", "SharedValue", "Value", "given", "parted"]
+__all__ = ["Entry", "ObjectBackend", "ObjectRef", "SharedValue", "Value", "given", "parted"]
 
 
 class Value:
@@ -163,6 +163,56 @@ def _follow(callbacks: Sequence[Callable[[], None]]) -> None:
         _following.queue = None
 
 
+class ObjectBackend(ABC):
+    """The part of a backend that keeps objects, on which references rely."""
+
+    @abstractmethod
+    def put(self, value: Any) -> ObjectRef:
+        """Store a value and return a reference to it."""
+
+    @abstractmethod
+    def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
+        """Return the objects, in order; with `allow_partial` None for one that is late or failed.
+
+        Args:
+            timeout: seconds; -1 for no limit.
+
+        Raises:
+            YRTimeoutError: the time limit was reached.
+            The error of a call that makes one of them.
+        """
+
+    @abstractmethod
+    def wait(
+        self, refs: Sequence[ObjectRef], count: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """Return the references whose objects are available, at most `count`, and the others; both in order."""
+
+    @abstractmethod
+    def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
+        """Cancel the function calls that make these objects."""
+
+    @abstractmethod
+    def is_done(self, entry: Any) -> bool:
+        """True once the object is available."""
+
+    @abstractmethod
+    def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
+        """Call back once the object is available."""
+
+    @abstractmethod
+    def object_id(self, entry: Any) -> str:
+        """Return a name for an object."""
+
+    def reduce_ref(self, ref: ObjectRef) -> tuple[Any, ...]:
+        """Reduce a reference for a pickle that this backend does not send itself.
+
+        Raises:
+            TypeError: it cannot be.
+        """
+        raise TypeError("an ObjectRef can be sent in arguments, results and objects that are put, and not otherwise")
+
+
 class ObjectRef:
     """A reference to the result of a call, or to an object that was put. References to one object are equal.
 
@@ -172,7 +222,7 @@ class ObjectRef:
 
     __slots__ = ("__weakref__", "_backend", "_entry")
 
-    def __init__(self, backend: Backend, entry: Any) -> None:
+    def __init__(self, backend: ObjectBackend, entry: Any) -> None:
         self._backend = backend
         self._entry = entry
 

@@ -30,7 +30,7 @@ def missing_library(error: BaseException | str) -> str:
 
 
 def reason(error: BaseException | str) -> str:
-    """Return the reason in one line, without a full stop; a missing library comes first. A text begins with the type."""
+    """Return the reason in one line, without a full stop; a missing library first. A text starts with its type."""
     library = missing_library(error)
     if library:
         return f"{library} is missing"

@@ -16,12 +16,9 @@ import threading
 import types
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toprope.functions.transport.arena import Arena, Block, Reader
-
-if TYPE_CHECKING:
-    from toprope.functions.objects import ObjectRef
 
 __all__ = ["INLINE", "SIMPLE", "Packed", "dumps", "pack", "plain", "unpack"]
 
@@ -46,7 +43,7 @@ class Packed:
         data: the pickle, None where it lies in the first block of `spec`.
         spec: for each buffer its block, None for one that is in `parts`.
         parts: the buffers that travel in the message.
-        refs: references that the value contains.
+        refs: references (`ObjectRef`) that the value contains.
     """
 
     __slots__ = ("data", "parts", "refs", "spec")
@@ -56,7 +53,7 @@ class Packed:
         data: bytes | None,
         spec: tuple[BlockKey | None, ...] = (),
         parts: Sequence[bytes] = (),
-        refs: Sequence[ObjectRef] = (),
+        refs: Sequence[Any] = (),
     ) -> None:
         self.data = data
         self.spec = spec
@@ -69,7 +66,7 @@ class Packed:
 
 
 class _Local(threading.local):
-    refs: list[ObjectRef] | None = None  # references found while pickling
+    refs: list[Any] | None = None  # references found while pickling
     values: Sequence[Any] | None = None  # their values while unpickling
     own = False  # whether arrays that are unpickled may be written to
 
