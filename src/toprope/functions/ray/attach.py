@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toprope.functions import context
-
-if TYPE_CHECKING:
-    from toprope.functions.ray.backend import RayBackend
 
 __all__ = ["BARE", "NAMESPACE", "SESSION", "attached", "manager_name"]
 
@@ -31,11 +28,10 @@ def manager_name() -> str:
 
 
 def attached() -> Any:
-    """Return the backend of this process; a worker gets one at the first use."""
+    """Return the `RayBackend` of this process; a worker gets one at the first use."""
     if not context.is_set():
         from toprope.functions.ray.worker.worker_backend import WorkerBackend
 
         os.environ.setdefault("INSTANCE_ID", f"function-{uuid.uuid4().hex[:12]}")
         context.set_backend(WorkerBackend())
-    backend: RayBackend = context.backend()  # type: ignore[assignment]
-    return backend
+    return context.backend()

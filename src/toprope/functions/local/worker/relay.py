@@ -275,11 +275,9 @@ class Relay(Backend):
         threading.Thread(target=self._read_on, name="toprope callbacks", daemon=True).start()
 
     def _read_on(self) -> None:
-        from toprope.functions.local.worker.worker_process import wait_for
-
         try:
             while self._listening:
-                wait_for(self._worker, lambda: not self._late, None)
+                self._worker.wait_for(lambda: not self._late, None)
                 with self._lock:
                     self._listening = bool(self._late)
         except Closed:
@@ -357,9 +355,7 @@ class Relay(Backend):
         return Kind.REQUEST, number, meta, parts
 
     def _result(self, number: int, timeout: float | None) -> Any:
-        from toprope.functions.local.worker.worker_process import wait_for
-
-        if not wait_for(self._worker, lambda: self._answers[number] is not None, timeout):
+        if not self._worker.wait_for(lambda: self._answers[number] is not None, timeout):
             self._give_up(number)
             raise YRTimeoutError(f"the driver did not answer within {timeout} s", CODES["get failed"])
         message = self._answers.pop(number)

@@ -77,7 +77,28 @@ class Worker:
                 if self.released or self.relay.dropped:
                     self.tell()
                 continue
-            wait_for(self, lambda: bool(self.calls), None)
+            self.wait_for(lambda: bool(self.calls), None)
+
+    def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait, in any thread of this process, until something is done. Return True if it is.
+
+        The thread reads the socket itself if no other does.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while not done():
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if self.channel.reading.acquire(blocking=False):
+                try:
+                    if not done():
+                        self.take(left)
+                finally:
+                    self.channel.reading.release()
+                    self.news.tell()
+            else:
+                self.news.wait(done, 0.05 if left is None else min(left, 0.05))
+        return True
 
     def take(self, timeout: float | None) -> bool:
         """Read the available messages; True if there are any. For the thread that holds `channel.reading`."""
@@ -334,25 +355,3 @@ def _split(result: Any, returns: int) -> list[Any]:
 def _taken(queue: deque[Any]) -> list[Any]:
     """Take all entries out of a queue; other threads may add to it meanwhile."""
     return [queue.popleft() for _ in range(len(queue))]
-
-
-def wait_for(worker: Worker, done: Callable[[], bool], timeout: float | None) -> bool:
-    """Wait, in any thread of a worker, until something has arrived. Return True if it has.
-
-    The thread reads the socket itself where no other does.
-    """
-    until = None if timeout is None else time.monotonic() + timeout
-    while not done():
-        left = None if until is None else until - time.monotonic()
-        if left is not None and left <= 0:
-            return False
-        if worker.channel.reading.acquire(blocking=False):
-            try:
-                if not done():
-                    worker.take(left)
-            finally:
-                worker.channel.reading.release()
-                worker.news.tell()
-        else:
-            worker.news.wait(done, 0.05 if left is None else min(left, 0.05))
-    return True
