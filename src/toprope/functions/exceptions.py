@@ -303,13 +303,13 @@ def _text_of(error: BaseException) -> str:
         return f"<{type(error).__name__}, whose text cannot be made>"
 
 
-_ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 def describe(error: BaseException) -> tuple[Portable, str]:
     """Return an error in a form that can be sent to another process, and its traceback as text."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_ROOM):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frames = frames.tb_next  # how we called it is of no interest
     text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
     found = Portable(error)

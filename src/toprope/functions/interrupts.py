@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 __all__ = ["Guard", "interruptible", "protect", "wait"]
 
-_ROOM = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_rooms: tuple[str, ...] = (_ROOM,)
-_PICKLING = os.path.join(_ROOM, "transport", "serialization.py")
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_packages: tuple[str, ...] = (_PACKAGE,)
+_PICKLING = os.path.join(_PACKAGE, "transport", "serialization.py")
 _MOMENT = 0.001
 _LONGEST = 2.0
 """Seconds after which an interrupt is raised wherever the main thread is."""
@@ -44,8 +44,8 @@ def protect(file: str) -> None:
     Args:
         file: one of its files.
     """
-    global _rooms
-    _rooms = (*_rooms, os.path.dirname(os.path.abspath(file)) + os.sep)
+    global _packages
+    _packages = (*_packages, os.path.dirname(os.path.abspath(file)) + os.sep)
 
 
 @interruptible
@@ -96,7 +96,7 @@ def _is_at_work(frame: FrameType | None) -> bool:
         code = frame.f_code
         if code in _waits:
             return False
-        if code.co_filename.startswith(_rooms):
+        if code.co_filename.startswith(_packages):
             return code.co_filename != _PICKLING  # which runs the user's code, and undoes what it has begun
         frame = frame.f_back
     return False

@@ -102,20 +102,20 @@ class Examiner:
 
     def look_at_devices(self) -> None:
         """Ask every kind of device, and try dtypes and training on the first of each."""
-        from toprope import device as room
+        from toprope import device as interface
         from toprope.device.kinds import look
 
         only_npu = self.options.get("only_npu", False)
-        for kind in ("npu",) if only_npu else room.kinds():
+        for kind in ("npu",) if only_npu else interface.kinds():
             self.doing(f"ask which devices of the kind {kind} there are")
             try:
                 stand = look(kind)
-                devices = room.available(kind) if stand.state is room.State.WORKS else []
+                devices = interface.available(kind) if stand.state is interface.State.WORKS else []
             except Exception as error:
                 self.say("absent", kind=kind, reason=reason(error))
                 continue
             if not devices:
-                broken = stand.do if stand.state is room.State.BROKEN else ""
+                broken = stand.do if stand.state is interface.State.BROKEN else ""
                 self.say("absent", kind=kind, reason=stand.reason, broken=broken)
             for device in devices:
                 first = device.index == 0
@@ -133,14 +133,14 @@ class Examiner:
 
     def choose(self) -> None:
         """Ask for the device of a program that names none: what is set may ask for one that is not there."""
-        from toprope import device as room
+        from toprope import device as interface
         from toprope.errors import TopropeError
 
         self.doing("choose a device")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.say("choice", text=room.choose(quiet=True).text)
+                self.say("choice", text=interface.choose(quiet=True).text)
         except TopropeError as error:
             self.say("choice", refused={"what": error.what, "looked_at": error.looked_at, "do": error.do})
         except Exception as error:

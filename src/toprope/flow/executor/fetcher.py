@@ -56,7 +56,7 @@ class Fetcher:
     """The results of a graph.
 
     Args:
-        hub: the connections of the driver.
+        connections: of the driver.
         queues: what has come, for each output.
         options: how the graph runs.
         is_scattered: whether results may come out of order.
@@ -65,13 +65,13 @@ class Fetcher:
 
     def __init__(
         self,
-        hub: Connections,
+        connections: Connections,
         queues: Sequence[InQueue],
         options: RunOptions,
         is_scattered: bool,
         explain: Callable[[], str],
     ) -> None:
-        self._hub = hub
+        self._connections = connections
         self.queues = queues
         self._options = options
         self._is_scattered = is_scattered
@@ -124,7 +124,7 @@ class Fetcher:
     def _acquire(self, until: float | None) -> bool:
         if self.lock.acquire(blocking=False):
             return True
-        return self._hub.wait(lambda: self.lock.acquire(blocking=False), until)
+        return self._connections.wait(lambda: self.lock.acquire(blocking=False), until)
 
     def unfetched(self, seconds: float) -> dict[int, int]:
         """Return the outputs with results of which none was taken for this time, with their numbers of results."""
@@ -172,7 +172,9 @@ class Fetcher:
         began, warned = time.monotonic(), False
         while True:
             limits = [began + _LONG if not warned else None, until]
-            if self._hub.wait(is_there, min((each for each in limits if each is not None), default=None), gather.due):
+            if self._connections.wait(
+                is_there, min((each for each in limits if each is not None), default=None), gather.due
+            ):
                 return True
             now = time.monotonic()
             if until is not None and now >= until:

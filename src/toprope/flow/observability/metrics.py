@@ -13,7 +13,7 @@ from toprope.flow.stage.plan import StagePlan
 from toprope.flow.stage.spec import StageFunction
 from toprope.flow.stage.status import BOUNDS_NS, BUCKETS, MORE_INPUTS, TOTAL_NS
 
-__all__ = ["EdgeMetrics", "Pages", "StageMetrics", "stage_metrics"]
+__all__ = ["EdgeMetrics", "RingCounters", "StageMetrics", "stage_metrics"]
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def stage_metrics(figures: Iterable[tuple[StagePlan, StageFunction, Sequence[int
     return found
 
 
-class Pages:
-    """The pages of a graph.
+class RingCounters:
+    """Counters of a graph's ring buffers.
 
     Args:
         folder: where they lie.
@@ -97,13 +97,13 @@ class Pages:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder = folder
         self._plan = plan
-        self._pages: dict[str, RingBuffer] = {}
+        self._rings: dict[str, RingBuffer] = {}
 
     def _look(self) -> None:
         for path in self._folder.glob("link-*"):
-            if path.name not in self._pages:
+            if path.name not in self._rings:
                 try:
-                    self._pages[path.name] = RingBuffer(path, new=False)
+                    self._rings[path.name] = RingBuffer(path, new=False)
                 except (OSError, ValueError):
                     continue  # it is being made
 
@@ -116,15 +116,15 @@ class Pages:
         self._look()
         names = set(living)
         newest: dict[tuple[str, str], int] = {}
-        for name in self._pages:
+        for name in self._rings:
             link, sender, generation = _parse(name)
             newest[link, sender] = max(generation, newest.get((link, sender), 0))
         total = 0
-        for name, page in self._pages.items():
+        for name, ring in self._rings.items():
             link, sender, generation = _parse(name)
             if sender in names and generation == newest[link, sender]:
-                sent = page.cells[3]
-                if sent != page.cells[1]:
+                sent = ring.cells[3]
+                if sent != ring.cells[1]:
                     return -1
                 total += sent
         return total
@@ -133,11 +133,11 @@ class Pages:
         """Return the metrics of all edges."""
         self._look()
         sums: list[dict[str, int]] = [dict.fromkeys((*CELLS, "depth"), 0) for _ in self._plan.edges]
-        for name, page in self._pages.items():
+        for name, ring in self._rings.items():
             row = sums[int(name.split("-")[1])]
             for place, cell in enumerate(CELLS):
-                row[cell] += page.cells[place]
-            row["depth"] += max(0, page.cells[3] - page.cells[0])
+                row[cell] += ring.cells[place]
+            row["depth"] += max(0, ring.cells[3] - ring.cells[0])
         return [self._edge(number, row) for number, row in enumerate(sums)]
 
     def _edge(self, number: int, row: dict[str, int]) -> EdgeMetrics:
@@ -152,6 +152,6 @@ class Pages:
 
 
 def _parse(name: str) -> tuple[str, str, int]:
-    """Edge and instances, sender, and generation of a page's name."""
+    """Edge and instances, sender, and generation of a ring buffer's file name."""
     parts: Sequence[str] = name.split("-")
     return "-".join(parts[1:4]), "-".join(parts[4:-1]), int(parts[-1])

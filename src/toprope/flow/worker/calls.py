@@ -60,8 +60,8 @@ def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> F
 class InputQueue:
     """An input of a function with stream input, which takes any number of messages."""
 
-    def __init__(self, hub: Connections, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
-        self._hub = hub
+    def __init__(self, connections: Connections, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
+        self._connections = connections
         self._queue = queue_
         self._pass_on = pass_on
 
@@ -79,7 +79,7 @@ class InputQueue:
         while True:
             if timeout == 0:
                 self._look()
-            if not self._hub.wait(lambda: len(self._queue) > 0, until):
+            if not self._connections.wait(lambda: len(self._queue) > 0, until):
                 raise queue.Empty
             message = self._queue.take()
             if not message.failed:
@@ -100,7 +100,7 @@ class InputQueue:
             looked, before = True, looked
             return before or len(self._queue) > 0
 
-        self._hub.wait(once, time.monotonic() + 0.001)
+        self._connections.wait(once, time.monotonic() + 0.001)
 
 
 class Activation:

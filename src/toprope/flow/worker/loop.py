@@ -50,8 +50,8 @@ class Outlet:
         targets: for each edge the instances of its target, in other processes or in this one.
     """
 
-    def __init__(self, hub: Connections, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
-        self._hub = hub
+    def __init__(self, connections: Connections, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
+        self._connections = connections
         self._codec = codec
         self._targets = targets
         self.waited_ns = 0
@@ -95,10 +95,10 @@ class Outlet:
         else:
             if target.is_full:
                 began = time.monotonic_ns()
-                self._hub.wait(lambda: not target.is_full, None)
+                self._connections.wait(lambda: not target.is_full, None)
                 self.waited_ns += time.monotonic_ns() - began
             target.put(message)
-            self._hub.wake()
+            self._connections.wake()
 
     def _wait(self, link: OutLink) -> None:
         began = time.monotonic_ns()
@@ -113,7 +113,7 @@ class Stage:
         plan: what it is.
     """
 
-    def __init__(self, plan: StagePlan, hub: Connections, codec: Codec) -> None:
+    def __init__(self, plan: StagePlan, connections: Connections, codec: Codec) -> None:
         self.plan = plan
         spec = plan.spec
         if spec.workspace:
@@ -129,7 +129,7 @@ class Stage:
         where = "" if self.device is None else str(self.device.torch_device)
         made = pickle.loads(spec.code)(replace(plan.context, device=where))
         self.made: StageObject = made
-        self.inputs = [InQueue(hub, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
+        self.inputs = [InQueue(connections, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
         self.outlets: list[Outlet] = []
 
 
@@ -161,13 +161,13 @@ class Loop:
     """
 
     def __init__(
-        self, stage: Stage, function: StageFunction, hub: Connections, codec: Codec, status: memoryview,
+        self, stage: Stage, function: StageFunction, connections: Connections, codec: Codec, status: memoryview,
         events: deque[tuple[str, int, int, int]] | None,
     ) -> None:  # fmt: skip
         plan = stage.plan
         self._stage = stage
         self._function = function
-        self._hub = hub
+        self._connections = connections
         self._status = status
         self._recorder = Recorder(status) if plan.replies else None  # others pay nothing for it
         self._events = events
@@ -218,7 +218,7 @@ class Loop:
 
     def run(self) -> None:
         """Run until the graph ends, which raises `Stopped`."""
-        gather, wait = self._gather, self._hub.wait
+        gather, wait = self._gather, self._connections.wait
         if self._function.stream_input:
             self._stream()
         if self._collector is not None:
@@ -332,7 +332,7 @@ class Loop:
     # Batches
 
     def _run_batches(self, collector: Collector) -> None:
-        wait = self._hub.wait
+        wait = self._connections.wait
 
         def is_ready() -> bool:
             return collector.is_ready(time.monotonic())
@@ -399,10 +399,10 @@ class Loop:
     # Stream input
 
     def _stream(self) -> None:
-        queues = [InputQueue(self._hub, each, self._pass_on) for each in self._queues]
+        queues = [InputQueue(self._connections, each, self._pass_on) for each in self._queues]
         assert self._call is not None
         while True:
-            self._hub.wait(lambda: any(len(each) for each in self._queues), None)
+            self._connections.wait(lambda: any(len(each) for each in self._queues), None)
             self._head = self._queues[0].head()[0] if len(self._queues[0]) else Head()
             try:
                 self._call.stream(queues, self._send_counted, lambda: self._head)
@@ -447,7 +447,7 @@ class Loop:
         now = time.monotonic_ns()
         if now - self._looked > _LOOK_NS:
             self._looked = now
-            self._hub.look()
+            self._connections.look()
 
     # Functions of kind "messages", and their exceptions
 
@@ -464,10 +464,10 @@ class Loop:
         if not self._stage.plan.catches:
             raise DfException(f"{self.name} raised the exception {code}, and the graph does not catch them", code)
         self._given_up.append(head.transaction_id)
-        driver = self._hub.peer(DRIVER)
+        driver = self._connections.peer(DRIVER)
         if driver is not None:
             fields = (head.transaction_id, head.start_time, head.end_time, head.flags, head.user_data, head.data_size)
-            self._hub.send(driver, Kind.EXCEPTION, USER_RAISE_EXCEPTION, (code, context, self.node, *fields))
+            self._connections.send(driver, Kind.EXCEPTION, USER_RAISE_EXCEPTION, (code, context, self.node, *fields))
 
     def caught(self, transaction: int, code: int, context: int, *, is_own: bool) -> None:
         """Note that a stage has given a transaction up."""
@@ -475,7 +475,7 @@ class Loop:
         self._gather.forget(transaction)
         if not is_own and self._call is None:
             self._exceptions.append((transaction, code, context))
-            self._hub.wake()
+            self._connections.wake()
 
     def _see_exception(self) -> None:
         transaction, code, context = self._exceptions.popleft()
