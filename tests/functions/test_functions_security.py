@@ -278,7 +278,7 @@ def test_another_user_can_neither_read_nor_replace_what_was_started(shared, tmp_
     try:
         state = Path(state_file.share_cards(""))
         path = state_file.keep(Deployment(cards=str(state)))
-        with state_file.claims().known(Ledger([Node("here", 1000, 1000)]), "here"):
+        with state_file.reservations().synchronized(Ledger([Node("here", 1000, 1000)]), "here"):
             pass
         folder, held = folders.join_folder("pipeline")
     finally:

@@ -20,12 +20,12 @@ from toprope.functions.scheduling.cards import Share
 from toprope.functions.scheduling.ledger import Ledger
 from toprope.whole_file import writing_whole
 
-__all__ = ["Claims"]
+__all__ = ["Reservations"]
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Claims:
+class Reservations:
     """Reservations in a file. The caller holds the lock of its session.
 
     Args:
@@ -40,7 +40,7 @@ class Claims:
         self._published: list[Any] = []
 
     @contextmanager
-    def known(self, ledger: Ledger, node: str) -> Iterator[None]:
+    def synchronized(self, ledger: Ledger, node: str) -> Iterator[None]:
         """Update a ledger with other programs' reservations, then publish its own. Locks the file meanwhile.
 
         No-op without locking if the ledger has released nothing and has no queued request.
@@ -82,7 +82,7 @@ class Claims:
     def forget(self) -> None:
         """Remove the reservations of this session, which has ended."""
         if self._published:
-            with self.known(Ledger(), ""):
+            with self.synchronized(Ledger(), ""):
                 pass
 
 

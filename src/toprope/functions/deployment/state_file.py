@@ -12,12 +12,12 @@ from typing import Any
 
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.extras import advice
-from toprope.functions.deployment.reservations import Claims
+from toprope.functions.deployment.reservations import Reservations
 from toprope.functions.deployment.start_options import Deployment
 from toprope.sim import cards
 from toprope.whole_file import writing_whole
 
-__all__ = ["address", "claims", "cluster", "end", "is_own", "join_cards", "keep", "read", "share_cards"]
+__all__ = ["address", "cluster", "end", "is_own", "join_cards", "keep", "read", "reservations", "share_cards"]
 
 FILE = "started.json"
 HELD = "held.json"
@@ -41,9 +41,9 @@ def read() -> Deployment | None:
     return found if found.boot == _boot() else None
 
 
-def claims() -> Claims:
+def reservations() -> Reservations:
     """Return the reservations of the cards that were started."""
-    return Claims(_folder() / HELD, _cards())
+    return Reservations(_folder() / HELD, _cards())
 
 
 def _cards() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from toprope.functions import interrupts
 from toprope.functions.arguments import lift
 from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, listed_names
-from toprope.functions.deployment.reservations import Claims
+from toprope.functions.deployment.reservations import Reservations
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
 from toprope.functions.key_value_store import Pairs
@@ -47,7 +47,7 @@ class Session(Backend):
         node: the resources of this machine.
         folder: for shared memory; it is removed at the end.
         variables: workers' environment variables in addition to those of this process.
-        claims: other programs' reservations of the node's cards; None without `toprope start`.
+        reservations: other programs' reservations of the node's cards; None without `toprope start`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Session(Backend):
         node: Node,
         folder: Path,
         variables: Mapping[str, str] | None = None,
-        claims: Claims | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
         self.config = config
         self._variables = variables or {}
@@ -75,7 +75,7 @@ class Session(Backend):
         self.instances = Instances(self)
         self.pools = Pools(self)
         self.node = node.id
-        self.scheduler = Scheduler(self, claims)
+        self.scheduler = Scheduler(self, reservations)
         self.resource_groups, self.groups = self.scheduler.resource_groups, self.scheduler.groups
         self.pairs = Pairs()
         self.requests = Requests(self)

@@ -25,8 +25,8 @@ def start(config: Config) -> Backend:
 
     begun = state_file.read()
     deployment = begun or Deployment()
-    claims = None if begun is None else state_file.claims()
-    return Session(config, this_node(config, deployment), shared_folder(), deployment.no_set, claims)
+    reservations = None if begun is None else state_file.reservations()
+    return Session(config, this_node(config, deployment), shared_folder(), deployment.no_set, reservations)
 
 
 def this_node(config: Config, deployment: Deployment) -> Node:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toprope.functions.deployment.reservations import Claims
+from toprope.functions.deployment.reservations import Reservations
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.scheduling.instance_groups import Groups
 from toprope.functions.local.scheduling.resource_groups import ResourceGroups
@@ -48,12 +48,12 @@ class Scheduler:
 
     Args:
         session: the session.
-        claims: other programs' reservations of the node's cards; None without `toprope start`.
+        reservations: other programs' reservations of the node's cards; None without `toprope start`.
     """
 
-    def __init__(self, session: Session, claims: Claims | None) -> None:
+    def __init__(self, session: Session, reservations: Reservations | None) -> None:
         self._session = session
-        self._claims = claims
+        self._reservations = reservations
         self._look: Timer | None = None
         self.ledgers: dict[str, Ledger] = {"": session.ledger}
         self._waiting: dict[tuple[str, int], tuple[Any, Callable[[Any, Grant], None]]] = {}
@@ -134,13 +134,13 @@ class Scheduler:
                         granted(asker, grant)
         finally:
             self._serving = False
-        if self._claims is not None and self._session.ledger.is_waited_for and self._look is None:
+        if self._reservations is not None and self._session.ledger.is_waited_for and self._look is None:
             self._look = self._session.reactor.after(LOOK, self._look_again)
 
     def _granted(self, ledger: Ledger) -> tuple[Grant, ...]:
-        if self._claims is None or ledger is not self._session.ledger:
+        if self._reservations is None or ledger is not self._session.ledger:
             return ledger.serve()
-        with self._claims.known(ledger, self._session.node):
+        with self._reservations.synchronized(ledger, self._session.node):
             return ledger.serve()
 
     def _look_again(self) -> None:
@@ -151,8 +151,8 @@ class Scheduler:
 
     def end(self) -> None:
         """Remove the session's reservations: it has ended."""
-        if self._claims is not None:
-            self._claims.forget()
+        if self._reservations is not None:
+            self._reservations.forget()
 
     def withdraw(self, asker: Asker) -> None:
         """Cancel a pending resource request."""
