@@ -26,6 +26,7 @@ from toprope.extras import advice
 from toprope.functions.lifecycle import Stage
 from toprope.functions.options import GroupOptions
 from toprope.functions.ray.failures import exited
+from toprope.functions.ray.scheduling import instance_groups
 
 pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.ray]
 
