@@ -161,7 +161,7 @@ def test_what_was_started_is_the_users_alone_and_ends(runtime):
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     assert state_file.read().mode == "count"
-    with pytest.raises(UsageError, match="it runs already"):
+    with pytest.raises(UsageError, match="a deployment is running already"):
         state_file.keep(Deployment())
     assert state_file.end().mode == "count"
     assert state_file.read() is None
@@ -240,7 +240,7 @@ def test_start_status_stop(runtime, capsys, monkeypatch):
     for each in ("npu_collection_mode=hbm", "2 simulated Ascend 910B4", "8000 millicores, ssd 5", "zone=b", "YR_NOSET"):
         assert each in shown
     assert call("start", "--master") == 2
-    assert "it runs already" in capsys.readouterr().err
+    assert "a deployment is running already" in capsys.readouterr().err
     assert call("stop", "--force") == 0
     assert capsys.readouterr().out == "stopped\n"
     assert not Path(found.cards).exists()

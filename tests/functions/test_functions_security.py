@@ -313,7 +313,7 @@ def test_what_another_user_has_made_beforehand_is_refused(shared, made):
     with pytest.raises(EnvironmentProblem, match="belongs to another user") as caught:
         state_file.keep(Deployment())
     assert "set XDG_RUNTIME_DIR" in str(caught.value)
-    with pytest.raises(PermissionError, match="belongs to somebody else, or others may enter it"):
+    with pytest.raises(PermissionError, match="belongs to another user, or others may enter it"):
         folders.join_folder("pipeline")
     if "mkdir" in made:
         (shared / "toprope" / "started.json").write_text(started)  # even a file of one's own, as a hard link would be

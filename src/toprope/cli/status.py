@@ -1,4 +1,4 @@
-"""`toprope status`, and `yr status` under `toprope run`: what `start` began, and who uses its cards."""
+"""`toprope status`, and `yr status` under `toprope run`: the deployment, the instances, and the users of the cards."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ app = verb()
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="What was started, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The deployment as JSON.")] = False,
 ) -> None:
-    """Say what was started, which instances there are, and who uses the cards. More: toprope explain functions."""
+    """Show the deployment, the running instances, and the users of the cards. More: toprope explain functions."""
     from toprope.functions.deployment import state_file
 
     found = state_file.read()

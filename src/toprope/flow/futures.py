@@ -261,7 +261,7 @@ class Futures:
             lost = [self._waiting.pop(id)[0] for id in passed_over]
             self._changed.notify_all()
         for each in lost:
-            _fail(each, DfException("a stage has made nothing of the input, or a full edge has lost it"))
+            _fail(each, DfException("a stage made no result of the input, or a full edge dropped it"))
         give()
 
     def _given(self, result: FlowResult, flags: int) -> Callable[[], None]:

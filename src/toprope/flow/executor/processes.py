@@ -235,7 +235,7 @@ class Hosts:
                     self._on_moved(host.name, new.name, why)
             except Exception as problem:
                 if not self._is_closing():
-                    _log.error("a stage that has ended is not there again: %s", with_notes(problem))
+                    _log.error("a stage that had ended was not restarted: %s", with_notes(problem))
                     self._on_broken(Failure(problem, stage=names, code=FAILED))
 
     def _check_place(self, old: str, new: str, names: str) -> None:

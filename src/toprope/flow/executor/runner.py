@@ -197,7 +197,7 @@ class Runner:
         listed = self._unfetched()
         if listed:
             _log.warning(
-                "feed has waited for %.0f s for room in the edge to %s (%d messages). results that nobody fetches: %s. "
+                "feed has waited for %.0f s for room in the edge to %s (%d messages). unfetched results: %s. "
                 "do: fetch in another thread, or after every few inputs, and fetch every output of the graph",
                 _UNFETCHED, link.name, link.depth, listed,
             )  # fmt: skip

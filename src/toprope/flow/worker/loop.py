@@ -326,7 +326,7 @@ class Loop:
                 ended.flags |= END
                 outlet.send(Message(EMPTY, None, ended))
             elif not count and not self._function.generates and not head.flags & MORE:
-                why = failure(DfException(f"stage {self.name} has made nothing of the input"), self.name)
+                why = failure(DfException(f"stage {self.name} made no result of the input"), self.name)
                 outlet.send(Message(FAILURE, why, head, why.code))
 
     # Batches

@@ -64,7 +64,7 @@ class Group:
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "Group.suspend is not part of toprope: members that stand still would keep their cards' memory"
+            "Group.suspend is not part of toprope: suspended members would keep their cards' memory"
         )
 
     def resume(self) -> None:

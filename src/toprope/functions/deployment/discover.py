@@ -81,7 +81,7 @@ def _by_smi(mode: str, root: Path) -> Sequence[Card]:
     text = _run("npu-smi", "info")
     if text is None:
         if any((root / "dev").glob("davinci[0-9]*")):
-            _log.warning("npu-smi is not there or fails: no NPU is offered; npu_collection_mode=count needs no npu-smi")
+            _log.warning("npu-smi is missing or fails: no NPU is offered; npu_collection_mode=count needs no npu-smi")
         return ()
     found = parse(text)
     model = "Ascend" if mode == "count" else ""

@@ -70,7 +70,8 @@ def keep(deployment: Deployment) -> Path:
     """
     folder = _folder()
     if read() is not None:
-        raise UsageError("it runs already.", looked_at=str(folder / FILE), do="toprope stop, or yr stop, ends it")
+        do = "toprope stop, or yr stop, ends it"
+        raise UsageError("a deployment is running already.", looked_at=str(folder / FILE), do=do)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_own(folder, 0):
@@ -80,7 +81,7 @@ def keep(deployment: Deployment) -> Path:
             file.write(replace(deployment, boot=_boot()).format().encode())
     except OSError as error:
         raise EnvironmentProblem(
-            f"what is started cannot be written down: {error}.", do="set XDG_RUNTIME_DIR to a folder of your own"
+            f"the state file cannot be written: {error}.", do="set XDG_RUNTIME_DIR to a folder of your own"
         ) from error
     return folder / FILE
 

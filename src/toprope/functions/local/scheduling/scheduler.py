@@ -180,7 +180,7 @@ class Scheduler:
         """Warn that this machine can never meet a request. It stays queued: a node's resources may change."""
         shortage = self.shortage_for(asker, request)
         if not shortage.ever:
-            _log.warning("%s asks for what is not here: %s", what, shortage.explained)
+            _log.warning("%s requests what this machine does not have: %s", what, shortage.explained)
 
     def code_of_shortage(self, asker: Any, request: Request | None = None) -> int:
         """Return the error code of a shortage: 1006 if affinities exclude every node, else 1002."""

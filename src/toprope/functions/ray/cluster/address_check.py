@@ -73,11 +73,11 @@ def check_ray(address: str) -> None:
     except OSError as error:
         why = "no answer within seconds" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise EnvironmentProblem(
-            f"server_address {address} names a Ray, and nothing listens at {host}, port {port} ({why}).", do=do
+            f"server_address {address} names a Ray, but nothing listens at {host}, port {port} ({why}).", do=do
         ) from None
     if answer is not Answer.RAY:
         raise EnvironmentProblem(
-            f"server_address {address} names a Ray, and what listens at {host}, port {port} is no Ray: {answer}.", do=do
+            f"server_address {address} names a Ray, but what listens at {host}, port {port} is no Ray: {answer}.", do=do
         )
 
 

@@ -126,7 +126,7 @@ def _check_token() -> None:
             return  # Ray says what is wrong
         if facts.st_uid != os.getuid() or facts.st_mode & others:
             raise EnvironmentProblem(
-                f"{path} belongs to another user, or others can use it, and who has Ray's token can run anything here.",
+                f"{path} belongs to another user, or others can use it, and anyone with Ray's token can run code here.",
                 looked_at=f"owner {facts.st_uid}, mode {facts.st_mode & 0o777:o}",
                 do=f"chmod go-rwx {_TOKEN.parent} {_TOKEN}; where others may have read the token, remove it: a new one "
                 "is made",

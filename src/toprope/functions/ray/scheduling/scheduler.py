@@ -225,7 +225,7 @@ class _Watched:
             return
         found = shortage(self._asked.nodes_then(), self._record.request)
         if not found.ever:
-            _log.warning("instance %s can never be met by the nodes there are: %s", self._record.id, found.explained)
+            _log.warning("instance %s can never be met by the existing nodes: %s", self._record.id, found.explained)
 
     def late(self) -> None:
         """Fail the instance: its time limit was reached."""

@@ -127,7 +127,7 @@ class _Base:
         saved = ray.get(self.making.manager.saved.remote(self.making.id))
         if saved is None:
             raise YRRuntimeError(
-                f"instance {self.making.id} exited before it had a state to come back to", CODES["instance exited"]
+                f"instance {self.making.id} exited before it had a saved state", CODES["instance exited"]
             )
         return pickle.loads(saved)
 
