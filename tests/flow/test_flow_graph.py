@@ -154,7 +154,7 @@ def test_options_are_texts_and_init_comes_first():
     options = {}
     df.init(options)
     assert options == {"ge.graphRunMode": "0"}
-    df.init({"ge.exec.deviceId": "5"})  # is not heeded
+    df.init({"ge.exec.deviceId": "5"})  # is ignored
     assert df.FlowGraph([node(1, 1, data).outputs()]).run_options().device_index == 0
     assert code(df.FlowGraph, [node(1, 1, data).outputs()], {"a": 1}) == 145000
 

@@ -130,7 +130,7 @@ def test_a_feeder_that_waits_while_nobody_fetches_was_silent(monkeypatch, caplog
         while code == 0:  # 128 results lie at each output then
             code = graph.feed({data: 1}, timeout=1500)
         assert code == QUEUE_FULL
-        (warned,) = [each.getMessage() for each in caplog.records if "nobody fetches" in each.getMessage()]
+        (warned,) = [each.getMessage() for each in caplog.records if "unfetched results" in each.getMessage()]
         assert "output 0 of copies_fnode" in warned
         assert "output 1 of copies_fnode" in warned
         assert "do: " in warned
@@ -147,7 +147,7 @@ def test_a_feeder_that_waits_while_nobody_fetches_was_silent(monkeypatch, caplog
             pass
         fetched.set()
         consumer.join(60)
-        warned = [each.getMessage() for each in caplog.records if "nobody fetches" in each.getMessage()]
+        warned = [each.getMessage() for each in caplog.records if "unfetched results" in each.getMessage()]
         assert "output 1 of copies_fnode" in warned[-1]
         assert "output 0" not in warned[-1]
 

@@ -66,7 +66,7 @@ def test_shares_of_a_card_add_up_over_programs(tmp_path):
     assert asks(*programs[0], 1) is None
 
 
-def test_an_entry_of_a_process_that_is_gone_is_not_heeded(tmp_path):
+def test_an_entry_of_a_process_that_is_gone_is_ignored(tmp_path):
     file = tmp_path / "held.json"
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     entry = ["", [["NPU", 0, 1, 0, 0, 0, 0], ["NPU", 1, 1, 0, 0, 0, 0]]]

@@ -119,7 +119,7 @@ def test_a_token_that_others_could_read_or_replace_was_taken(token, folder, file
     local_node.keep_token()
     token.parent.chmod(folder)
     token.chmod(file)
-    with pytest.raises(EnvironmentProblem, match="who has Ray's token can run anything here") as caught:
+    with pytest.raises(EnvironmentProblem, match="anyone with Ray's token can run code here") as caught:
         local_node.keep_token()
     assert "chmod go-rwx" in str(caught.value)
 

@@ -203,7 +203,7 @@ def test_a_folder_that_exists_or_is_a_link_is_not_used(base, tmp_path, monkeypat
 
 def test_a_store_where_everybody_may_rename_is_refused(base):
     base.chmod(0o777)
-    with pytest.raises(yr.YRRuntimeError, match="everybody may rename") as caught:
+    with pytest.raises(yr.YRRuntimeError, match="every user may rename") as caught:
         folders.shared_folder()
     assert caught.value.code == 4202
     base.chmod(0o1777)
