@@ -26,8 +26,7 @@ from toprope.flow.exceptions import (
 )
 from toprope.flow.flow_info import FlowFlag, FlowInfo
 from toprope.flow.graph.nodes import FlowData, FlowOutput, plan, unique_name
-from toprope.flow.graph.options import is_compile_only
-from toprope.flow.graph.settings import GraphSettings
+from toprope.flow.graph.settings import GraphSettings, is_compile_only
 from toprope.flow.graph.streams import generators
 from toprope.flow.result import FlowResult
 from toprope.flow.session import logger

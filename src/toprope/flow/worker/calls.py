@@ -5,18 +5,15 @@ from __future__ import annotations
 import inspect
 import queue
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException, as_exception
+from toprope.flow.exceptions import DfAbortException, DfException
 from toprope.flow.stage.spec import (
     EMPTY,
-    FAILURE,
     MORE,
     TENSOR,
     TORCH,
-    Failure,
     Head,
     Message,
     StageFunction,
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from toprope.flow.edge.connections import Connections
     from toprope.flow.edge.links import InQueue
 
-__all__ = ["Activation", "Cancelled", "InputQueue", "Made", "Python", "Stopped", "cancelled", "failure", "passed_on"]
+__all__ = ["Activation", "Cancelled", "InputQueue", "Made", "Python", "Stopped"]
 
 Made = list[tuple[int, int, Any]] | BaseException
 """Results of one input: output, kind and payload of each message, or the error that it failed with."""
@@ -46,15 +43,6 @@ class Stopped(DfAbortException):
 
     def __init__(self) -> None:
         super().__init__("the graph ends")
-
-
-def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> Failure:
-    """Make the failure message for data that a function did not produce."""
-    frames = error.__traceback__
-    while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
-        frames = frames.tb_next  # how we called it is of no interest
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    return Failure(as_exception(error.with_traceback(None)), text, stage, code)
 
 
 class InputQueue:
@@ -379,14 +367,3 @@ def _plain(device: Any) -> Any:
     import torch
 
     return torch.device("cpu") if device.type == "cpu" else device
-
-
-def cancelled(head: Head) -> Message:
-    """The message that stands in for the results of a cancelled input, for the stages that come after."""
-    why = Failure(Cancelled())
-    return Message(FAILURE, why, head, why.code)
-
-
-def passed_on(message: Message) -> Message:
-    """A failed message, for what comes after."""
-    return Message(FAILURE, message.payload, message.head, message.ret_code, message.replayed)

@@ -15,9 +15,9 @@ from typing import Any
 from toprope.flow.edge.codec import Codec
 from toprope.flow.edge.connections import Connections, Kind
 from toprope.flow.edge.links import InQueue, OutLink
-from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
+from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException, as_exception
 from toprope.flow.stage.plan import DRIVER, StagePlan
-from toprope.flow.stage.spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
+from toprope.flow.stage.spec import EMPTY, END, FAILURE, MORE, TORCH, Failure, Head, Message, StageFunction, StageObject
 from toprope.flow.stage.status import Recorder, Status
 from toprope.flow.worker.batch import batcher
 from toprope.flow.worker.calls import (
@@ -27,9 +27,6 @@ from toprope.flow.worker.calls import (
     Made,
     Python,
     Stopped,
-    cancelled,
-    failure,
-    passed_on,
 )
 from toprope.flow.worker.dynamic_batch import Collector
 from toprope.flow.worker.input_matching import Align, Gather, Group, Order, Source
@@ -254,19 +251,19 @@ class Loop:
             return []
         for each in messages:
             if each.kind == FAILURE:
-                return [passed_on(each)]
+                return [_passed_on(each)]
         if not self._replies:
             return None
         self._look()
         if self._cancelled and head.transaction_id in self._cancelled:
-            return [cancelled(head)]
+            return [_cancelled(head)]
         ends = sum(each.head.flags & END != 0 for each in messages)
         if not ends:
             return None
         if ends == len(messages):
             return [Message(EMPTY, None, head)]
         text = f"the inputs of {self.name} are streams of different lengths, so their results belong to no request"
-        why = failure(DfException(text), self._stage.plan.spec.name)
+        why = _failure(DfException(text), self._stage.plan.spec.name)
         return [Message(FAILURE, why, head, why.code)]
 
     def _pass(self, instead: list[Message]) -> None:
@@ -296,7 +293,7 @@ class Loop:
         except Stopped:
             raise
         except Cancelled:
-            self._pass([cancelled(head)])
+            self._pass([_cancelled(head)])
         except BaseException as error:
             self._fail(error, head)
         finally:
@@ -326,7 +323,7 @@ class Loop:
                 ended.flags |= END
                 outlet.send(Message(EMPTY, None, ended))
             elif not count and not self._function.generates and not head.flags & MORE:
-                why = failure(DfException(f"stage {self.name} made no result of the input"), self.name)
+                why = _failure(DfException(f"stage {self.name} made no result of the input"), self.name)
                 outlet.send(Message(FAILURE, why, head, why.code))
 
     # Batches
@@ -376,7 +373,7 @@ class Loop:
             self._fail(error, head)
 
     def _fail(self, error: BaseException, head: Head) -> None:
-        found = failure(error, self._stage.plan.spec.name)
+        found = _failure(error, self._stage.plan.spec.name)
         text = found.traceback.rstrip()
         os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
         # an output whose data of this input is out already gets no failure in addition: pairs would drift apart
@@ -416,7 +413,7 @@ class Loop:
 
     def _pass_on(self, message: Message) -> None:
         for outlet in self._outlets:
-            outlet.send(passed_on(message))
+            outlet.send(_passed_on(message))
 
     def _send_counted(self, index: int, message: Message) -> None:
         head = message.head
@@ -485,3 +482,23 @@ class Loop:
             raise
         except BaseException:
             traceback.print_exc()
+
+
+def _failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> Failure:
+    """Make the failure message for data that a function did not produce."""
+    frames = error.__traceback__
+    while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
+        frames = frames.tb_next  # our own frames are left out
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return Failure(as_exception(error.with_traceback(None)), text, stage, code)
+
+
+def _cancelled(head: Head) -> Message:
+    """Return the message that replaces the results of a cancelled input, for the next stages."""
+    why = Failure(Cancelled())
+    return Message(FAILURE, why, head, why.code)
+
+
+def _passed_on(message: Message) -> Message:
+    """Copy a failed message for the next stages."""
+    return Message(FAILURE, message.payload, message.head, message.ret_code, message.replayed)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, YRequestError, said
 from toprope.functions.lifecycle import Life, State
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry, Value
@@ -16,7 +15,7 @@ from toprope.functions.scheduling.ledger import Grant
 from toprope.functions.scheduling.requests import Request
 from toprope.functions.timers import Timer
 
-__all__ = ["Instance", "exited"]
+__all__ = ["Instance"]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,9 +58,3 @@ class Instance(Life[Call]):
     def is_up(self) -> bool:
         """True if calls can be sent to it: its process has not said that it ends."""
         return self.state is State.READY and self.process is not None and not self.process.stopping
-
-
-def exited(instance: Instance, process: Process) -> YRequestError:
-    """The error of calls whose instance is gone."""
-    why = f" ({said(instance.error)})" if instance.error is not None else ""  # it was ended, such as with its group
-    return YRequestError(f"instance {instance.id} exited: {process.how_it_ended}{why}", CODES["instance exited"], 22)

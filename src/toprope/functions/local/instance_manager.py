@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from toprope.functions import interrupts
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, MissingInstanceError, YRequestError, YRRuntimeError, YRTimeoutError
+from toprope.functions.exceptions import (
+    CODES,
+    MissingInstanceError,
+    YRequestError,
+    YRRuntimeError,
+    YRTimeoutError,
+    said,
+)
 from toprope.functions.handles import handles
 from toprope.functions.lifecycle import (
     Command,
@@ -26,7 +33,7 @@ from toprope.functions.lifecycle import (
     terminated,
     too_late,
 )
-from toprope.functions.local.instance import Instance, exited
+from toprope.functions.local.instance import Instance
 from toprope.functions.local.listing import Listing
 from toprope.functions.local.masks import mask
 from toprope.functions.local.object_store import NOTHING
@@ -262,7 +269,7 @@ class Instances:
         instance.process = None
         # one that ended with status 0 may have ended of itself
         may_return = process.exit != 0 and not self._session.ended
-        error = exited(instance, process)
+        error = _exited(instance, process)
         self.do(instance, instance.lost(sent, error, may_return=may_return))
 
     def _stop(self, instance: Instance) -> None:
@@ -465,3 +472,9 @@ def instance_calls(instances: Instances, instance: Instance) -> _Calls:
         instance.calls = _Calls(instances, instance)
     calls: _Calls = instance.calls
     return calls
+
+
+def _exited(instance: Instance, process: Process) -> YRequestError:
+    """Return the error of calls whose instance is gone."""
+    why = f" ({said(instance.error)})" if instance.error is not None else ""  # it was ended, such as with its group
+    return YRequestError(f"instance {instance.id} exited: {process.how_it_ended}{why}", CODES["instance exited"], 22)
