@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from toprope.functions.options import InvokeOptions
     from toprope.functions.timers import Timer
 
-__all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream", "locked"]
+__all__ = ["SEVERAL", "Call", "Process", "Stream", "locked"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WINDOW = 192
+_WINDOW = 192
 """Largest number of calls in flight to a worker: their messages fit into the socket, so sending never blocks."""
 
-BURST = 64
+_BURST = 64
 """Number of calls in flight from which further calls are sent in batches: the worker is busy meanwhile."""
 
 SEVERAL = 32
@@ -170,6 +170,8 @@ class Process:
         refused: why the system could not start it; "" if it could.
         closed: whether its socket has ended.
         cleaned_up: whether its resources were released.
+        window: largest number of calls in flight to it.
+        burst: number of calls in flight from which further calls are sent in batches.
         stopping: whether it was asked to end, or ends by itself: it gets no more calls.
         deadline: ends it by force; None while there is none.
         cleanup_timer: releases its resources if the forkserver does not report its end; None while its socket is open.
@@ -201,6 +203,13 @@ class Process:
         self.recycling: Timer | None = None
         self.waits = 0
         self.owner: Any = None
+        self.window = _WINDOW
+        self.burst = _BURST
+
+    def works_on(self, at_once: int) -> None:
+        """Allow `at_once` calls in flight: they run concurrently and may wait for each other, so all must be sent."""
+        self.window = max(_WINDOW, at_once)
+        self.burst = max(_BURST, at_once)
 
     @property
     def is_open(self) -> bool:
