@@ -114,7 +114,8 @@ def is_killed(module: str, source: str, folder: Path) -> bool:
     file = folder / "mutant.py"
     file.write_text(source, encoding="utf-8")
     tests = [f"tests/{name}" for name in MODULES[module].split()]
-    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{PACKAGE.parent}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = f"{Path(__file__).parent}:{PACKAGE.parent}"
     environment |= dict(zip(_VARIABLES, (f"toprope.{module.replace('/', '.')}", str(file)), strict=True))
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "mutants", "-p", "no:cacheprovider"]
     try:
