@@ -14,8 +14,8 @@ import pytest
 from flow_graphs import Point, chain, data, feed, fetch, node, running
 from functions_session import session
 from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, QUEUE_FULL, DfException
-from toprope.flow.graph import plan
-from toprope.flow.stage_spec import PICKLED, Message
+from toprope.flow.graph.nodes import plan
+from toprope.flow.stage.spec import PICKLED, Message
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.process]
 
