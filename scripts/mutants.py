@@ -37,7 +37,7 @@ MODULES = {
     "cores/planning/order": "cores/test_cores_order.py cores/test_cores_plan.py",
     "tiers/training/tiles": "tiers/test_tiers_tiles.py",
     "tiers/plan/placement": "tiers/test_tiers_plan.py",
-    "functions/ledger": "functions/test_functions_ledger.py",
+    "functions/scheduling/ledger": "functions/test_functions_ledger.py",
     "functions/lifecycle": "functions/test_functions_lifecycle.py",
     "estimate/cost/span": "estimate/test_costs.py estimate/test_rates.py",
 }
