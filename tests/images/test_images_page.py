@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 
 from images_tiny import picture
 from toprope.images.runs.output import SOURCES
@@ -133,7 +133,7 @@ class Server:
         session = new_session()
         image = {"path": self.upload(path).json()[0], "meta": {"_type": "gradio.FileData"}}
         form = ["make it snow", False, str(seed), steps, 7.5, 1.5, 0, "", False, 1, "model", "stretch"]
-        form += [list(loras), 1, 1, 1, 1, None, 0, 0, 100, 100]
+        form += [list(loras), 1, 1, 1, 1, None, "", 0, 0, 100, 100]
         told = [self.ask("bring", session, image), self.ask("edit", session, None, *form)]
         called = httpx.post(f"{self.url}/gradio_api/call/follow", json={"data": [session]}, timeout=LONG).json()
         with httpx.stream("GET", f"{self.url}/gradio_api/call/follow/{called['event_id']}", timeout=LONG) as lines:
@@ -185,6 +185,14 @@ class Tab:
         self.url = server.url
         self.page.goto(server.url)
 
+    @classmethod
+    def loaded(cls, browser, server):
+        """A tab of a page whose model is loaded."""
+        server.load()
+        tab = cls(browser, server)
+        tab.wait("#steps input[type=number]")
+        return tab
+
     def _far(self, url):
         return not url.startswith((self.url, "data:", "blob:"))
 
@@ -226,11 +234,38 @@ class Tab:
         if not self.steps():
             self.bring(path)
 
+    def paint(self, *points):
+        """Draw a line with the mouse over the picture of the mask; points are parts of its width and height."""
+        self.page.wait_for_function("document.querySelector('#painter canvas').width > 0")
+        canvas = self.page.locator("#painter canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+        self.page.mouse.move(*places[0])
+        self.page.mouse.down()
+        for place in places[1:]:
+            self.page.mouse.move(*place, steps=6)
+        self.page.mouse.up()
+        self.settle()
+
+    def saved(self, path):
+        """The picture of the step that is shown, downloaded."""
+        with self.page.expect_download() as found:
+            self.page.locator("#files a").first.click()
+        found.value.save_as(path)
+        return path
+
+    def settle(self):
+        """Let the page take in what was typed: a click in the same moment sent the number before it."""
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.page.wait_for_timeout(200)
+
     def form(self, *, steps=STEPS, instruction="make it snow", seed="5"):
         self.page.fill("#instruction textarea", instruction)
         self.page.fill("#seed :is(input, textarea)", seed)
         self.page.fill("#steps input[type=number]", str(steps))
         self.page.press("#steps input[type=number]", "Tab")
+        self.settle()
 
     def see(self, selector, text):
         self.page.locator(selector, has_text=text).wait_for()
@@ -372,9 +407,7 @@ def test_a_picture_is_uploaded_edited_compared_and_found_in_the_tree(server, tab
 @needs_browser
 def test_one_goes_on_from_a_result_and_undo_redo_and_branches_walk_the_tree(server, browser, pictures):
     """A result could not be edited further: it had to be downloaded and dropped again."""
-    server.load()
-    tab = Tab(browser, server)
-    tab.wait("#steps input[type=number]")
+    tab = Tab.loaded(browser, server)
     tab.fill(pictures / "dog.png", steps=2)
     assert not tab.page.is_enabled("#undo")
     shown = [""]
@@ -405,9 +438,7 @@ def test_one_goes_on_from_a_result_and_undo_redo_and_branches_walk_the_tree(serv
 @needs_browser
 def test_a_reload_in_the_middle_finds_the_picture_the_form_and_the_running_edit(server, browser, pictures):
     """A reload cancelled the edit and lost the picture, the form and the history."""
-    server.load()
-    tab = Tab(browser, server)
-    tab.wait("#steps input[type=number]")
+    tab = Tab.loaded(browser, server)
     tab.fill(pictures / "cat.png", steps=7, instruction="make it rain", seed="")
     with server.held():
         tab.page.click("#edit")
@@ -431,9 +462,7 @@ def test_a_reload_in_the_middle_finds_the_picture_the_form_and_the_running_edit(
 @pytest.mark.slow
 @needs_browser
 def test_a_dropped_result_fills_the_form_and_its_source_gives_the_same_bytes(server, browser, pictures, tmp_path):
-    server.load()
-    tab = Tab(browser, server)
-    tab.wait("#steps input[type=number]")
+    tab = Tab.loaded(browser, server)
     tab.fill(pictures / "dog.png", steps=3, instruction="make it blue", seed="123")
     tab.page.uncheck("#refine input")
     tab.page.click("#edit")
@@ -468,13 +497,12 @@ def test_a_dropped_result_fills_the_form_and_its_source_gives_the_same_bytes(ser
 @pytest.mark.slow
 @needs_browser
 def test_outside_the_rectangle_of_a_mask_the_picture_stays_as_it_is(server, browser, pictures):
-    server.load()
-    tab = Tab(browser, server)
-    tab.wait("#steps input[type=number]")
+    tab = Tab.loaded(browser, server)
     tab.fill(pictures / "cat.png", steps=2)
     tab.page.click("#masking > button")
     tab.page.fill("#box-right input", "50")
     tab.page.press("#box-right input", "Tab")
+    tab.settle()
     tab.page.click("#edit")
     tab.file_after("")
     with tab.page.expect_download() as found:
@@ -487,6 +515,40 @@ def test_outside_the_rectangle_of_a_mask_the_picture_stays_as_it_is(server, brow
     tab.wait("#mask img")  # the form of the last edit has its mask
     tab.page.click("#clear-mask")
     tab.page.wait_for_selector("#mask img", state="detached")
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_mask_is_painted_with_the_mouse_and_outside_it_the_picture_stays_as_it_is(server, browser, tmp_path):
+    """A mask had to be made in another program."""
+    picture(900, 600).save(tmp_path / "wide.png")  # larger than the copy that is painted on
+    tab = Tab.loaded(browser, server)
+    tab.fill(tmp_path / "wide.png", steps=2)
+    tab.page.click("#masking > button")
+    uploads = []
+    tab.page.on("request", lambda asked: uploads.append(asked.url) if "/upload" in asked.url else None)
+    tab.paint((0.1, 0.2), (0.4, 0.2))
+    tab.paint((0.7, 0.8), (0.9, 0.8))
+    tab.page.click("#painter .erase")
+    tab.paint((0.6, 0.8), (1.0, 0.8))
+    tab.page.click("#edit")
+    first = tab.file_after("")
+    made = tab.saved(tmp_path / "first.png")
+    with Image.open(made) as result, Image.open(tmp_path / "wide.png") as source:
+        changed = ImageChops.difference(result.convert("RGB"), source.convert("RGB")).getbbox()
+    left, top, right, bottom = changed
+    assert 0 < left <= 90 + 3
+    assert 360 - 3 <= right < 450  # what was erased at the other side is the source
+    assert 120 - 60 < top < 120 < bottom < 120 + 60
+    assert uploads == []  # the strokes go with the form
+    tab.page.click("#painter .wipe")
+    tab.page.click("#again")
+    tab.file_after(first)
+    with Image.open(tab.saved(tmp_path / "second.png")) as result, Image.open(tmp_path / "wide.png") as source:
+        whole = ImageChops.difference(result.convert("RGB"), source.convert("RGB")).getbbox()
+    assert whole == (0, 0, 900, 600)
+    assert tab.errors == []
     tab.context.close()
 
 

@@ -10,6 +10,7 @@ import gradio as gr
 
 from toprope.errors import TopropeError
 from toprope.images.request import FITS, KNOBS, SIZES
+from toprope.images.web import painter
 from toprope.images.web.desk import Job, Problem, State, follow
 from toprope.images.web.entries import parameters
 from toprope.images.web.form import FIELDS, SLIDERS, dice, knobs
@@ -120,6 +121,10 @@ class Page:
 
     def _mask(self) -> None:
         with gr.Accordion("Mask: only a part may change", open=False, elem_id="masking") as self.masking:
+            self.painted = gr.HTML(
+                "", html_template=painter.HTML, css_template=painter.CSS, js_on_load=painter.JS, picture="",
+                elem_id="painter",
+            )  # fmt: skip
             with gr.Row():
                 self.box = [
                     gr.Number(
@@ -198,16 +203,24 @@ class Page:
     # Who calls what
 
     def _wire(self) -> None:
-        inputs = [*(self.fields[name] for name in FIELDS), self.picker, *self.scales, self.mask, *self.box]
+        inputs = [
+            *(self.fields[name] for name in FIELDS),
+            self.picker,
+            *self.scales,
+            self.mask,
+            self.painted,
+            *self.box,
+        ]
         asked = [self.problem, self.ended, self.resume]
         step = [
             self.shown, self.order, self.image, self.source, self.slider, self.undo, self.redo, self.again,
-            self.gallery, self.ended, self.resume, self.files, self.made, self.parameters, self.refined,
+            self.gallery, self.ended, self.resume, self.files, self.made, self.parameters, self.refined, self.painted,
         ]  # fmt: skip
         brought = [self.note, self.digest, self.use_source]
         batch = [self.progress_all, self.rows, self.results, self.packed]
         followed = [self.progress, *batch, *step]
         filled = [*inputs, self.masking]
+        whole = [*(each for each in step if each not in filled), *filled]
         ready = [*(self.fields[name] for name in (*KNOBS, "refine"))]
         here, quick = self.session, {"queue": False, **QUIET}
         long: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": None, "trigger_mode": "multiple"}
@@ -225,10 +238,10 @@ class Page:
         follow_up(self.edit_all.click(self.on_edit_all, [here, self.uploads, *inputs], asked, **quick))
         follow_up(self.resume.click(self.on_resume, here, [self.problem, *step], **quick))
         self.image.upload(
-            self.on_bring, [here, self.image], [*step, self.problem, *brought, *filled], api_name="bring", **HIDDEN,
+            self.on_bring, [here, self.image], [*whole, self.problem, *brought], api_name="bring", **HIDDEN,
             show_progress="hidden", queue=False,
         )  # fmt: skip
-        self.other.upload(self.on_bring, [here, self.other], [*step, self.problem, *brought, *filled], **quick)
+        self.other.upload(self.on_bring, [here, self.other], [*whole, self.problem, *brought], **quick)
         self.use_source.click(self.on_use_source, [here, self.digest], [*step, self.problem, *brought], **quick)
         self.undo.click(self.on_undo, here, [*step, self.problem], **quick)
         self.redo.click(self.on_redo, here, [*step, self.problem], **quick)
@@ -236,14 +249,14 @@ class Page:
         self.reuse.click(self.on_reuse, [here, self.shown], filled, **quick)
         for button in (self.cancel, self.cancel_all):
             button.click(self.on_cancel, here, None, **quick)
-        self.clear.click(lambda: [None, *BOX], None, [self.mask, *self.box], **quick)
+        self.clear.click(lambda: self._masked({}), None, masks, **quick)
         self.dice.click(dice, None, self.fields["seed"], **quick)
         self.picker.change(self.on_pick, self.picker, self.scales, **quick)
         gr.Timer(1.0).tick(self.on_tick, None, [self.status, self.panel], **quick)
         until = gr.Timer(0.5)
         until.tick(self.on_ready, here, [until, *ready], **quick)
         self.blocks.load(self.on_tick, None, [self.status, self.panel], **quick)
-        opened = self.blocks.load(self.on_open, here, [here, *step, *filled], **quick)
+        opened = self.blocks.load(self.on_open, here, [here, *whole], **quick)
         opened.then(self.on_ready, here, [until, *ready], **quick)
         follow_up(opened)
         gr.api(self.device, api_name="device", queue=False)
@@ -257,7 +270,8 @@ class Page:
             "loras": rest[0] if rest else [],
             "scales": list(scales),
             "mask": mask[0] if mask else None,
-            "box": list(mask[1:]) or None,
+            "painted": mask[1] if mask else None,
+            "box": list(mask[2:]) or None,
         }
 
     # The session
@@ -269,7 +283,8 @@ class Page:
         last = last_request(steps)
         masks = [self.studio.mask_of(step) for step in steps if step.request is not None][-1:]
         last |= {"mask": str(masks[0]) if masks and masks[0] else None} if last else {}
-        return {self.session: session, **self._step(session), **(self._filled(last) if last else {})}
+        told = {self.session: session, **self._step(session)}
+        return self._filled(last, told) if last else told
 
     def on_bring(self, session: str | None, image: str | None) -> dict[Any, Any]:
         """A picture was dropped; the settings in it go into the form."""
@@ -277,10 +292,11 @@ class Page:
             brought = self.studio.bring(self.studio.join(session), image)
         except TopropeError as error:
             return {self.image: None, **self._refused(error)}
-        told = {**self._step(session), **self._accepted(), self.mask: None, **dict(zip(self.box, BOX, strict=True))}
+        told = self._step(session) | self._accepted()
         if brought.values is None:
-            return {**told, **self._noted("")}
-        return {**told, **self._filled(brought.values), **self._noted(brought_html(brought), brought.source or "")}
+            return self._masked(told) | self._noted("")
+        told = self._filled(brought.values, told)
+        return told | self._noted(brought_html(brought), brought.source or "")
 
     def on_use_source(self, session: str, digest: str) -> dict[Any, Any]:
         """The picture that the dropped one was made from, in its place."""
@@ -315,7 +331,7 @@ class Page:
             entry = self.studio.entry(session, self.studio.sessions.step(session, int(shown or 0)))
         except TopropeError:
             return {self.picker: gr.skip()}
-        return self._filled(self.studio.form_of(entry.record))
+        return self._filled(self.studio.form_of(entry.record), {})
 
     # Edits
 
@@ -343,7 +359,7 @@ class Page:
         return self._accepted() | self._listed(arguments[0])
 
     async def on_follow(self, request: gr.Request, session: str) -> AsyncIterator[dict[Any, Any]]:
-        """Tell every step of the session's edits until none is open. It is told by one follower for each tab."""
+        """Show every step of the session's edits until none is open. Each tab has one follower."""
         tab, mine = str(request.session_hash), object()
         self._following[tab] = mine
         yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
@@ -421,7 +437,7 @@ class Page:
         """The model, the device and the queue."""
         return self.studio.facts()
 
-    # What a page is told
+    # Updates of a page
 
     def _refused(self, error: TopropeError) -> dict[Any, Any]:
         return {self.problem: gr.update(value=problem_html(Problem.of(error)), visible=True)}
@@ -436,8 +452,13 @@ class Page:
             self.use_source: gr.update(visible=bool(digest)),
         }
 
-    def _filled(self, values: Mapping[str, Any]) -> dict[Any, Any]:
-        """The form with these values; fields that they do not have stay as they are."""
+    def _masked(self, told: dict[Any, Any], mask: str | None = None) -> dict[Any, Any]:
+        """Updates with those of a mask: a file, or none; what was painted and the rectangle go."""
+        painted = told.get(self.painted, gr.update()) | {"value": ""}
+        return {**told, self.mask: mask, self.painted: painted, **dict(zip(self.box, BOX, strict=True))}
+
+    def _filled(self, values: Mapping[str, Any], others: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Updates with those of the form for these values; fields that they do not have stay as they are."""
         loras = list(zip(values.get("loras") or (), values.get("scales") or (), strict=False))[:SLOTS]
         told = {self.fields[name]: values[name] for name in FIELDS if values.get(name) is not None}
         scales = {
@@ -446,9 +467,8 @@ class Page:
             else gr.update(visible=False)
             for at, slider in enumerate(self.scales)
         }
-        masked = {self.mask: values.get("mask"), self.masking: gr.update(open=bool(values.get("mask")))}
-        masked |= dict(zip(self.box, BOX, strict=True))
-        return {**told, self.picker: [name for name, _ in loras], **scales, **masked}
+        told |= {self.masking: gr.update(open=bool(values.get("mask"))), self.picker: [name for name, _ in loras]}
+        return self._masked({**others, **told, **scales}, values.get("mask"))
 
     def _step(self, session: str | None) -> dict[Any, Any]:
         """The session's current step, and the tree."""
@@ -489,6 +509,7 @@ class Page:
             return hidden | {self.image: gr.update(value=None, visible=True)}
         hidden |= {self.image: gr.update(value=None, visible=False)}
         try:
+            hidden[self.painted] = gr.update(picture=painter.shown_copy(self.studio.large(current)))
             if current.request is None:
                 return hidden | {self.source: gr.update(value=str(self.studio.large(current)), visible=True)}
             entry = self.studio.entry(session, current)

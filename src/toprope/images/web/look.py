@@ -55,6 +55,7 @@ footer { display: none !important; }
 .hint { color: var(--body-text-color-subdued); }
 span[data-testid="block-info"] { white-space: nowrap; }
 input[type=number] { max-width: 3.6rem; }
+#masking input[type=number] { max-width: none; }
 #files button[aria-label*="emove"], #packed button[aria-label*="emove"] { display: none; }
 #editor { display: grid !important; grid-template-columns: minmax(0, 8fr) minmax(20rem, 5fr); gap: 0.8rem 1.2rem;
   grid-template-areas: "view ask" "view settings" "tree settings"; grid-template-rows: auto auto 1fr; }

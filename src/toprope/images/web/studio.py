@@ -24,6 +24,7 @@ from toprope.images.web.desk import Desk, Job, Problem, State
 from toprope.images.web.entries import Entry, form_of, settings_missing
 from toprope.images.web.form import FIELDS, dice, picked_loras, read_box, read_form, read_seed
 from toprope.images.web.loading import Loader
+from toprope.images.web.painter import painted_mask
 from toprope.images.web.sessions import Sessions, Step, StepState, new_session
 
 if TYPE_CHECKING:
@@ -289,7 +290,8 @@ class Studio:
         Args:
             session: from `join`.
             values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker; "mask", a
-                file, or "box", a rectangle in percent, for the part that may change.
+                file, "painted", a layer of the page's canvas, or "box", a rectangle in percent, for the part that may
+                change.
             parent: the number of the step; None for the current one.
             show: make that step the current one, so that the result is shown when it is there.
 
@@ -310,7 +312,9 @@ class Studio:
         # The seed is drawn now: an edit that is interrupted is the same when it is asked for again.
         seed = int(dice()) if request.seed is None else int(request.seed)
         mask = self._mask(values, self._file(step)) if step.state.has_picture else None
-        values = {name: value for name, value in values.items() if name not in ("mask", "box")} | {"mask": mask}
+        values = {name: value for name, value in values.items() if name not in ("mask", "box", "painted")} | {
+            "mask": mask
+        }
         one = {**values, "num_images": 1, "drawn": request.seed is None}
         asked = [{**one, "seed": str((seed + at) % 2**64)} for at in range(request.num_images)]
         begun = self.sessions.begin(session, number, *asked)
@@ -392,7 +396,7 @@ class Studio:
                 do="give fewer at once, or use toprope edit --jobs",
             )
         self._check(values, images[0] if images else None)
-        if values.get("mask") or read_box(values.get("box")) is not None:
+        if values.get("mask") or values.get("painted") or read_box(values.get("box")) is not None:
             raise UsageError(
                 "a batch has no mask: its pictures differ.", do="clear the mask, or edit one picture at a time"
             )
@@ -457,23 +461,26 @@ class Studio:
 
     def _mask(self, values: Mapping[str, Any], picture: Path) -> str | None:
         """Keep the mask that a form asks for; its path from the folder with results, None for none."""
-        box, given = read_box(values.get("box")), values.get("mask")
-        if box is not None and given:
-            raise UsageError("there are a rectangle and a mask.", do="clear one of them")
-        if box is None and not given:
+        box, painted, given = read_box(values.get("box")), values.get("painted"), values.get("mask")
+        kinds = {"a rectangle": box is not None, "a painted mask": painted, "a mask": given}
+        there = [kind for kind, asked in kinds.items() if asked]
+        if len(there) > 1:
+            raise UsageError(f"there are {' and '.join(there)}.", do="clear all but one of them")
+        if not there:
             return None
-        with _by_name(given or picture):
-            size = open_picture(picture).picture.size
-            if box is not None:
-                made = self.scratch / f"mask-{new_session()}.png"
-                save_picture(rectangle(size, box), made)
-                given = made
-            open_mask(given, size)
+        made = self.scratch / f"mask-{new_session()}.png"
         try:
-            return self._output.keep(str(given))
+            with _by_name(picture):
+                size = open_picture(picture).picture.size
+            with _by_name(given or made, "" if given else "of the page"):
+                if box is not None:
+                    save_picture(rectangle(size, box), made)
+                elif painted:
+                    painted_mask(painted, size, made)
+                open_mask(given or made, size)
+            return self._output.keep(str(given or made))
         finally:
-            if box is not None:
-                Path(str(given)).unlink()
+            made.unlink(missing_ok=True)
 
     def form_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a form that ask for a picture again; see `toprope.images.web.entries.form_of`.
