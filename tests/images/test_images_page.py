@@ -663,7 +663,7 @@ def test_ctrl_c_stops_the_server_and_leaves_only_what_was_to_be_kept(server):
     assert "Traceback" not in said
     kept = [path for path in (server.folder / "out").iterdir() if path.suffix in (".png", ".json")]
     assert {path.name for path in (server.folder / "out").iterdir()} - {path.name for path in kept} == {
-        SOURCES, "sessions.sqlite",
+        SOURCES, "sessions.sqlite", "sessions.lock",
     }  # fmt: skip
     assert len([path for path in kept if path.suffix == ".json"]) * 2 == len(kept)
     assert list((server.folder / "tmp").glob("toprope-ui-*")) == []

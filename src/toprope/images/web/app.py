@@ -203,13 +203,12 @@ class Page:
     # Who calls what
 
     def _wire(self) -> None:
+        masks = [self.mask, self.painted, *self.box]
         inputs = [
             *(self.fields[name] for name in FIELDS),
             self.picker,
             *self.scales,
-            self.mask,
-            self.painted,
-            *self.box,
+            *masks,
         ]
         asked = [self.problem, self.ended, self.resume]
         step = [
