@@ -24,7 +24,9 @@ import psutil
 import pytest
 from PIL import Image, ImageChops
 
+from images_profiles import P3, profile
 from images_tiny import picture
+from toprope.images.picture.files import open_picture
 from toprope.images.runs.output import SOURCES
 from toprope.images.web.sessions import new_session
 
@@ -548,6 +550,73 @@ def test_a_mask_is_painted_with_the_mouse_and_outside_it_the_picture_stays_as_it
     with Image.open(tab.saved(tmp_path / "second.png")) as result, Image.open(tmp_path / "wide.png") as source:
         whole = ImageChops.difference(result.convert("RGB"), source.convert("RGB")).getbbox()
     assert whole == (0, 0, 900, 600)
+    assert tab.errors == []
+    tab.context.close()
+
+
+@needs_browser
+@pytest.mark.parametrize("seconds", [pytest.param(3, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)])
+def test_a_whole_visit_with_a_mask_branches_a_lost_connection_and_the_same_bytes_at_the_end(
+    server, browser, tmp_path, seconds
+):
+    """A visit of issue 26: all parts of the editor after each other, as one person uses them."""
+    portrait = picture(90, 150)
+    portrait.save(tmp_path / "portrait.png", icc_profile=profile(P3, 2.2, "Display P3"))
+    tab = Tab.loaded(browser, server)
+    tab.fill(tmp_path / "portrait.png", steps=2, seed="26")
+    tab.page.uncheck("#refine input")
+    tab.page.click("#masking > button")
+    tab.paint((0.05, 0.1), (0.95, 0.1))  # the sky
+    tab.page.click("#edit")
+    snow = tab.file_after("")
+    made = tab.saved(tmp_path / "snow.png").read_bytes()
+    tab.see("#progress", "converted from Display P3 to sRGB")
+    source = open_picture(tmp_path / "portrait.png").picture
+    with Image.open(tmp_path / "snow.png") as result:
+        changed = ImageChops.difference(result.convert("RGB"), source).getbbox()
+        assert result.info["icc_profile"]
+    assert changed[3] < 40  # of 150: what was not painted is the source
+    assert portrait.tobytes() != source.tobytes()
+    tab.page.click("#painter .wipe")
+    tab.page.fill("#instruction textarea", "make it night")
+    tab.page.click("#edit")
+    tab.grows(2)
+    night = tab.file_after(snow)
+    tab.page.click("#undo")
+    assert tab.file_after(night) == snow
+    assert tab.page.locator("#slider img").count() == 2  # before and after
+    tab.page.fill("#instruction textarea", "make it rain")
+    tab.page.click("#again")
+    rain = tab.file_after(snow)
+    with server.held():
+        tab.page.fill("#instruction textarea", "make it foggy")
+        tab.page.click("#edit")
+        tab.wait("#progress [data-state=running][data-step]")
+        tab.context.set_offline(True)
+        tab.page.wait_for_timeout(1000 * seconds)
+    until = time.monotonic() + LONG
+    while server.device()["queue"]["running"] and time.monotonic() < until:
+        time.sleep(0.05)
+    tab.context.set_offline(False)
+    tab.page.reload()
+    tab.wait("#slider img")
+    captions = tab.page.locator("#gallery .caption-label").all_inner_texts()
+    assert [caption.partition(" · ")[0] for caption in captions] == [
+        "portrait.png", "1. make it snow", "2. make it night", "1. make it rain", "2. make it foggy",
+    ]  # fmt: skip
+    foggy = tab.file_after(rain)
+    tab.bring(tmp_path / "snow.png")
+    tab.see("#note", "says how it was made")
+    tab.wait("#mask img")
+    tab.page.wait_for_function("document.querySelector('#instruction textarea').value === 'make it snow'")
+    assert tab.page.input_value("#seed :is(input, textarea)") == "26"
+    assert tab.page.input_value("#steps input[type=number]") == "2"
+    tab.page.click("#use-source")
+    tab.grows(6)
+    tab.page.click("#edit")
+    tab.grows(7)
+    tab.file_after(foggy)
+    assert tab.saved(tmp_path / "again.png").read_bytes() == made
     assert tab.errors == []
     tab.context.close()
 
