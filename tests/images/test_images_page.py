@@ -177,8 +177,9 @@ def pictures(tmp_path_factory):
 class Tab:
     """A tab of the browser, and what it asked for elsewhere."""
 
-    def __init__(self, browser, server):
-        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, accept_downloads=True)
+    def __init__(self, browser, server, locale="en-US"):
+        size = {"width": 1280, "height": 860}
+        self.context = browser.new_context(viewport=size, accept_downloads=True, locale=locale)
         self.page = self.context.new_page()
         self.page.set_default_timeout(LONG * 1000)
         self.elsewhere, self.errors = [], []
@@ -188,10 +189,10 @@ class Tab:
         self.page.goto(server.url)
 
     @classmethod
-    def loaded(cls, browser, server):
+    def loaded(cls, browser, server, locale="en-US"):
         """A tab of a page whose model is loaded."""
         server.load()
-        tab = cls(browser, server)
+        tab = cls(browser, server, locale)
         tab.wait("#steps input[type=number]")
         return tab
 
@@ -623,6 +624,31 @@ def test_a_whole_visit_with_a_mask_branches_a_lost_connection_and_the_same_bytes
 
 @pytest.mark.slow
 @needs_browser
+def test_an_example_brings_a_picture_and_a_chinese_browser_has_a_chinese_page(server, browser):
+    tab = Tab.loaded(browser, server, "zh-CN")
+    tab.see("#status", "已就绪")
+    tab.page.click("#example-style")
+    tab.wait("#source img")
+    assert tab.page.input_value("#instruction textarea") == "turn it into a watercolour painting"
+    assert tab.page.input_value("#guidance input[type=number]") == "9.4"  # of 7.5
+    tab.see("#hint", "引导强度")
+    tab.page.click("#preset-draft")
+    tab.page.wait_for_function("document.querySelector('#steps input[type=number]').value === '20'")
+    assert tab.page.input_value("#guidance input[type=number]") == "7.5"
+    tab.form(steps=2)
+    tab.page.click("#edit")
+    tab.see("#progress [data-state=done]", "完成")
+    tab.page.click("#masking > button")
+    tab.see("#painter", "画笔")
+    shown = tab.page.inner_text("body")
+    assert "编辑前后对比" in shown
+    assert "object Object" not in shown
+    assert "__i18n__" not in shown
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
 def test_a_portrait_is_shown_whole_and_a_phone_has_picture_instruction_edit_and_result_in_this_order(
     server, browser, tmp_path
 ):
@@ -705,6 +731,9 @@ def test_two_clients_are_queued_and_one_that_cancels_frees_its_place(server, bro
         waits = tab.wait("#progress [data-state=waiting]")
         assert waits.get_attribute("data-ahead") == "1"
         assert "1 edit before this one" in waits.inner_text()
+        tab.see("#queue tr[data-owner=of_page][data-state=running]", "another page")
+        tab.see("#queue tr[data-owner=yours][data-state=waiting]", "2. waiting")
+        other.see("#queue tr[data-owner=yours][data-state=running]", "step")
         queue = server.device()["queue"]
         assert (queue["running"], queue["waiting"]) == (True, 1)
         other.page.click("#cancel")

@@ -578,7 +578,9 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     assert studio.close(LONG)
     assert engine.closed
     assert not made[0].picture.exists()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir())[4:] == ["sessions.sqlite", SOURCES]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[4:] == [
+        "sessions.lock", "sessions.sqlite", SOURCES,
+    ]  # fmt: skip
     assert made[1].record["job"]["of"] == 2
     assert job.result.notes == ["cat.png: turned upright", "the stand-in is no model"]
 

@@ -69,6 +69,7 @@ def ui(
     from toprope.images.families import find
     from toprope.images.web import Limits, Studio, serve
     from toprope.images.web.serving import is_local
+    from toprope.settings import Settings
     from toprope.sizes import parse_size
 
     hush()
@@ -76,6 +77,7 @@ def ui(
         upload=parse_size(max_upload), files=max_files, waiting=max_waiting, uploads=max(max_uploads, 2 * max_files)
     )
     loras = known_loras(lora or [])
+    lang = Settings.load().lang
     find(model)  # a folder that is no model is an error now, and not on the page
     open_engine = _opener(
         model, device=device or None, dtype=dtype, memory=memory, refiner=refiner,
@@ -87,7 +89,10 @@ def ui(
     # From here on Ctrl-C ends the wait below, whatever is going on.
     studio = Studio(model.resolve().name, open_engine, out_dir=out_dir, loras=loras, limits=limits)
     try:
-        served = serve(studio, host=host, port=port, open_browser=open_browser, allow_hosts=allow_host or [])
+        served = serve(
+            studio, host=host, port=port, open_browser=open_browser, allow_hosts=allow_host or [],
+            language=None if lang == "auto" else lang,
+        )  # fmt: skip
         studio.load()  # after the page is there: both are mostly imports, which do not go side by side
         _say(f"{served.url}  (Ctrl-C stops it)")
         if not is_local(host):

@@ -94,6 +94,7 @@ class Job:
     Attributes:
         number: from 1, in the order of coming.
         client: who wants it.
+        title: what is asked for, in a few words.
         about: what `submit` was given of it.
         parts: of a batch, what `add` was given.
         result: what the function returned, once it is done.
@@ -109,8 +110,9 @@ class Job:
         work: Callable[[Job], Any],
         ended: Callable[[Job, State], None] | None = None,
         about: Any = None,
+        title: str = "",
     ) -> None:
-        self.number, self.client, self.about = number, client, about
+        self.number, self.client, self.about, self.title = number, client, about, title
         self.parts: list[Any] = []
         self.result: Any = None
         self.problem: Problem | None = None
@@ -244,6 +246,7 @@ class Desk:
         work: Callable[[Job], Any],
         ended: Callable[[Job, State], None] | None = None,
         about: Any = None,
+        title: str = "",
     ) -> Job:
         """Put a job at the end of the queue.
 
@@ -252,6 +255,7 @@ class Desk:
             work: called with the job, in the desk's thread.
             ended: called once with the job and the state in which it ends, also while it waits; before others see it.
             about: kept with the job, for callers.
+            title: what is asked for, in a few words.
 
         Raises:
             UsageError: too many wait already, or the desk is closed.
@@ -271,7 +275,7 @@ class Desk:
                     "the queue is full.", looked_at=f"{len(self._waiting)} edits wait", do="try again in a while"
                 )
             self._count += 1
-            job = Job(self, self._count, client, work, ended, about)
+            job = Job(self, self._count, client, work, ended, about, title)
             self._waiting.append(job)
             self._changed.notify_all()
         return job

@@ -9,15 +9,17 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import ImageError, UsageError
 from toprope.images.picture.files import open_grey, open_picture, save_picture
+from toprope.images.web.texts import LANGUAGES, Words
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CSS", "HTML", "JS", "SIDE", "painted_mask", "shown_copy"]
+__all__ = ["CSS", "HTML", "SIDE", "painted_mask", "script", "shown_copy"]
 
 SIDE = 768
 """The longer side of the copy that is painted on, in pixels."""
@@ -31,10 +33,10 @@ AGAIN = "clear the mask and paint it again"
 
 HTML = """
 <div class="painter">
-  <div class="painter-tools" role="toolbar" aria-label="Mask">
+  <div class="painter-tools" role="toolbar">
     <button type="button" class="paint" aria-pressed="true">Brush</button>
     <button type="button" class="erase" aria-pressed="false">Eraser</button>
-    <label>Size <input type="range" class="thick" min="1" max="40" value="8"></label>
+    <label><span class="size">Size</span> <input type="range" class="thick" min="1" max="40" value="8"></label>
     <button type="button" class="wipe">Clear</button>
   </div>
   <div class="painter-stage"><img alt="" draggable="false"><canvas></canvas></div>
@@ -103,11 +105,24 @@ image.addEventListener('load', () => {
   if (told) tell();
 });
 const show = () => { if (props.picture && image.src !== props.picture) image.src = props.picture; };
+const words = WORDS[FORCED ?? (navigator.language || '').toLowerCase().split('-')[0]] ?? WORDS.en;
+for (const [name, key] of [['.paint', 'brush'], ['.erase', 'eraser'], ['.size', 'size'], ['.wipe', 'wipe']])
+  find(name).textContent = words[key];
 canvas.width = canvas.height = 0;
 watch('picture', show);
 watch('value', () => { if (!props.value && told) { told = ''; wipe(); } });
 show();
 """
+
+
+def script(language: str | None) -> str:
+    """The script of the canvas.
+
+    Args:
+        language: of its buttons, one of `LANGUAGES`; None for the browser's.
+    """
+    words = {each: {key: Words(each)(key) for key in ("brush", "eraser", "size", "wipe")} for each in LANGUAGES}
+    return f"const WORDS = {json.dumps(words)}, FORCED = {json.dumps(language)};\n{JS}"
 
 
 def shown_copy(picture: Path) -> str:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.errors import EditCancelled, ImageError, UsageError
+from toprope.images.example import picture as example_picture
 from toprope.images.picture.files import open_picture, record_in, save_picture
 from toprope.images.picture.masks import open_mask, rectangle
 from toprope.images.request import EditRequest
 from toprope.images.runs.output import Output
 from toprope.images.web.copies import Copies, pack, save
-from toprope.images.web.desk import Desk, Job, Problem, State
+from toprope.images.web.desk import Desk, Job, Problem, State, View
 from toprope.images.web.entries import Entry, form_of, settings_missing
 from toprope.images.web.form import FIELDS, dice, picked_loras, read_box, read_form, read_seed
 from toprope.images.web.loading import Loader
@@ -30,10 +31,13 @@ from toprope.images.web.sessions import Sessions, Step, StepState, new_session
 if TYPE_CHECKING:
     from toprope.images.engine import Engine
 
-__all__ = ["Brought", "Limits", "Outcome", "Row", "Studio"]
+__all__ = ["Brought", "Limits", "Outcome", "Place", "Row", "Studio"]
 
 FORGET_AFTER = 30 * 86400.0
 """Seconds after which a session that nobody has opened is forgotten. Its pictures stay in the folder with results."""
+
+PROGRAM = "program "
+"""How the names of clients begin that are no sessions of pages."""
 
 ENDS = {State.DONE: StepState.DONE, State.FAILED: StepState.FAILED, State.CANCELLED: StepState.CANCELLED}
 
@@ -103,6 +107,23 @@ class Outcome:
         record = self.entries[0].record
         name, source = self.entries[0].name, record["source"].get("notes", ())
         return [*(f"{name}: {note}" for note in source), *record.get("notices", ())]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the queue.
+
+    Attributes:
+        owner: "yours", "of_page" or "of_program".
+        view: of the job.
+        title: what is asked for; empty for what is somebody else's.
+        pictures: of a batch; 0 for one edit.
+    """
+
+    owner: str
+    view: View
+    title: str = ""
+    pictures: int = 0
 
 
 @dataclass(frozen=True)
@@ -230,6 +251,13 @@ class Studio:
             [each for each in missing if not (values["mask"] and each.startswith("mask "))],
             source if self._output.kept(source) is not None else None,
         )
+
+    def bring_example(self, session: str) -> Step:
+        """Add a picture of our own to a session, for visitors who have none at hand, and show it."""
+        path = self.scratch / "example.png"
+        if not path.exists():
+            save_picture(example_picture(512, 384), path)
+        return self._bring(session, str(path))
 
     def bring_kept(self, session: str, digest: str) -> Step:
         """Add a picture that is kept already and show it.
@@ -364,7 +392,7 @@ class Studio:
             job.result = outcome = Outcome([self._copies.entry(name, path) for path in paths])
             return outcome
 
-        return self.desk.submit(client, work)
+        return self.desk.submit(f"{PROGRAM}{client}", work, title=request.instruction)
 
     def dismiss(self, job: Job) -> None:
         """Cancel a job of `submit`, and remove what is not to be kept of it."""
@@ -413,7 +441,7 @@ class Studio:
                     outcome.packed = pack(self.scratch / f"batch-{job.number}.zip", outcome.entries)
             return outcome
 
-        return self.desk.submit(session, work, about=tuple(images))
+        return self.desk.submit(session, work, about=tuple(images), title=str(values.get("instruction", "")))
 
     def images_in_use(self) -> set[str]:
         """The uploaded pictures of batches that wait or run. Others were copied when they came."""
@@ -453,7 +481,7 @@ class Studio:
                     self.sessions.end(session, step.number, end, problem)
 
         try:
-            return self.desk.submit(session, work, ended)
+            return self.desk.submit(session, work, ended, title=str(values.get("instruction", "")))
         except UsageError as error:
             for step in steps:
                 self.sessions.end(session, step.number, refused, vars(Problem.of(error)))
@@ -503,6 +531,15 @@ class Studio:
 
     # What can be seen
 
+    def places(self, session: str | None) -> list[Place]:
+        """The queue as a session may see it: all that runs and waits, and of others no more than that."""
+        found = []
+        for job in self.desk.jobs_of():
+            mine = job.client == session
+            owner = "yours" if mine else "of_program" if job.client.startswith(PROGRAM) else "of_page"
+            found.append(Place(owner, job.view(), job.title if mine else "", len(job.about or ())))
+        return found
+
     def facts(self) -> dict[str, Any]:
         """The model, the device and the queue, ready for JSON."""
         loader, problem = self.loader, self.loader.problem
@@ -533,6 +570,14 @@ class Studio:
         }
         found |= {"loras": [str(each.get("name", each)) for each in told.get("loras") or ()], "memory": memory}
         return found
+
+    def family(self) -> str | None:
+        """The name of the model's family; None before it is ready."""
+        engine = self.loader.opened
+        try:
+            return None if engine is None else str(engine.describe()["family"])
+        except UsageError:
+            return None
 
     def options(self) -> dict[str, Any] | None:
         """The knobs that the model honours with their defaults; None before it is ready."""
