@@ -703,7 +703,12 @@ def test_a_batch_with_a_corrupt_file_gives_the_others(server, tab, pictures):
     names = ("cat.png", "broken.png", "dog.png")
     tab.page.set_input_files("#uploads input[type=file]", [str(pictures / name) for name in names])
     tab.see("#uploads", "dog")
-    tab.page.click("#edit-all")
+    with server.held():
+        tab.page.click("#edit-all")
+        tab.wait("#rows tr[data-state=running]")
+        states = [row.get_attribute("data-state") for row in tab.page.locator("#rows tr").all()]
+        assert states == ["running", "waiting", "waiting"]
+        tab.see("#queue tr[data-owner=yours]", "3 pictures")
     tab.wait("#progress-all [data-state=done]")
     states = [row.get_attribute("data-state") for row in tab.page.locator("#rows tr").all()]
     assert states == ["done", "failed", "done"]

@@ -425,16 +425,16 @@ class Page:
             yield told | (self._step(session) if view.state.over else self._listed(session) if changed else {})
 
     async def _batch_progress(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
-        names, parts = [image.rsplit("/", 1)[-1] for image in job.about], -1
+        names, shown = [image.rsplit("/", 1)[-1] for image in job.about], None
         async for view in follow(job):
             told: dict[Any, Any] = {self.progress_all: progress_html(view, len(names), words=self.words())}
-            if view.parts != parts or view.state.over:
-                parts = view.parts
-                told[self.rows] = rows_html(job.parts[:parts], names, self.words())
+            if (view.parts, view.state) != shown:
+                shown = view.parts, view.state
+                told[self.rows] = rows_html(job.parts[: view.parts], names, self.words(), view.state)
             outcome: Outcome | None = job.result
             if view.state.over and outcome is not None and outcome.entries:
-                shown = [(str(each.picture), each.name) for each in outcome.entries]
-                told[self.results] = gr.update(value=shown, visible=True)
+                made = [(str(each.picture), each.name) for each in outcome.entries]
+                told[self.results] = gr.update(value=made, visible=True)
                 told[self.packed] = gr.update(value=str(outcome.packed), visible=outcome.packed is not None)
             yield told | (self._step(session) if view.state.over else {})
 

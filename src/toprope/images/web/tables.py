@@ -15,26 +15,29 @@ from toprope.images.web.texts import ENGLISH, Words
 __all__ = ["brought_html", "ended_html", "parameters_html", "queue_html", "refined_text", "rows_html"]
 
 
-def rows_html(rows: Sequence[Row], names: Sequence[str], words: Words = ENGLISH) -> str:
-    """The pictures of a batch: those that are over with what came of them, those that wait.
+def rows_html(rows: Sequence[Row], names: Sequence[str], words: Words = ENGLISH, state: State = State.WAITING) -> str:
+    """The pictures of a batch: those that are over with what came of them, the one that runs, those that wait.
 
     Args:
-        rows: in order.
+        rows: those that are over, in order.
         names: of all files.
         words: texts in the language of the page.
+        state: of the batch. Where it ended early, pictures whose turn did not come are cancelled.
     """
     lines = []
+    later = State.CANCELLED if state.over else State.WAITING
+    now = State.RUNNING if state is State.RUNNING else later
     for at, name in enumerate(names):
         row = rows[at] if at < len(rows) else None
         if row is None:
-            state, said = "waiting", ""
+            ended, said = str(now if at == len(rows) else later), ""
         elif row.entry is not None:
-            state, said = "done", escape(words("row_done", name=row.entry.picture.name, seed=row.entry.seed))
+            ended, said = "done", escape(words("row_done", name=row.entry.picture.name, seed=row.entry.seed))
         else:
             problem = row.problem
-            state = "failed"
+            ended = "failed"
             said = "" if problem is None else _problem(problem.what, problem.do, words)
-        lines.append(f'<tr data-state="{state}"><td>{escape(name)}</td><td>{words(state)}</td><td>{said}</td></tr>')
+        lines.append(f'<tr data-state="{ended}"><td>{escape(name)}</td><td>{words(ended)}</td><td>{said}</td></tr>')
     return f'<table class="facts rows">{"".join(lines)}</table>' if lines else ""
 
 

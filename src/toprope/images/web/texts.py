@@ -29,7 +29,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "refined": ("Instruction that was used", "实际使用的指令"),
     # presets and examples
     "preset": ("Presets", "预设"),
-    "preset_authors": ("Authors' values", "作者默认值"),
+    "preset_authors": ("Defaults", "默认值"),
     "preset_draft": ("Draft", "草稿"),
     "preset_stronger": ("Stronger", "更强"),
     "preset_closer": ("Closer", "更贴近原图"),
