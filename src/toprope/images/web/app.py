@@ -428,9 +428,9 @@ class Page:
         names, shown = [image.rsplit("/", 1)[-1] for image in job.about], None
         async for view in follow(job):
             told: dict[Any, Any] = {self.progress_all: progress_html(view, len(names), words=self.words())}
-            if (view.parts, view.state) != shown:
-                shown = view.parts, view.state
-                told[self.rows] = rows_html(job.parts[: view.parts], names, self.words(), view.state)
+            if (view.parts, view.running, view.state) != shown:
+                shown = view.parts, view.running, view.state
+                told[self.rows] = rows_html(job.parts[: view.parts], names, self.words(), view.state, view.running)
             outcome: Outcome | None = job.result
             if view.state.over and outcome is not None and outcome.entries:
                 made = [(str(each.picture), each.name) for each in outcome.entries]

@@ -75,6 +75,7 @@ class View:
         note: what is done now, in words.
         step: the last one; None before the first.
         parts: how many parts of it are done, of a batch.
+        running: the numbers of the parts that run, from 0.
         seconds: since it began to run; 0 before.
         problem: why it failed.
     """
@@ -84,6 +85,7 @@ class View:
     note: str = ""
     step: Step | None = None
     parts: int = 0
+    running: tuple[int, ...] = ()
     seconds: float = 0.0
     problem: Problem | None = None
 
@@ -124,6 +126,7 @@ class Job:
         self._began: float | None = None
         self._until: float | None = None
         self._views: list[View] = []
+        self._seeing = threading.RLock()  # a batch may run in several threads
 
     # For its function, while it runs
 
@@ -135,10 +138,20 @@ class Job:
         """A step of denoising is done."""
         self._see(step=step)
 
-    def add(self, part: Any) -> None:
-        """A part of the job is done."""
-        self.parts.append(part)
-        self._see(parts=len(self.parts), step=None)
+    def begin_part(self, number: int) -> None:
+        """A part of the job runs now."""
+        with self._seeing:
+            self._see(running=(*self._running_parts(), number))
+
+    def add(self, part: Any, number: int | None = None) -> None:
+        """A part of the job is done; its number, from 0, where it was begun."""
+        with self._seeing:
+            self.parts.append(part)
+            running = tuple(each for each in self._running_parts() if each != number)
+            self._see(parts=len(self.parts), running=running, step=None)
+
+    def _running_parts(self) -> tuple[int, ...]:
+        return self._views[-1].running if self._views else ()
 
     def cancelled(self) -> bool:
         """Whether it shall stop."""
@@ -174,7 +187,7 @@ class Job:
         if self._state is State.WAITING:
             return View(State.WAITING, ahead=self._desk.ahead_of(self))
         last = self._views[-1] if self._views else View(State.RUNNING)
-        return View(self._state, 0, last.note, last.step, len(self.parts), self.seconds, self.problem)
+        return View(self._state, 0, last.note, last.step, len(self.parts), last.running, self.seconds, self.problem)
 
     def views(self, start: int) -> list[View]:
         """Everything that was told of it since the first `start` things: no step is left out."""
@@ -188,9 +201,10 @@ class Job:
         return (time.monotonic() if self._until is None else self._until) - self._began
 
     def _see(self, **seen: Any) -> None:
-        last = self._views[-1] if self._views else View(State.RUNNING)
-        kept: dict[str, Any] = {"note": last.note, "step": last.step, "parts": last.parts}
-        self._views.append(View(State.RUNNING, seconds=self.seconds, **kept | seen))
+        with self._seeing:
+            last = self._views[-1] if self._views else View(State.RUNNING)
+            kept = {name: getattr(last, name) for name in ("note", "step", "parts", "running")}
+            self._views.append(View(State.RUNNING, seconds=self.seconds, **kept | seen))
 
     def _begin(self) -> None:
         self._began, self._state = time.monotonic(), State.RUNNING

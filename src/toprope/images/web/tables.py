@@ -15,22 +15,28 @@ from toprope.images.web.texts import ENGLISH, Words
 __all__ = ["brought_html", "ended_html", "parameters_html", "queue_html", "refined_text", "rows_html"]
 
 
-def rows_html(rows: Sequence[Row], names: Sequence[str], words: Words = ENGLISH, state: State = State.WAITING) -> str:
-    """The pictures of a batch: those that are over with what came of them, the one that runs, those that wait.
+def rows_html(
+    rows: Sequence[Row],
+    names: Sequence[str],
+    words: Words = ENGLISH,
+    state: State = State.WAITING,
+    running: Sequence[int] = (),
+) -> str:
+    """The pictures of a batch: those that are over with what came of them, those that run, those that wait.
 
     Args:
-        rows: those that are over, in order.
+        rows: those that are over.
         names: of all files.
         words: texts in the language of the page.
         state: of the batch. Where it ended early, pictures whose turn did not come are cancelled.
+        running: numbers of the pictures that run, from 0.
     """
-    lines = []
-    later = State.CANCELLED if state.over else State.WAITING
-    now = State.RUNNING if state is State.RUNNING else later
+    lines, over = [], {row.at: row for row in rows}
     for at, name in enumerate(names):
-        row = rows[at] if at < len(rows) else None
+        row = over.get(at)
         if row is None:
-            ended, said = str(now if at == len(rows) else later), ""
+            now = State.CANCELLED if state.over else State.RUNNING if at in running else State.WAITING
+            ended, said = str(now), ""
         elif row.entry is not None:
             ended, said = "done", escape(words("row_done", name=row.entry.picture.name, seed=row.entry.seed))
         else:
