@@ -144,7 +144,7 @@ def _devices(cards: int, device: str | None) -> list[str | None]:
     """The device of each engine.
 
     Raises:
-        UsageError: there are not so many cards, or the device is one of them.
+        UsageError: there are fewer cards, or the device is one of them.
     """
     if cards == 1:
         return [device]

@@ -59,10 +59,10 @@ CSS = """
 JS = """
 const find = name => element.querySelector(name);
 const image = find('img'), canvas = find('canvas'), pen = canvas.getContext('2d', {willReadFrequently: true});
-let erases = false, last = null, told = '';
+let erases = false, last = null, sent = '';
 const pixels = () => pen.getImageData(0, 0, canvas.width || 1, canvas.height || 1).data;
 const used = () => pixels().some((each, at) => at % 4 === 3 && each);
-const tell = () => { told = used() ? canvas.toDataURL('image/png') : ''; props.value = told; };
+const tell = () => { sent = used() ? canvas.toDataURL('image/png') : ''; props.value = sent; };
 const wipe = () => pen.clearRect(0, 0, canvas.width, canvas.height);
 const at = event => {
   const box = canvas.getBoundingClientRect(), scale = canvas.width / box.width;
@@ -102,7 +102,7 @@ image.addEventListener('load', () => {
   if (canvas.width === image.naturalWidth && canvas.height === image.naturalHeight) return;
   canvas.width = image.naturalWidth;
   canvas.height = image.naturalHeight;
-  if (told) tell();
+  if (sent) tell();
 });
 const show = () => { if (props.picture && image.src !== props.picture) image.src = props.picture; };
 const words = WORDS[FORCED ?? (navigator.language || '').toLowerCase().split('-')[0]] ?? WORDS.en;
@@ -110,7 +110,7 @@ for (const [name, key] of [['.paint', 'brush'], ['.erase', 'eraser'], ['.size', 
   find(name).textContent = words[key];
 canvas.width = canvas.height = 0;
 watch('picture', show);
-watch('value', () => { if (!props.value && told) { told = ''; wipe(); } });
+watch('value', () => { if (!props.value && sent) { sent = ''; wipe(); } });
 show();
 """
 

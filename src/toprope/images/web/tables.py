@@ -91,7 +91,7 @@ def brought_html(brought: Brought, words: Words = ENGLISH) -> str:
 
 
 def queue_html(places: Sequence[Place], words: Words = ENGLISH) -> str:
-    """What runs and what waits, in the order in which it is done; empty where nothing is."""
+    """Table of the queue, in the order in which it is done; empty where nothing runs and nothing waits."""
     lines = []
     for at, place in enumerate(places, 1):
         view, about = place.view, [place.title] if place.title else []

@@ -41,7 +41,7 @@ class Worker:
         """Edit for a job that may cancel it; the engine must be there.
 
         Args:
-            job: is told what the engine does.
+            job: it shows what the engine does.
             request: what to do.
             loras: "path:scale" each, which the model shall have.
             on_step: called with each step.
@@ -58,7 +58,7 @@ class Worker:
             self._job = None
 
     def _telling(self, tell: Callable[[str], None]) -> Callable[[str], None]:
-        """What takes the engine's sentences, for as long as it lives: for the edit that runs, and for the loader."""
+        """Pass the engine's sentences to the edit that runs and to the loader, for as long as the engine lives."""
 
         def telling(note: str) -> None:
             job = self._job
