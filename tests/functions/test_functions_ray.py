@@ -17,10 +17,16 @@ import pytest
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 
+from ray.exceptions import RayActorError, RayError
+
 from functions_world import ANY, FOREIGN, Thing, add, alive, ended, fail, opt, sleep, until
 from toprope import functions as yr
 from toprope.errors import EnvironmentProblem
 from toprope.extras import advice
+from toprope.functions.lifecycle import Stage
+from toprope.functions.options import GroupOptions
+from toprope.functions.ray import groups
+from toprope.functions.ray.failures import exited
 
 pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.ray]
 
@@ -383,6 +389,31 @@ def test_a_function_group_knows_its_ranks_and_cards_and_ends_together(backend):
         yr.get(group.instances[1].pid.invoke())
     assert caught.value.code == 1011
     group.terminate()
+
+
+@pytest.mark.parametrize(("answers", "code"), [([1, 2], 1011), ([1, RayActorError()], 1010)])
+def test_a_group_whose_member_ends_before_it_was_looked_at_had_started(answers, code):
+    def get(asked):
+        for answer in asked:
+            if isinstance(answer, RayActorError):
+                raise answer
+
+    ended = []
+    members = [SimpleNamespace(id=name, is_over=False, options=SimpleNamespace(group_name="g")) for name in "ab"]
+    instances = SimpleNamespace(
+        has_ended=lambda member: member is members[0],
+        why_ended=lambda id: exited(f"instance {id}", ""),
+        fail=lambda member, error: ended.append(error.code),
+    )
+    ray = SimpleNamespace(wait=lambda asked, **_: (asked, []), get=get, exceptions=SimpleNamespace(RayError=RayError))
+    world = SimpleNamespace(instances=instances, ray=ray, ask=lambda *_: None)
+    of_session = groups.Groups(world)
+    of_session._give_back = lambda group: None
+    group = groups._Group("g", members, GroupOptions(same_lifecycle=True), Stage.WAITING, answers=answers)
+    group.placement = SimpleNamespace(wait=lambda timeout: True)
+    of_session._groups["g"] = group
+    assert not of_session._check(group)
+    assert ended == [code, code]
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def info_of(head: Head) -> FlowInfo:
 
 
 def values_of(plan: Plan, feed: Any, partial: bool) -> dict[int, tuple[FlowData, Any]]:
-    """What is fed, by place of the graph's inputs; keys that are none of them are not heeded.
+    """What is fed, by place of the graph's inputs; keys that are none of them are ignored.
 
     Raises:
         DfException: it is no dict, has none of the inputs, or not all of them.

@@ -52,7 +52,7 @@ class FlowGraph(GraphSettings):
 
     Args:
         outputs: what is fetched, in this order; an output may stand there several times.
-        graph_options: options by their names, beside those of `init`.
+        graph_options: options by their names, in addition to those of `init`.
         name: its name.
         graphpp_builder_async: not needed here: nothing is compiled.
         colocate: whether neighbouring stages run as threads of one process. Not in the reference, as what follows.

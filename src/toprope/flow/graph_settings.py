@@ -42,7 +42,7 @@ class GraphSettings:
         return self._fed
 
     def set_contains_n_mapping_node(self, contains_n_mapping_node: bool) -> None:
-        """Say whether some stage does not make one output of one input; custom transaction ids are heeded then.
+        """Say whether some stage does not make one output of one input; custom transaction ids count then.
 
         Raises:
             DfException: the graph was fed, or it is no bool.

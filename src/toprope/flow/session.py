@@ -50,7 +50,7 @@ def init(flow_options: dict[str, str]) -> None:
     _prepare_log()
     with _lock:
         if _options is not None:
-            logger.warning("init was called before: these options are not heeded")
+            logger.warning("init was called before: these options are ignored")
             return
         flow_options["ge.graphRunMode"] = "0"
         _options = dict(flow_options)

@@ -322,7 +322,7 @@ class RunOptions:
     Attributes:
         deploy: by name of the node in the deploy file; a node that is not there runs once on `device_index`.
         device_index: the card of such nodes.
-        n_mapping: whether some node does not make one output of one input; custom transaction ids are heeded then.
+        n_mapping: whether some node does not make one output of one input; custom transaction ids count then.
         align: most groups that wait for their missing messages, 0 for no alignment.
         align_timeout_ms: how long a group waits; -1 for ever.
         align_drop: whether a group that stays incomplete is dropped; else it is delivered as it is.

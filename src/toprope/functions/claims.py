@@ -2,7 +2,7 @@
 
 Without `toprope start` every program is by itself. With it they share the cards that were started: what one program
 has given to a function or an instance, another hands out when it is free again. The entry of a program that is gone is
-not heeded.
+ignored.
 """
 
 from __future__ import annotations

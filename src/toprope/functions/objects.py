@@ -93,7 +93,7 @@ class Entry:
         self._callbacks: list[Callable[[], None]] | None = None
 
     def finish(self, value: Value | None, error: BaseException | None = None) -> None:
-        """The value or the error is there; later ones are not heeded."""
+        """The value or the error is there; later ones are ignored."""
         if self.done:
             return
         self.value = value

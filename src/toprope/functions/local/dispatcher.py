@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import read_error
-from toprope.functions.local.process import BURST, SEVERAL, WINDOW, Call, Process, Stream
+from toprope.functions.local.process import SEVERAL, Call, Process, Stream
 from toprope.functions.objects import Entry, Value
 from toprope.functions.wire import Closed, Kind, Message
 
@@ -30,12 +30,12 @@ class Dispatcher:
         for entry in call.entries:
             entry.source = process
         backlog = process.backlog
-        if not backlog and len(process.pending) < BURST:
+        if not backlog and len(process.pending) < process.burst:
             self._transmit(process, call)
             return
         backlog.append(call)  # it goes with others now, or at the latest when a result comes
         if len(backlog) % SEVERAL == 0:
-            if len(process.pending) < WINDOW:
+            if len(process.pending) < process.window:
                 self._catch_up(process)
             else:
                 self._session.reactor.glance(process)
@@ -109,7 +109,7 @@ class Dispatcher:
                     self._ended(process, call, None)
                 else:
                     self._handle(process, message)
-            if process.backlog and len(process.pending) < WINDOW:
+            if process.backlog and len(process.pending) < process.window:
                 self._catch_up(process)
         self._session.store.settle()
 
@@ -117,7 +117,7 @@ class Dispatcher:
         """Send calls that had to wait, all in one go: the session's lock keeps others from sending in between."""
         process.channel.gather()
         try:
-            while process.backlog and len(process.pending) < WINDOW:
+            while process.backlog and len(process.pending) < process.window:
                 self._transmit(process, process.backlog.popleft())
             process.channel.send_gathered()
         except Closed:

@@ -143,9 +143,11 @@ class Instances:
         process.owner, process.on_lost = instance, self.lost
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         is_async = instance.code.is_async
+        at_once = options.calls_at_once(is_async=is_async)
+        process.works_on(at_once)
         setup = (
             instance.code.key, {**variables, **environment}, unset, folder, session.python_path(),
-            options.calls_at_once(is_async=is_async), is_async, instance.lives > 0, instance.saved,
+            at_once, is_async, instance.lives > 0, instance.saved,
         )  # fmt: skip
         call = Call(Kind.CREATE, setup, instance.value, instance.refs, 1, instance.code)
         call.owner = _Creation(self, instance)

@@ -174,6 +174,7 @@ class Pools:
         pool.workers[process], pool.grants[process] = None, grant
         folder = options.runtime_env.get("working_dir", "") or session.config.working_dir
         variables |= environment
+        process.works_on(pool.at_once)
         setup = ("", variables, unset, folder, session.python_path(), pool.at_once, False, False, None)
         call = Call(Kind.CREATE, setup, NOTHING, [], 1)
         call.owner = _Owner(self, pool)

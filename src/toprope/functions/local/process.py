@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from toprope.functions.options import InvokeOptions
     from toprope.functions.timers import Timer
 
-__all__ = ["BURST", "SEVERAL", "WINDOW", "Call", "Process", "Stream", "locked"]
+__all__ = ["SEVERAL", "Call", "Process", "Stream", "locked"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WINDOW = 192
+_WINDOW = 192
 """Calls that may be on their way to a worker: their messages fit into the socket, so that sending never blocks."""
 
-BURST = 64
+_BURST = 64
 """Calls on their way from which on more are sent several at a time: the worker has enough to do meanwhile."""
 
 SEVERAL = 32
@@ -170,6 +170,8 @@ class Process:
         refused: why the system could not start it; "" where it could.
         closed: whether its socket has ended.
         buried: whether what it held has been freed.
+        window: calls that may be on their way to it.
+        burst: calls on their way from which on more are sent several at a time.
         stopping: whether it was asked to end, or ends by itself: it gets no more calls.
         deadline: ends it by force; None while there is none.
         burial: frees what it held where the forkserver does not tell how it ended; None while its socket is open.
@@ -201,6 +203,13 @@ class Process:
         self.recycling: Timer | None = None
         self.waits = 0
         self.owner: Any = None
+        self.window = _WINDOW
+        self.burst = _BURST
+
+    def works_on(self, at_once: int) -> None:
+        """It works on `at_once` calls, which may wait for each other: none of them is kept back here."""
+        self.window = max(_WINDOW, at_once)
+        self.burst = max(_BURST, at_once)
 
     @property
     def is_open(self) -> bool:

@@ -204,7 +204,7 @@ class Session(Backend):
         return parted(refs, [place for place, ref in enumerate(refs) if ref._entry.done][:count])
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
-        """Cancel the calls of functions that make these objects; those of instances are not heeded."""
+        """Cancel the calls of functions that make these objects; those of instances are ignored."""
         for ref in refs:
             self.pools.cancel(ref._entry, allow_force)
 

@@ -308,7 +308,7 @@ class Worker:
         raise SystemExit(128 + number)
 
     def undisturbed(self, action: Callable[[], object]) -> None:
-        """Do what SIGTERM must not cut short; one that comes meanwhile is heeded afterwards."""
+        """Do what SIGTERM must not cut short; one that comes meanwhile takes effect afterwards."""
         self._deferring = True
         try:
             action()

@@ -31,7 +31,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Making:
-    """What an instance is made of, beside its arguments.
+    """What an instance is made of, in addition to its arguments.
 
     Attributes:
         id: names it.

@@ -192,7 +192,7 @@ class RayBackend(Backend):
         return parted(refs, sorted(done)[:count])
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
-        """Cancel the calls of functions that make these objects; those of instances are not heeded."""
+        """Cancel the calls of functions that make these objects; those of instances are ignored."""
         for ref in refs:
             entry: Entry = ref._entry
             if not entry.instance and entry.error is None and not self.is_done(entry):

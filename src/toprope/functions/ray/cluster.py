@@ -59,7 +59,7 @@ def join(address: str, deployment: Deployment) -> Deployment:
     """Have this machine join a Ray: the deployment with its address.
 
     Args:
-        address: "host:port" of the head; http:// in front, or what follows a comma behind, is not heeded.
+        address: "host:port" of the head; http:// in front, or what follows a comma behind, is ignored.
         deployment: what this machine offers.
 
     Raises:

@@ -72,6 +72,7 @@ class Groups:
         """An instance has ended; its group, if any, may have to follow."""
         group = self._groups.get(record.options.group_name)
         if group is not None and record in group.members:
+            self._note_up(group)
             self._do(group, group.gone(record, record.id, end))
 
     def of(self, record: Record) -> list[Record]:
@@ -176,15 +177,27 @@ class Groups:
             return False
         instances = self._backend.instances
         lost = next((each for each in group.members if not each.is_over and instances.has_ended(each)), None)
-        why = None if lost is None else instances.why_ended(lost.id)
-        if why is None and self._is_placed(group) and group.stage is Stage.STARTING:
-            there, _ = self._backend.ray.wait(group.answers, num_returns=len(group.answers), timeout=0)
-            if len(there) == len(group.answers):
-                for each in group.members:
-                    self._do(group, group.up(each))
-        if lost is not None:
-            self.gone(lost, Gone(why or exited(f"instance {lost.id}", ""), crashed=True))
-        return lost is None
+        if lost is None:
+            self._note_up(group)
+            return True
+        why = instances.why_ended(lost.id) or exited(f"instance {lost.id}", "")
+        self.gone(lost, Gone(why, crashed=True))
+        return False
+
+    def _note_up(self, group: _Group) -> None:
+        """See whether the constructors of all members have run: a group whose member ends after that had started."""
+        if not group.answers or not self._is_placed(group) or group.stage is not Stage.STARTING:
+            return
+        ray = self._backend.ray
+        there, _ = ray.wait(group.answers, num_returns=len(group.answers), timeout=0)
+        if len(there) < len(group.answers):
+            return
+        try:
+            ray.get(there)
+        except ray.exceptions.RayError:
+            return  # a constructor has failed
+        for each in group.members:
+            self._do(group, group.up(each))
 
     def _end(self, group: _Group, error: BaseException, *, failed: bool) -> None:
         if failed:

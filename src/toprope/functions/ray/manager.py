@@ -179,7 +179,7 @@ class Manager:
         return found
 
     def fail(self, id: str, data: bytes) -> None:
-        """Why an instance has ended, or will never begin; later reasons are not heeded."""
+        """Why an instance has ended, or will never begin; later reasons are ignored."""
         self._failures.setdefault(id, data)
         self._named.pop(id, None)
         self._saved.pop(id, None)
