@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from toprope.images.results import EditResult
     from toprope.progress import Step
 
-__all__ = ["OpenEngine", "Worker"]
+__all__ = ["Worker"]
 
 OpenEngine = Callable[[Callable[[str], None]], "Engine"]
 """Opens an engine, given a function that takes sentences about what is done, now and later."""
