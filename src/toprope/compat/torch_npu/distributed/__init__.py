@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from toprope.compat.missing import missing_from
+from toprope.imports import after_import
 
 from .parallel_store import ParallelStore
 
@@ -164,6 +165,15 @@ def _rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
 
     return _parallel_rendezvous_handler(url, *args, **kwargs)
 
+
+def _register_rpc() -> None:
+    if torch.distributed.rpc.is_available():
+        from .rpc.backend_registry import _rpc_backend_registry
+
+        _rpc_backend_registry()
+
+
+after_import("torch.distributed.rpc", _register_rpc)
 
 if "parallel" not in _rendezvous_handlers:
     register_rendezvous_handler("parallel", _rendezvous)  # type: ignore[no-untyped-call]
