@@ -173,7 +173,15 @@ def _register_rpc() -> None:
         _rpc_backend_registry()
 
 
-after_import("torch.distributed.rpc", _register_rpc)
+def _register_tensor() -> None:
+    from . import tensor  # noqa: F401
+
+
+def extend_when_imported() -> None:
+    """Extend torch's modules for requests and for DTensor, both slow to import, when a program imports them."""
+    after_import("torch.distributed.rpc", _register_rpc)
+    after_import("torch.distributed.tensor", _register_tensor)
+
 
 if "parallel" not in _rendezvous_handlers:
     register_rendezvous_handler("parallel", _rendezvous)  # type: ignore[no-untyped-call]
