@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from toprope.sim.distributed import members, refusals
-from toprope.sim.distributed.staging import Staging, factor_of, reduce_operation
+from toprope.sim.distributed.staging import Staging, divisor_of, factor_of, reduce_operation
 from toprope.sim.distributed.work import HcclWork, done, timed
 from toprope.sim.npu._state import message
 
@@ -78,7 +78,7 @@ def _run(
     refusals.check(name, results, options)
     hccl = unwrapped(backend)
     hccl.connect()
-    staging = Staging(hccl.settle, factor_of(options))
+    staging = Staging(hccl.settle, factor_of(options), divisor_of(options, backend.size()))
     if options is not None and members.on_vector_cores():
         _compare_cores(backend, hccl, members.check_cores(name, hccl, results))
     traced = members.begin(name, hccl, results, message_between, is_message=options is None)
