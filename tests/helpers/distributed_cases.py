@@ -234,6 +234,14 @@ def case_functional_collectives() -> None:
     same(swapped + 0, torch.stack([made(rank)[RANK] for rank in BOTH]))
 
 
+def case_a_work_of_several_tensors_is_waited_for_once_for_each_of_them() -> None:
+    dist.distributed_c10d._register_process_group("again", dist.group.WORLD)
+    operators = torch.ops._c10d_functional
+    results = operators.all_reduce_coalesced([here(salt=salt) for salt in range(3)], "sum", "again")
+    for salt, result in enumerate(results):
+        same(operators.wait_tensor(result), reduced(ReduceOp.SUM, torch.float32, salt=salt))
+
+
 def case_a_mean_of_negative_whole_numbers_goes_towards_zero() -> None:
     for asynchronous in (False, True):
         tensor = torch.tensor([3 + RANK, -3 - RANK], dtype=torch.int32).npu()

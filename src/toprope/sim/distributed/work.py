@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,11 +18,17 @@ from toprope.sim.distributed.threads import run_elsewhere
 __all__ = ["HcclWork", "done", "timed"]
 
 _NO_LIMIT = timedelta(0)
+"""What torch's C++ gives for no limit; Python code that waits gives none at all."""
+
 _c10d: Any = torch._C._distributed_c10d  # torch's stubs name a part of it
 
 _expected: dict[int, HcclWork] = {}
 """Works that somebody may still wait for. torch's C++ holds of a work only what is C++, and must find its Python part:
-there every user waits once, or asks for the future at once, and either ends the stay here."""
+there every user waits, or asks for the future at once, and either ends the stay here."""
+
+_read_by_torch: deque[HcclWork] = deque(maxlen=1000)
+"""Works for which torch's C++ has waited, without their tensors. It waits again where a work is of several tensors, as
+of `all_reduce_coalesced`, and would wait for ever for one without its Python part."""
 
 _MOST_EXPECTED = 10_000
 """More than these means that a program drops works unread; the oldest are dropped then."""
@@ -33,14 +40,19 @@ _HELD_HERE_ALONE = 4
 """References to a work that nobody but `_expected` holds, as `_free_unread` counts them."""
 
 
+def _completed(results: Any = None) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(results)
+    return future
+
+
 def done(results: Any) -> Work:
     """The work of a collective that has ended well.
 
     Args:
         results: the device tensors that its future holds.
     """
-    future: Any = torch.futures.Future()
-    future.set_result(results)
+    future = _completed(results)
     made: Work = _c10d._create_work_from_future(future)
     return made
 
@@ -139,7 +151,7 @@ class HcclWork(Work):
         """Set when the collective has ended, well or not."""
         return self._outcome.ended
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are on the card.
 
         Args:
@@ -150,7 +162,7 @@ class HcclWork(Work):
         """
         try:
             for work in self._works:
-                work.wait(timeout)
+                work.wait(timeout or _NO_LIMIT)
             self.ended.wait()
         finally:
             _expected.pop(id(self), None)
@@ -159,12 +171,16 @@ class HcclWork(Work):
         self._outcome.tell()
         if self._waited is not None:
             self._waited()
+            self._waited = None
+        if timeout == _NO_LIMIT:
+            self.forget_results()
+            _read_by_torch.append(self)
         return True
 
     def get_future(self) -> Any:
         """The future of the results."""
         _expected.pop(id(self), None)
-        return self._outcome.future
+        return self._outcome.future or _completed()
 
     def is_completed(self) -> bool:
         """True if it has ended, well or not."""
@@ -194,6 +210,8 @@ class HcclWork(Work):
         self._works = ()
         self._results = None
         self._outcome.future = None
+
+
 
 
 def _free_unread() -> None:
