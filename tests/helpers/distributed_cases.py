@@ -234,6 +234,32 @@ def case_functional_collectives() -> None:
     same(swapped + 0, torch.stack([made(rank)[RANK] for rank in BOTH]))
 
 
+def case_streams_of_hccl_and_operations_that_start_together() -> None:
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("npu"))
+    card = torch.device("npu", torch.npu.current_device())
+    assert backend._get_stream_id() == backend.get_p2p_stream_id(card, OTHER, 0) == -1
+    number = backend.get_coll_stream_id(card)
+    assert number == backend.get_coll_stream_id(card) == backend._get_stream_id() != -1
+    stream = torch.npu.Stream(stream_id=number, device_index=card.index, device_type=20)
+    assert stream.device == card and stream.npu_stream is not None
+    backend._group_start()
+    tensor, received = here(), blank()
+    works = [dist.isend(tensor, OTHER, group), dist.irecv(received, OTHER, group)]
+    backend._group_end()
+    for work in works:
+        work.wait()
+        assert work.is_completed()
+    same(received, made(OTHER))
+    assert backend.get_p2p_stream_id(card, OTHER, 0) == backend._get_stream_id(True, OTHER) not in (-1, number)
+    assert backend.get_p2p_stream_id(card, OTHER, 1) == number
+    with pytest.raises(RuntimeError, match="hcclGroupEnd without hcclGroupStart"):
+        backend._group_end()
+    with pytest.raises(RuntimeError, match="expected value >= 0"):
+        backend._get_stream_id(True)
+    dist.destroy_process_group(group)
+
+
 def case_a_work_of_several_tensors_is_waited_for_once_for_each_of_them() -> None:
     dist.distributed_c10d._register_process_group("again", dist.group.WORLD)
     operators = torch.ops._c10d_functional

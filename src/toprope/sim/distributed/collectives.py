@@ -78,6 +78,8 @@ def _run(
     refusals.check(name, results, options)
     hccl = unwrapped(backend)
     hccl.connect()
+    peer = None if message_between is None else sum(message_between) - hccl.rank()
+    hccl.streams.note(torch.npu.current_device(), peer)  # type: ignore[attr-defined]
     staging = Staging(hccl.settle, factor_of(options), divisor_of(options, backend.size()))
     if options is not None and members.on_vector_cores():
         _compare_cores(backend, hccl, members.check_cores(name, hccl, results))
