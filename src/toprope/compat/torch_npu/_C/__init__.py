@@ -19,6 +19,7 @@ from ._names import SAME as _SAME
 from ._names import current_stream as _npu_getCurrentStream  # noqa: N812
 from ._names import default_stream as _npu_getDefaultStream  # noqa: N812
 from ._names import find as _find
+from ._names import has_primary_context as _npu_hasPrimaryContext  # noqa: N812
 from ._names import history_is_enabled as _npu_isHistoryEnabled  # noqa: N812
 from ._names import local_device as _npu_getLocalDevice  # noqa: N812
 from ._names import option as _npu_getOption  # noqa: N812
@@ -34,6 +35,7 @@ __all__ = [
     "_npu_getDefaultStream",
     "_npu_getLocalDevice",
     "_npu_getOption",
+    "_npu_hasPrimaryContext",
     "_npu_isHistoryEnabled",
     "_npu_reset_thread_affinity",
     "_npu_set_thread_affinity",
