@@ -268,6 +268,14 @@ def case_a_work_of_several_tensors_is_waited_for_once_for_each_of_them() -> None
         same(operators.wait_tensor(result), reduced(ReduceOp.SUM, torch.float32, salt=salt))
 
 
+def case_a_scattered_row_need_not_have_a_tensor_for_each_process() -> None:
+    """As torch_npu's test_reduce_scatter.py wants it: what is too much is ignored, what is missing is zero."""
+    for inputs in ([8], [4], [4, 4, 4], [6, 6]):
+        ones, output = [torch.ones(size).npu() for size in inputs], torch.zeros(4).npu()
+        dist.reduce_scatter(output, ones)
+        same(output, torch.full((4,), 2.0) if RANK == 0 or sum(inputs) >= 8 else torch.zeros(4))
+
+
 def case_a_mean_of_negative_whole_numbers_goes_towards_zero() -> None:
     for asynchronous in (False, True):
         tensor = torch.tensor([3 + RANK, -3 - RANK], dtype=torch.int32).npu()
@@ -291,8 +299,8 @@ def case_errors() -> None:
         dist.all_reduce(torch.ones(2).to(torch.uint16).npu())
     with pytest.raises(RuntimeError, match="expected length 2, got 1"):
         dist.all_gather([blank()], here())
-    with pytest.raises(RuntimeError, match=r"Incorrect input list size 1\. Input list size should be 2"):
-        dist.reduce_scatter(blank(), [here()])
+    with pytest.raises(RuntimeError, match=r"Incorrect input list size 3\. Input list size should be 2"):
+        dist.reduce_scatter(blank(), [here(), here(), here(shape=(1, 3))])
     with pytest.raises(RuntimeError, match="output tensor size must be equal to world_size times input tensor size"):
         dist.all_gather_single(blank(), here())
     with pytest.raises(RuntimeError, match="input tensor must be the same size as output size times world size"):

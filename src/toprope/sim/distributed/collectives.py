@@ -261,14 +261,22 @@ def scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opt
 
 
 def reduce_scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
-    """Reduces lists of tensors, which may differ in size, and gives each process one of the results."""
+    """Reduces lists of tensors, which may differ in size, and gives each process one of the results.
+
+    Tensors of one size are one row of numbers, as torch_npu hands them to HCCL: it need not have as many tensors as
+    there are processes. What is behind the last process's part is ignored, and zeros fill a row that is too short.
+    """
     opts = opts or _c10d.ReduceScatterOptions()
-    if len(inputs[0]) != backend.size():
+    is_row = len({tensor.shape for tensor in inputs[0]}) == 1
+    if not is_row and len(inputs[0]) != backend.size():
         text = f"Incorrect input list size {len(inputs[0])}. Input list size should be {backend.size()}"
         raise RuntimeError(message(f"{text}, same as size of the process group.", _PARAMETER))
 
     def start(staging: Staging) -> list[Work]:
-        row, sizes = staging.joined_to_reduce(inputs[0])
+        part = outputs[0].numel()
+        row, sizes = staging.joined_to_reduce(inputs[0], part * backend.size() if is_row else None)
+        if is_row:
+            sizes = [part] * backend.size()
         return [_reduced_part(backend, staging, row, sizes, outputs[0], opts)]
 
     return _run("reduce_scatter", backend, outputs, start, opts)

@@ -144,11 +144,19 @@ class Staging:
         self.settle()
         return self._multiplied(_widened(_single(tensor).clone()))
 
-    def joined_to_reduce(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        """For a list that is reduced as one row of numbers: the row, and how many of them each member has."""
+    def joined_to_reduce(self, tensors: Sequence[Tensor], length: int | None = None) -> tuple[Tensor, list[int]]:
+        """For a list that is reduced as one row of numbers: the row, and how many of them each member has.
+
+        Args:
+            tensors: the list.
+            length: of the row, which is cut, or filled with zeros; None for all numbers.
+        """
         self.settle()
         rows = [_widened(host(tensor)).reshape(-1) for tensor in tensors]
-        return self._multiplied(torch.cat(rows)), [row.numel() for row in rows]
+        row = torch.cat(rows)
+        if length is not None:
+            row = torch.nn.functional.pad(row[:length], (0, max(0, length - row.numel())))
+        return self._multiplied(row), [each.numel() for each in rows]
 
     def joined(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         """For a list that is read as one row of numbers: the row, and how many of them each member has."""
