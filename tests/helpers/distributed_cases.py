@@ -1,8 +1,10 @@
 """Asynchronous work, order, streams, groups and errors of torch.distributed on cards."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -266,6 +268,29 @@ def case_a_work_of_several_tensors_is_waited_for_once_for_each_of_them() -> None
     results = operators.all_reduce_coalesced([here(salt=salt) for salt in range(3)], "sum", "again")
     for salt, result in enumerate(results):
         same(operators.wait_tensor(result), reduced(ReduceOp.SUM, torch.float32, salt=salt))
+
+
+def case_the_log_says_how_a_communicator_was_made() -> None:
+    import contextlib
+    import io
+
+    from toprope.sim.npu._logs import set_levels
+
+    dist.all_reduce(here())  # makes the communicator of all
+    written = io.StringIO()
+    set_levels({"torch.distributed": 20})
+    try:
+        for variables in ({"ROOTINFO_SUBCOMM_ENABLE": "1"}, {}):
+            group = dist.new_group()
+            with contextlib.redirect_stderr(written), mock.patch.dict(os.environ, variables):
+                dist.all_reduce(here(), group=group)
+                dist.all_reduce(here(), group=group)  # once for each group
+            dist.destroy_process_group(group)
+    finally:
+        set_levels({})
+    first, second = written.getvalue().splitlines()
+    assert "Create sub hccl comm by hcclCreateSubCommConfig success, group id is " in first
+    assert "Create hccl comm by hcclCommInitRootInfoConfig success, group id is " in second
 
 
 def case_a_scattered_row_need_not_have_a_tensor_for_each_process() -> None:

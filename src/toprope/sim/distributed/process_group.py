@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -13,6 +14,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 from toprope.sim.distributed import collectives, kernels, refusals
 from toprope.sim.distributed.hccl_streams import HcclStreams
 from toprope.sim.distributed.members import Members
+from toprope.sim.npu._logs import info
 from toprope.sim.npu._state import message
 
 __all__ = ["ProcessGroupHCCL", "group_named", "hccl_of"]
@@ -112,6 +114,15 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         if not self._connected:
             refusals.check_config(self._options.hccl_config)
             self._connected = True
+            info("torch.distributed", f"{self._how_connected()} success, group id is {self._options.group_id}")
+
+    def _how_connected(self) -> str:
+        """What torch_npu's log calls the way in which the communicator is made: by itself, or as a part of all."""
+        if self._options.global_ranks_in_group and os.environ.get("ROOTINFO_SUBCOMM_ENABLE") == "1":
+            whole = hccl_of(torch.distributed.distributed_c10d._get_default_group())
+            if whole is not None and whole._connected:
+                return "Create sub hccl comm by hcclCreateSubCommConfig"
+        return "Create hccl comm by hcclCommInitRootInfoConfig"
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait for the collectives under way, whatever becomes of them.

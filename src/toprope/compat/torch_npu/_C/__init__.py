@@ -14,7 +14,7 @@ from .._cores import bind as _npu_set_thread_affinity
 from .._cores import reset as _npu_reset_thread_affinity
 from ..operators.storage import empty_strided as _empty_strided_npu
 from ..operators.storage import weak_ref as _weak_ref_tensor
-from . import _distributed_c10d
+from . import _distributed_c10d, _logging
 from ._names import SAME as _SAME
 from ._names import current_stream as _npu_getCurrentStream  # noqa: N812
 from ._names import default_stream as _npu_getDefaultStream  # noqa: N812
@@ -29,6 +29,7 @@ from ._names import raw_stream as _npu_getCurrentRawStreamNoWait  # noqa: N812
 __all__ = [
     "_distributed_c10d",
     "_empty_strided_npu",
+    "_logging",
     "_npu_getCurrentRawStream",
     "_npu_getCurrentRawStreamNoWait",
     "_npu_getCurrentStream",
