@@ -1,6 +1,8 @@
 """Asynchronous work, order, streams, groups and errors of torch.distributed on cards."""
 
+import json
 import os
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -291,6 +293,39 @@ def case_the_log_says_how_a_communicator_was_made() -> None:
     first, second = written.getvalue().splitlines()
     assert "Create sub hccl comm by hcclCreateSubCommConfig success, group id is " in first
     assert "Create hccl comm by hcclCommInitRootInfoConfig success, group id is " in second
+
+
+def case_the_flight_recorder_keeps_the_last_operations() -> None:
+    from toprope.compat.torch_npu._C._distributed_c10d import _dump_hccl_trace, _dump_hccl_trace_json
+
+    dist.all_reduce(here())  # not recorded
+    group = dist.new_group()
+    with mock.patch.dict(os.environ, {"TORCH_HCCL_TRACE_BUFFER_SIZE": "3", "HCCL_EXEC_TIMEOUT": "100"}):
+        dist.all_reduce(here(), group=group)
+        dist.all_gather([blank(), blank()], here(), group=group)
+        (dist.send if RANK else dist.recv)(here(torch.float16), OTHER, group)
+        work = dist.all_reduce(here(), group=group, async_op=True)
+        with late(0):
+            work.wait()
+    found = pickle.loads(_dump_hccl_trace())
+    gathered, message, last = found["entries"]  # three of them
+    assert gathered["input_sizes"] == [[2, 3]] and gathered["output_sizes"] == [[2, 3]] * 2
+    assert [each["op_id"] for each in found["entries"]] == [2, 3, 4]
+    assert (message["collective_seq_id"], message["p2p_seq_id"], message["is_p2p"]) == (2, 1, True)
+    assert message["profiling_name"] == ("hccl:send 1->0" if RANK else "hccl:recv 0<-1")
+    assert message["input_dtypes"] == ["Half"] and last["timeout_ms"] == 1_900_000
+    assert {each["state"] for each in found["entries"]} == {"completed"}
+    assert "case_the_flight_recorder" in str(message["frames"])
+    (status,) = found["pg_status"].values()
+    assert status == {"last_enqueued_collective": 3, "last_started_collective": -1, "last_completed_collective": 3}
+    (group_kept,) = found["pg_config"].values()
+    assert group_kept["ranks"] == "[0, 1]"
+    as_json = json.loads(_dump_hccl_trace_json())
+    assert "frames" not in as_json["entries"][0] and as_json["version"] == "2.4"
+    assert next(iter(as_json["pg_status"].values()))["last_completed_collective"] == "3"
+    assert json.loads(_dump_hccl_trace_json(onlyActive=True))["entries"] == []
+    assert "entries" not in pickle.loads(_dump_hccl_trace(includeCollectives=False))
+    dist.destroy_process_group(group)
 
 
 def case_a_scattered_row_need_not_have_a_tensor_for_each_process() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from toprope.sim.distributed import collectives, kernels, refusals
+from toprope.sim.distributed.flight_recorder import GroupStatus
 from toprope.sim.distributed.hccl_streams import HcclStreams
 from toprope.sim.distributed.members import Members
 from toprope.sim.npu._logs import info
@@ -100,6 +101,9 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         """Set when the last collective whose caller waits later has ended."""
         self.members = Members(self._options.group_id, self._options.global_ranks_in_group, rank, size)
         """Counts the group's collectives, for traces."""
+        ranks = self._options.global_ranks_in_group or list(range(size))
+        self.status = GroupStatus(f"group_name_{self._options.group_id}", ranks)
+        """Counts the group's operations, for the flight recorder."""
         self.streams = HcclStreams(self._options.is_high_priority_stream)
         self._name = ""
         self._connected = False
