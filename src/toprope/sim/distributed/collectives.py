@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Work
 
 from toprope.sim.distributed import flight_recorder, members, refusals
 from toprope.sim.distributed.staging import Staging, divisor_of, factor_of, reduce_operation
-from toprope.sim.distributed.work import HcclWork, done, timed
+from toprope.sim.distributed.work import HcclWork, done, in_hccls_words, timed
 from toprope.sim.npu._state import message
 
 __all__ = [
@@ -104,8 +104,9 @@ def _run(
         # In gloo's thread, as soon as the work is done: also where nobody waits for it yet.
         torch.futures.collect_all([work.get_future() for work in works]).then(lambda _: end_all())
     if not options.asyncOp:
-        for work in works:
-            work.wait()
+        with in_hccls_words():
+            for work in works:
+                work.wait()
         staging.finish()()
         if recorded is not None:
             recorded()  # gloo's thread may not have come to it yet

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +17,9 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from toprope.sim.distributed.threads import run_elsewhere
+from toprope.sim.npu._state import message
 
-__all__ = ["HcclWork", "done", "timed"]
+__all__ = ["HcclWork", "done", "in_hccls_words", "timed"]
 
 _NO_LIMIT = timedelta(0)
 """What torch's C++ gives for no limit; Python code that waits gives none at all."""
@@ -38,6 +42,22 @@ _UNREAD_AFTER = 1.0
 
 _HELD_HERE_ALONE = 4
 """References to a work that nobody but `_expected` holds, as `_free_unread` counts them."""
+
+
+_NOBODY_CAME = re.compile(r"closed by peer|reset by peer|broken pipe|timed out", re.IGNORECASE)
+
+
+@contextmanager
+def in_hccls_words() -> Iterator[None]:
+    """Add to gloo's error of a process that did not come what HCCL says then (Ascend/pytorch, HCCL_timeout.md)."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _NOBODY_CAME.search(str(error)):
+            raise
+        reason = "The wait execution of the Notify register times out. Reason: the remote rank has not come, or has ended."
+        text = message(f"{error}\nEI0002: [PID: {os.getpid()}] {reason}", "ERR02200 DIST call hccl api failed.")
+        raise RuntimeError(text) from error
 
 
 def _completed(results: Any = None) -> Any:
@@ -161,8 +181,9 @@ class HcclWork(Work):
             RuntimeError: gloo's, the collective failed or the time is over.
         """
         try:
-            for work in self._works:
-                work.wait(timeout or _NO_LIMIT)
+            with nullcontext() if timeout else in_hccls_words():  # a limit of the caller's own is none of HCCL's
+                for work in self._works:
+                    work.wait(timeout or _NO_LIMIT)
             self.ended.wait()
         finally:
             _expected.pop(id(self), None)
