@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -140,8 +141,16 @@ def case_a_process_that_does_not_come() -> None:
 
     group = dist.new_group(timeout=timedelta(seconds=3))  # within which both have to come here
     if RANK == 0:
-        with pytest.raises(RuntimeError, match=r"(?is)timed out.*EI0002.*ERR02200 DIST call hccl api failed"):
+        folder = tempfile.mkdtemp()
+        dumps = {"TORCH_HCCL_DUMP_ON_TIMEOUT": "1", "TORCH_HCCL_DEBUG_INFO_TEMP_FILE": f"{folder}/trace_"}
+        with (
+            mock.patch.dict(os.environ, {"TORCH_HCCL_TRACE_BUFFER_SIZE": "1", **dumps}),
+            pytest.raises(RuntimeError, match=r"(?is)timed out.*EI0002.*ERR02200 DIST call hccl api failed"),
+        ):
             dist.all_reduce(here(), group=group)
+        with open(f"{folder}/trace_0", "rb") as file:
+            (entry,) = pickle.load(file)["entries"]
+        assert (entry["state"], entry["time_discovered_completed_ns"]) == ("scheduled", None)
         work = dist.broadcast(here(), 1, group=group, async_op=True)
         with pytest.raises(RuntimeError):
             work.wait()

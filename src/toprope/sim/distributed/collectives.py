@@ -91,18 +91,20 @@ def _run(
         is_message=options is None, rank=hccl.rank(),
     )  # fmt: skip
     works = start(staging)
-    ends = [end for end in (None if traced is None else traced.end, recorded) if end is not None]
-
-    def end_all() -> None:
-        for end in ends:
-            end()
-
     if options is None:
         # gloo's own work of a message from anybody knows the sender, so it is handed out, and not recorded
-        return works[0] if not ends or message_between is None else timed(works[0], end_all)
-    if ends:
+        ends = [end for end in (None if traced is None else traced.end, recorded) if end is not None]
+        return works[0] if not ends or message_between is None else timed(works[0], lambda: [end() for end in ends])
+    if traced is not None or recorded is not None:
+
+        def ended(futures: Any) -> None:
+            if traced is not None:
+                traced.end()
+            if recorded is not None and not any(_has_failed(future) for future in futures.value()):
+                recorded()
+
         # In gloo's thread, as soon as the work is done: also where nobody waits for it yet.
-        torch.futures.collect_all([work.get_future() for work in works]).then(lambda _: end_all())
+        torch.futures.collect_all([work.get_future() for work in works]).then(ended)
     if not options.asyncOp:
         with in_hccls_words():
             for work in works:
@@ -116,6 +118,14 @@ def _run(
     work = HcclWork(works, staging.finish(), results, None if traced is None else traced.waited)
     hccl.under_way = work.ended
     return work
+
+
+def _has_failed(future: Any) -> bool:
+    try:
+        future.value()
+    except Exception:
+        return True
+    return False
 
 
 def _compare_cores(backend: Any, hccl: Any, cores: int) -> None:

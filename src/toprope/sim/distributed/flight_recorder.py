@@ -1,13 +1,16 @@
 """torch_npu's flight recorder: the last operations of this process's groups, for `_dump_hccl_trace`.
 
 It keeps as many as TORCH_HCCL_TRACE_BUFFER_SIZE says, none without it. Source of the format, version 2.4:
-torch_npu/csrc/distributed/TraceUtils.h of Ascend/pytorch. Nothing is dumped by itself when a time limit is over.
+torch_npu/csrc/distributed/TraceUtils.h of Ascend/pytorch. With TORCH_HCCL_DUMP_ON_TIMEOUT=1 a process writes them into a
+file when another one does not come.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import pickle
 import sys
 import threading
 import time
@@ -19,11 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["GroupStatus", "begin", "dump"]
+__all__ = ["GroupStatus", "begin", "dump", "write_file"]
+
+_log = logging.getLogger("toprope")
 
 _VERSION = "2.4"
 _EXECUTION_SECONDS = 1836
 """HCCL_EXEC_TIMEOUT where it is not set; torch_npu's watchdog gives 30 minutes more."""
+
+_FILE = "/tmp/hccl_trace_rank_"
+"""Begin of the file's name; the rank follows."""
 
 _NAMES = {
     torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
@@ -177,3 +185,15 @@ def dump(*, entries: bool, frames: bool, only_active: bool) -> dict[str, Any]:
                 if not (only_active and entry.is_complete)
             ]
         return made
+
+
+def write_file() -> None:
+    """Write what is recorded into the file of this process, if TORCH_HCCL_DUMP_ON_TIMEOUT asks for it."""
+    if os.environ.get("TORCH_HCCL_DUMP_ON_TIMEOUT") != "1" or not _entries:
+        return
+    path = f"{os.environ.get('TORCH_HCCL_DEBUG_INFO_TEMP_FILE', _FILE)}{torch.distributed.get_rank()}"
+    try:
+        with open(path, "wb") as file:
+            pickle.dump(dump(entries=True, frames=True, only_active=False), file)
+    except OSError as error:
+        _log.warning("the flight recorder cannot write %s: %s", path, error)

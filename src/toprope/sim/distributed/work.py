@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
+from toprope.sim.distributed.flight_recorder import write_file
 from toprope.sim.distributed.threads import run_elsewhere
 from toprope.sim.npu._state import message
 
@@ -49,12 +50,16 @@ _NOBODY_CAME = re.compile(r"closed by peer|reset by peer|broken pipe|timed out",
 
 @contextmanager
 def in_hccls_words() -> Iterator[None]:
-    """Add to gloo's error of a process that did not come what HCCL says then (Ascend/pytorch, HCCL_timeout.md)."""
+    """Add to gloo's error of a process that did not come what HCCL says then, and write the flight recorder's file.
+
+    Source: HCCL_timeout.md of Ascend/pytorch.
+    """
     try:
         yield
     except RuntimeError as error:
         if not _NOBODY_CAME.search(str(error)):
             raise
+        write_file()
         reason = "The wait execution of the Notify register times out. Reason: the remote rank has not come, or has ended."
         text = message(f"{error}\nEI0002: [PID: {os.getpid()}] {reason}", "ERR02200 DIST call hccl api failed.")
         raise RuntimeError(text) from error
