@@ -79,8 +79,8 @@ bias = [random(2, 8).half()]
 expected = npu.npu_grouped_matmul(x, weight, bias=bias, group_list=groups, **options)
 for of_weight, of_x, result in ((Shard(2), whole, columns), (columns, columns, whole)):  # a bias is added once
     found = npu.npu_grouped_matmul(
-        [placed(x[0], of_x)], [placed(weight[0], of_weight)], bias=[placed(bias[0], rows)], group_list=placed(groups, rows),
-        **options,
+        [placed(x[0], of_x)], [placed(weight[0], of_weight)], bias=[placed(bias[0], rows)],
+        group_list=placed(groups, rows), **options,
     )
     assert agree(expected, found, 0.02) == [result]
 

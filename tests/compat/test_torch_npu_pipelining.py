@@ -34,7 +34,9 @@ class Model(torch.nn.Module):
         return self.last(x) * factor
 """
 
-STAGES = MODEL + """
+STAGES = (
+    MODEL
+    + """
 import os
 import torch.distributed as dist
 
@@ -60,8 +62,11 @@ assert results[0] == results[1] == results[2], results
 dist.destroy_process_group()
 print("done")
 """
+)
 
-ERRORS = MODEL + """
+ERRORS = (
+    MODEL
+    + """
 model, x = Model(), torch.ones(2, 8)
 split = {"blocks.1": SplitPoint.END}
 assert pipeline(model, (x,), split_spec=split, mode="fx").num_stages == 2
@@ -73,6 +78,7 @@ refused(ValueError, "did not match any FX call_module node", pipeline, model, (x
 refused(ValueError, "Unsupported split point", pipeline, model, (x,), split_spec={"last": 1}, mode="fx")
 refused(ValueError, "Failed to bind", pipeline, model, (x, 1, 2, 3), mode="fx")
 """
+)
 
 
 def test_a_traced_pipeline_computes_what_an_exported_one_does() -> None:

@@ -54,7 +54,8 @@ if rank == 0:
     rref = rpc.remote("worker1", torch.add, args=(x.detach(), 2))
     remote = [str(rref.to_here().device), rref.to_here().tolist()]
     with dist_autograd.context() as context:
-        inside = [rpc.rpc_sync("worker1", twice, args=(x.detach(),)).tolist(), error_of(twice, (x,)), error_of(of_its_own)]
+        doubled = rpc.rpc_sync("worker1", twice, args=(x.detach(),)).tolist()
+        inside = [doubled, error_of(twice, (x,)), error_of(of_its_own)]
         loss = rpc.rpc_sync("worker1", twice, args=(torch.ones(2, requires_grad=True),)).sum()
         dist_autograd.backward(context, [loss])
         gradient = [each.tolist() for each in dist_autograd.get_gradients(context).values()]
@@ -73,7 +74,8 @@ options = NPUTensorPipeRpcBackendOptions(num_worker_threads=8, device_maps={"wor
 options.set_device_map("worker2", {"npu:0": "npu:0"})
 options.set_devices(["npu:0", "npu:1"])
 assert sorted(options.device_maps) == ["worker1", "worker2"] and len(options.devices) == 2
-refused(ValueError, "1-to-1 mapping, trying to map npu:0 to npu:2 and npu:1", options.set_device_map, "worker1", {"npu:0": "npu:2"})
+other = {"npu:0": "npu:2"}
+refused(ValueError, "1-to-1 mapping, trying to map npu:0 to npu:2 and npu:1", options.set_device_map, "worker1", other)
 refused(ValueError, "ERR02003 DIST invalid value", _to_device_map, {"npu:0": "npu:1", "npu:2": "npu:1"})
 refused(ValueError, "got device type cpu", _to_device, "cpu:0")
 """,
@@ -88,11 +90,13 @@ npu = [torch.device("npu", index) for index in range(3)]
 check = backend_registry._validate_device_maps
 refused(ValueError, "duplicated devices", check, ["a"], {"a": {"npu": 2}}, {"a": {}}, {"a": [npu[0], npu[0]]})
 refused(ValueError, "invalid indices", check, ["a"], {"a": {"npu": 2}}, {"a": {}}, {"a": [npu[2]]})
-refused(ValueError, "invalid target node names", check, ["a"], {"a": {"npu": 2}}, {"a": {"b": {npu[0]: npu[1]}}}, {"a": []})
+maps = {"a": {"b": {npu[0]: npu[1]}}}
+refused(ValueError, "invalid target node names", check, ["a"], {"a": {"npu": 2}}, maps, {"a": []})
 init = backend_registry._npu_tensorpipe_init_backend_handler
 refused(TypeError, "must be a c10d::Store", init, None, "a", 0, 1, None)
 refused(TypeError, "must be a `NPUTensorPipeRpcBackendOptions`", init, dist.HashStore(), "a", 0, 1, None)
-refused(NotImplementedError, "do: give init_rpc world_size", init, dist.HashStore(), "a", 0, None, NPUTensorPipeRpcBackendOptions())
+options = NPUTensorPipeRpcBackendOptions()
+refused(NotImplementedError, "do: give init_rpc world_size", init, dist.HashStore(), "a", 0, None, options)
 assert rpc.BackendType.NPU_TENSORPIPE.name == "NPU_TENSORPIPE"
 assert rpc.backend_registry._tensorpipe_validate_devices([torch.device("cpu")], 0)  # torch's own check goes on
 """,

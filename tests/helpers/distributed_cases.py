@@ -255,7 +255,8 @@ def case_streams_of_hccl_and_operations_that_start_together() -> None:
     number = backend.get_coll_stream_id(card)
     assert number == backend.get_coll_stream_id(card) == backend._get_stream_id() != -1
     stream = torch.npu.Stream(stream_id=number, device_index=card.index, device_type=20)
-    assert stream.device == card and stream.npu_stream is not None
+    assert stream.device == card
+    assert stream.npu_stream is not None
     backend._group_start()
     tensor, received = here(), blank()
     works = [dist.isend(tensor, OTHER, group), dist.irecv(received, OTHER, group)]
@@ -318,11 +319,11 @@ def case_the_flight_recorder_keeps_the_last_operations() -> None:
             work.wait()
     found = pickle.loads(_dump_hccl_trace())
     gathered, message, last = found["entries"]  # three of them
-    assert gathered["input_sizes"] == [[2, 3]] and gathered["output_sizes"] == [[2, 3]] * 2
+    assert (gathered["input_sizes"], gathered["output_sizes"]) == ([[2, 3]], [[2, 3]] * 2)
     assert [each["op_id"] for each in found["entries"]] == [2, 3, 4]
     assert (message["collective_seq_id"], message["p2p_seq_id"], message["is_p2p"]) == (2, 1, True)
     assert message["profiling_name"] == ("hccl:send 1->0" if RANK else "hccl:recv 0<-1")
-    assert message["input_dtypes"] == ["Half"] and last["timeout_ms"] == 1_900_000
+    assert (message["input_dtypes"], last["timeout_ms"]) == (["Half"], 1_900_000)
     assert {each["state"] for each in found["entries"]} == {"completed"}
     assert "case_the_flight_recorder" in str(message["frames"])
     (status,) = found["pg_status"].values()
@@ -330,7 +331,8 @@ def case_the_flight_recorder_keeps_the_last_operations() -> None:
     (group_kept,) = found["pg_config"].values()
     assert group_kept["ranks"] == "[0, 1]"
     as_json = json.loads(_dump_hccl_trace_json())
-    assert "frames" not in as_json["entries"][0] and as_json["version"] == "2.4"
+    assert "frames" not in as_json["entries"][0]
+    assert as_json["version"] == "2.4"
     assert next(iter(as_json["pg_status"].values()))["last_completed_collective"] == "3"
     assert json.loads(_dump_hccl_trace_json(onlyActive=True))["entries"] == []
     assert "entries" not in pickle.loads(_dump_hccl_trace(includeCollectives=False))

@@ -19,7 +19,6 @@ OTHER = 1 - RANK
 BOTH = (0, 1)
 
 
-
 def _half(total: Tensor) -> Tensor:
     """The mean of two ranks as torch_npu's test_allreduce.py wants it: towards zero for whole numbers."""
     return total / 2 if total.is_floating_point() or total.is_complex() else total.div(2, rounding_mode="trunc")

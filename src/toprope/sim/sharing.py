@@ -42,7 +42,7 @@ def reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             " crossing process boundaries. If you just want to transfer the data, call detach() on the tensor before"
             " serializing (e.g., putting it on the queue)."
         )
-    torch.utils.hooks.warn_if_has_hooks(tensor)  # type: ignore[no-untyped-call]
+    torch.utils.hooks.warn_if_has_hooks(tensor)
     device, handle, nbytes, place, *counters_and_event = share_storage(tensor.untyped_storage())
     shape = (type(tensor), tensor.size(), tensor.stride(), tensor.storage_offset())
     memory = (torch.UntypedStorage, tensor.dtype, device, handle, nbytes, place)
@@ -132,9 +132,7 @@ def rebuild_npu_tensor(
 ) -> torch.Tensor:
     """Make a received tensor from what `reduce` gave, in torch_npu's order."""
     if storage_handle is None or storage_size_bytes == 0:
-        tensor = torch.empty_strided(
-            tensor_size, tensor_stride, dtype=dtype, device=f"npu:{_index(storage_device)}"
-        )
+        tensor = torch.empty_strided(tensor_size, tensor_stride, dtype=dtype, device=f"npu:{_index(storage_device)}")
     else:
         storage = storage_cls._new_shared_npu(
             storage_device, storage_handle, storage_size_bytes, storage_offset_bytes,
@@ -149,7 +147,7 @@ def rebuild_npu_tensor(
 
 def _index(device: int | str | torch.device) -> int:
     index = device if isinstance(device, int) else torch.device(device).index
-    return torch.npu.current_device() if index is None else index  # type: ignore[attr-defined, no-any-return]
+    return torch.npu.current_device() if index is None else index
 
 
 def _install(cards: str) -> None:

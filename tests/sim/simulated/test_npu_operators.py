@@ -117,11 +117,13 @@ def test_no_operator_of_torch_inside_refuses_a_dtype_that_the_operator_takes(nam
                 call(name, *moved(sample, "cpu"))
             except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
                 continue
+            refused = ""
             try:
                 call(name, *moved(sample, "npu"))
             except RuntimeError as error:
-                own = str(error).startswith(f"{name.partition('.')[0]}: ")
-                assert own and "not for the simulated chip" in str(error), error
+                refused = str(error)
+            own = refused.startswith(f"{name.partition('.')[0]}: ") and "not for the simulated chip" in refused
+            assert own or not refused
 
 
 @pytest.mark.parametrize("name", SAMPLES)

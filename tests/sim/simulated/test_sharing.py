@@ -263,7 +263,7 @@ def test_a_shared_tensor_that_the_sender_freed_is_an_error_that_says_so() -> Non
     torch.UntypedStorage._release_ipc_counter_npu(*arguments[11:13], device=arguments[6])
     torch.npu.ipc_collect()
     torch.npu.empty_cache()
-    with pytest.raises(RuntimeError, match="cannot be mapped: .*the sender must keep the tensor"):
+    with pytest.raises(RuntimeError, match=r"cannot be mapped: .*the sender must keep the tensor"):
         function(*arguments)
 
 

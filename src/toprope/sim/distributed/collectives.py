@@ -94,7 +94,12 @@ def _run(
     if options is None:
         # gloo's own work of a message from anybody knows the sender, so it is handed out, and not recorded
         ends = [end for end in (None if traced is None else traced.end, recorded) if end is not None]
-        return works[0] if not ends or message_between is None else timed(works[0], lambda: [end() for end in ends])
+
+        def end_message() -> None:
+            for end in ends:
+                end()
+
+        return works[0] if not ends or message_between is None else timed(works[0], end_message)
     if traced is not None or recorded is not None:
 
         def ended(futures: Any) -> None:

@@ -1,8 +1,8 @@
 """torch_npu's flight recorder: the last operations of this process's groups, for `_dump_hccl_trace`.
 
 It keeps as many as TORCH_HCCL_TRACE_BUFFER_SIZE says, none without it. Source of the format, version 2.4:
-torch_npu/csrc/distributed/TraceUtils.h of Ascend/pytorch. With TORCH_HCCL_DUMP_ON_TIMEOUT=1 a process writes them into a
-file when another one does not come.
+torch_npu/csrc/distributed/TraceUtils.h of Ascend/pytorch. With TORCH_HCCL_DUMP_ON_TIMEOUT=1 a process writes them into
+a file when another one does not come.
 """
 
 from __future__ import annotations
@@ -67,7 +67,13 @@ class _Entry:
 
 
 def begin(
-    group: GroupStatus, inputs: Any, outputs: Any, message_between: tuple[int, int] | None, *, is_message: bool, rank: int
+    group: GroupStatus,
+    inputs: Any,
+    outputs: Any,
+    message_between: tuple[int, int] | None,
+    *,
+    is_message: bool,
+    rank: int,
 ) -> Callable[[], None] | None:
     """Record an operation that is about to start.
 
@@ -163,7 +169,9 @@ def dump(*, entries: bool, frames: bool, only_active: bool) -> dict[str, Any]:
         made: dict[str, Any] = {
             "version": _VERSION,
             "hccl_comm_state": {},
-            "pg_config": {each.name: {"name": each.name, "desc": "", "ranks": str(each.ranks)} for each in groups.values()},
+            "pg_config": {
+                each.name: {"name": each.name, "desc": "", "ranks": str(each.ranks)} for each in groups.values()
+            },
             "pg_status": {
                 str(each.number): {
                     "last_enqueued_collective": each.collectives,

@@ -1,6 +1,6 @@
 """Streams by which torch_npu's HCCL runs a group's collectives and messages, as programs ask for them.
 
-Here gloo runs those in threads of the host: the streams are there, in torch_npu's numbers, and nothing is queued on them.
+Here gloo runs those in threads of the host: the streams are there, and nothing is queued on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HcclStreams:
         self._made: dict[tuple[int, int | None], Any] = {}
 
     def note(self, card: int, peer: int | None = None) -> None:
-        """Note a collective on a card, or a message to or from a peer, which may be one of a batch on the card's stream."""
+        """Note a collective on a card, or a message to or from a peer, which may be one of a batch."""
         self._used.add((card, None))
         self._used.add((card, peer))
 

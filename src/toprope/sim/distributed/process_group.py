@@ -121,7 +121,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
             info("torch.distributed", f"{self._how_connected()} success, group id is {self._options.group_id}")
 
     def _how_connected(self) -> str:
-        """What torch_npu's log calls the way in which the communicator is made: by itself, or as a part of all."""
+        """Name in torch_npu's log for how the communicator is made: by itself, or as a part of the whole one."""
         if self._options.global_ranks_in_group and os.environ.get("ROOTINFO_SUBCOMM_ENABLE") == "1":
             whole = hccl_of(torch.distributed.distributed_c10d._get_default_group())
             if whole is not None and whole._connected:

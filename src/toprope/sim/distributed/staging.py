@@ -202,7 +202,7 @@ class Staging:
 
         def copy_back() -> None:
             for view in divided:
-                view.div_(divisor, rounding_mode="trunc")
+                view.div_(divisor or 1, rounding_mode="trunc")
             for target, source in back:
                 target.copy_(source)
 

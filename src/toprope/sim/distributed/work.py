@@ -23,7 +23,7 @@ from toprope.sim.npu._state import message
 __all__ = ["HcclWork", "done", "in_hccls_words", "timed"]
 
 _NO_LIMIT = timedelta(0)
-"""What torch's C++ gives for no limit; Python code that waits gives none at all."""
+"""Limit that torch's C++ gives for none; Python code that waits gives no argument."""
 
 _c10d: Any = torch._C._distributed_c10d  # torch's stubs name a part of it
 
@@ -60,7 +60,9 @@ def in_hccls_words() -> Iterator[None]:
         if not _NOBODY_CAME.search(str(error)):
             raise
         write_file()
-        reason = "The wait execution of the Notify register times out. Reason: the remote rank has not come, or has ended."
+        reason = (
+            "The wait execution of the Notify register times out. Reason: the remote rank has not come, or has ended."
+        )
         text = message(f"{error}\nEI0002: [PID: {os.getpid()}] {reason}", "ERR02200 DIST call hccl api failed.")
         raise RuntimeError(text) from error
 
@@ -236,8 +238,6 @@ class HcclWork(Work):
         self._works = ()
         self._results = None
         self._outcome.future = None
-
-
 
 
 def _free_unread() -> None:

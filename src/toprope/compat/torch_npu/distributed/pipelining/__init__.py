@@ -33,8 +33,8 @@ def pipeline(
         mb_kwargs: arguments by name.
         split_spec: by the name of a submodule, whether a stage begins before it or ends after it.
         split_policy: a function that marks the stages in the traced module, instead.
-        mode: "export", which is torch's own and the default, or "fx", which traces Python and keeps torch's layers whole.
-        atomic_units: with "fx", names of further submodules that are kept whole.
+        mode: "export", torch's own and the default, or "fx", which traces Python and keeps torch's layers whole.
+        atomic_units: with "fx", names of further submodules that stay whole.
 
     Raises:
         ValueError: torch_npu's, the arguments exclude each other, or name what is not there.

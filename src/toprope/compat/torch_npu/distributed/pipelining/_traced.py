@@ -122,7 +122,7 @@ def _split(module: torch.nn.Module, traced: fx.GraphModule) -> fx.GraphModule:
         stage += node.op == "call_function" and node.target is aten_pipe_split_alias
         return stage
 
-    split = split_module(traced, module, stage_of, partition_affix="pp")  # type: ignore[arg-type]
+    split = split_module(traced, module, stage_of, partition_affix="pp")
     for node in [node for node in split.graph.nodes if node.op == "get_attr"]:
         for call in list(node.users):
             _move_in(split, node, call)

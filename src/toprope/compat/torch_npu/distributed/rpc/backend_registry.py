@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.rpc as rpc
-from torch.distributed.rpc import TensorPipeAgent, api
+from torch._C._distributed_c10d import Store
+from torch._C._distributed_rpc import TensorPipeAgent
+from torch.distributed.rpc import api as _torchs_api
 from torch.distributed.rpc import backend_registry as _torchs
 from torch.distributed.rpc import constants as rpc_constants
 
@@ -23,6 +24,8 @@ from ..._error_codes import ErrCode, dist_error
 from .device_tensors import carry_device_tensors, set_maps
 
 __all__: list[str] = []
+
+api: Any = _torchs_api  # its functions are torch's compiled ones, which it does not export
 
 _backend_type_repr = _torchs._backend_type_repr
 _construct_rpc_backend_options = _torchs.construct_rpc_backend_options
@@ -107,7 +110,7 @@ def _npu_tensorpipe_init_backend_handler(
 ) -> Any:
     from .options import NPUTensorPipeRpcBackendOptions
 
-    if not isinstance(store, dist.Store):
+    if not isinstance(store, Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}{dist_error(ErrCode.TYPE)}")
     if not isinstance(rpc_backend_options, NPUTensorPipeRpcBackendOptions):
         raise TypeError(
@@ -126,9 +129,9 @@ def _npu_tensorpipe_init_backend_handler(
         _init_device_state(devices[0].type)
     set_maps(maps, reverse)
     agent = TensorPipeAgent(store, name, rank, world_size, rpc_backend_options, {}, [])
-    api._init_rpc_states(agent)  # type: ignore[no-untyped-call]
+    api._init_rpc_states(agent)
     # As torch does: a request to all, so that none of the first ones waits for the connections
-    api._all_gather(None, timeout=rpc_backend_options.rpc_timeout)  # type: ignore[no-untyped-call]
+    api._all_gather(None, timeout=rpc_backend_options.rpc_timeout)
     group.barrier().wait()
     return agent
 

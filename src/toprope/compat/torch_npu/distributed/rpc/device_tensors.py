@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed.autograd as dist_autograd
-from torch.distributed.rpc import api, internal
+from torch._C._distributed_autograd import _current_context
+from torch.distributed.rpc import api as _torchs_api
+from torch.distributed.rpc import internal
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
 
 from ..._error_codes import ErrCode, dist_error
@@ -18,6 +19,8 @@ from ..._error_codes import ErrCode, dist_error
 __all__ = ["carry_device_tensors", "set_maps"]
 
 Map = dict[torch.device, torch.device]
+
+api: Any = _torchs_api  # its functions are torch's compiled ones, which it does not export
 
 _requests: dict[str, Map] = {}
 """By the name of another worker, where tensors of its requests go."""
@@ -69,8 +72,8 @@ class _Pickler(_InternalRPCPickler):
             return super()._tensor_reducer(tensor)  # type: ignore[no-untyped-call]
         if tensor.requires_grad and _context_is_active():
             raise NotImplementedError(
-                "torch.distributed.autograd does not go through tensors of npu, as with torch_npu; do: send tensors of the"
-                " host inside its context, or detached ones"
+                "torch.distributed.autograd does not go through tensors of npu, as with torch_npu; do: send tensors of"
+                " the host inside its context, or detached ones"
             )
         receive, position = super()._tensor_reducer(tensor.detach().cpu())  # type: ignore[no-untyped-call]
         sender = api._get_current_rpc_agent().get_worker_info().name
@@ -89,7 +92,7 @@ class _Pickler(_InternalRPCPickler):
 def _context_is_active() -> bool:
     """Look whether this thread is inside a context of torch.distributed.autograd."""
     try:
-        return dist_autograd._current_context() is not None
+        return _current_context() is not None
     except RuntimeError:  # torch's for none
         return False
 
@@ -127,8 +130,7 @@ def carry_device_tensors() -> None:
         if not _on_card((args, kwargs)):
             return rpc_builtin(to, name, timeout, *args, **kwargs)
         message = requests.serialize(PythonUDF(_run_builtin, (name, args, kwargs), {}))  # type: ignore[no-untyped-call]
-        future = api._invoke_rpc_python_udf(to, *message, timeout, False)
-        return future
+        return api._invoke_rpc_python_udf(to, *message, timeout, False)
 
     def invoke_remote(to: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> Any:
         if not _on_card((args, kwargs)):

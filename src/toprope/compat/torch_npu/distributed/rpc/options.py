@@ -39,7 +39,7 @@ def _to_device_list(devices: list[DeviceType]) -> list[torch.device]:
 
 
 class NPUTensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
-    """What `init_rpc` takes with the backend NPU_TENSORPIPE.
+    """Options of `init_rpc` for the backend NPU_TENSORPIPE.
 
     Args:
         num_worker_threads: threads that run requests.

@@ -41,7 +41,9 @@ def _grouped_matmul(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if group_type is not None and group_type > 0:
         raise NotImplementedError(f"npu_grouped_matmul does not support group_type={group_type} now.")
     mesh = next(each.device_mesh for each in tree_leaves((args, kwargs)) if isinstance(each, DTensor))
-    others = {name: value for name, value in kwargs.items() if name not in ("bias", "group_list") and tree_leaves(value)}
+    others = {
+        name: value for name, value in kwargs.items() if name not in ("bias", "group_list") and tree_leaves(value)
+    }
     # a scale that a part of the columns has would have to be split as they are
     splits = not any(isinstance(each, torch.Tensor) for each in tree_leaves(others))
     chosen = [_choice(x, weight, kwargs.get("bias"), dim) if splits else (Replicate(),) * 4 for dim in range(mesh.ndim)]
