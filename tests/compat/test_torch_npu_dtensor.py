@@ -110,6 +110,9 @@ refused(
     placed(y, rows), placed(x, whole), placed(weight, whole), placed(groups, whole), **options,
 )
 
+adam = npu.npu_apply_adam_w
+refused(RuntimeError, "plain tensors next to DTensors", adam, *numbers, grad, None, False, False, out=parts)
+
 # differentiable ones are torch's own operators to DTensor
 for name, shapes in (("npu_swiglu", [(4, 8)]), ("npu_fast_gelu", [(4, 8)]), ("npu_rotary_mul", [(2, 4, 2, 8)] * 3)):
     leaves = [random(*shape).requires_grad_() for shape in shapes]

@@ -33,9 +33,16 @@ def _parts(value: Any, placements: Sequence[Placement]) -> Any:
     )
 
 
+def _refuse_plain(operator: Any, tensors: Any) -> None:
+    """Refuse tensors that are no DTensors, of which nobody knows how they are split."""
+    if any(isinstance(each, torch.Tensor) and not isinstance(each, DTensor) for each in tree_leaves(tensors)):
+        raise RuntimeError(f"{operator}: got plain tensors next to DTensors; do: make all of them DTensors")
+
+
 @_call(_npu.npu_grouped_matmul.default, _npu.npu_grouped_matmul.List)
 def _grouped_matmul(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[DTensor]:
     """Split the columns of all weights, or their rows with the columns of x, or nothing, by how the weights lie."""
+    _refuse_plain(operator, (args, kwargs))
     x, weight = args[:2]
     group_type = kwargs.get("group_type")
     if group_type is not None and group_type > 0:
@@ -72,6 +79,7 @@ def _choice(x: Any, weight: Any, bias: Any, mesh_dim: int) -> tuple[Placement, P
 @_call(_npu.npu_apply_adam_w.default, _npu.npu_apply_adam_w.out)
 def _apply_adam_w(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Update each process's part: the gradient goes to where the parameters lie."""
+    _refuse_plain(operator, (args, kwargs))
     out = kwargs.get("out")
     if out is None or not all(isinstance(each, DTensor) and each.placements == out[0].placements for each in out):
         raise NotImplementedError(
