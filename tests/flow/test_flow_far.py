@@ -306,7 +306,7 @@ def test_a_folder_is_shared_by_a_machines_processes_and_goes_with_the_last(tmp_p
         join_folder("far")
     folder.rmdir()
     os.symlink(tmp_path, folder)
-    with pytest.raises(OSError, match=r"belongs to somebody else|exists"):
+    with pytest.raises(OSError, match=r"belongs to another user|exists"):
         join_folder("far")
 
 
