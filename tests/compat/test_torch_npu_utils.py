@@ -11,10 +11,12 @@ CASES = {
     "names of the compiled part": """
 from torch_npu import _C
 
-assert _C._npu_getLocalDevice() == -1
+assert _C._npu_getLocalDevice() == -1 and not _C._npu_hasPrimaryContext(0)
 assert _C._npu_get_soc_version() == torch.npu.get_soc_version() == 223
 assert _C._npu_getDeviceCount() == 1 and _C._npu_getDevice() == _C._npu_getLocalDevice() == 0
 assert _C._npu_getDefaultStream(0) == (0, 0, _C._npu_getCurrentStream(0)[2])
+kept = torch.ones(1, device="npu")
+assert _C._npu_hasPrimaryContext(0)
 stream = torch.npu.Stream()
 with torch.npu.stream(stream):
     assert _C._npu_getCurrentStream(0)[0] == stream.stream_id

@@ -170,7 +170,7 @@ MISSING_LINES = {
     "from dataflow.flow_func.flowfunc_wrapper import MetaRunContext": "the compiled part of the real dataflow",
     "from dataflow.utils.log import everything": "dataflow.utils.log.everything: it is not one of the documented names",
     "from yr.object_ref import ObjectRefDirect": "yr.object_ref.ObjectRefDirect: the real yr has it",
-    "import torch_npu.distributed.rpc": "toprope's torch_npu does not have this API: the real torch_npu has it",
+    "import torch_npu.asd": "toprope's torch_npu does not have this API: the real torch_npu has it",
     "from torch_npu.npu.memory import everything": "everything",
 }
 

@@ -1,8 +1,13 @@
 """Asynchronous work, order, streams, groups and errors of torch.distributed on cards."""
 
+import json
+import os
+import pickle
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -136,8 +141,16 @@ def case_a_process_that_does_not_come() -> None:
 
     group = dist.new_group(timeout=timedelta(seconds=3))  # within which both have to come here
     if RANK == 0:
-        with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+        folder = tempfile.mkdtemp()
+        dumps = {"TORCH_HCCL_DUMP_ON_TIMEOUT": "1", "TORCH_HCCL_DEBUG_INFO_TEMP_FILE": f"{folder}/trace_"}
+        with (
+            mock.patch.dict(os.environ, {"TORCH_HCCL_TRACE_BUFFER_SIZE": "1", **dumps}),
+            pytest.raises(RuntimeError, match=r"(?is)timed out.*EI0002.*ERR02200 DIST call hccl api failed"),
+        ):
             dist.all_reduce(here(), group=group)
+        with open(f"{folder}/trace_0", "rb") as file:
+            (entry,) = pickle.load(file)["entries"]
+        assert (entry["state"], entry["time_discovered_completed_ns"]) == ("scheduled", None)
         work = dist.broadcast(here(), 1, group=group, async_op=True)
         with pytest.raises(RuntimeError):
             work.wait()
@@ -234,6 +247,115 @@ def case_functional_collectives() -> None:
     same(swapped + 0, torch.stack([made(rank)[RANK] for rank in BOTH]))
 
 
+def case_streams_of_hccl_and_operations_that_start_together() -> None:
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("npu"))
+    card = torch.device("npu", torch.npu.current_device())
+    assert backend._get_stream_id() == backend.get_p2p_stream_id(card, OTHER, 0) == -1
+    number = backend.get_coll_stream_id(card)
+    assert number == backend.get_coll_stream_id(card) == backend._get_stream_id() != -1
+    stream = torch.npu.Stream(stream_id=number, device_index=card.index, device_type=20)
+    assert stream.device == card
+    assert stream.npu_stream is not None
+    backend._group_start()
+    tensor, received = here(), blank()
+    works = [dist.isend(tensor, OTHER, group), dist.irecv(received, OTHER, group)]
+    backend._group_end()
+    for work in works:
+        work.wait()
+        assert work.is_completed()
+    same(received, made(OTHER))
+    assert backend.get_p2p_stream_id(card, OTHER, 0) == backend._get_stream_id(True, OTHER) not in (-1, number)
+    assert backend.get_p2p_stream_id(card, OTHER, 1) == number
+    with pytest.raises(RuntimeError, match="hcclGroupEnd without hcclGroupStart"):
+        backend._group_end()
+    with pytest.raises(RuntimeError, match="expected value >= 0"):
+        backend._get_stream_id(True)
+    dist.destroy_process_group(group)
+
+
+def case_a_work_of_several_tensors_is_waited_for_once_for_each_of_them() -> None:
+    dist.distributed_c10d._register_process_group("again", dist.group.WORLD)
+    operators = torch.ops._c10d_functional
+    results = operators.all_reduce_coalesced([here(salt=salt) for salt in range(3)], "sum", "again")
+    for salt, result in enumerate(results):
+        same(operators.wait_tensor(result), reduced(ReduceOp.SUM, torch.float32, salt=salt))
+
+
+def case_the_log_says_how_a_communicator_was_made() -> None:
+    import contextlib
+    import io
+
+    from toprope.sim.npu._logs import set_levels
+
+    dist.all_reduce(here())  # makes the communicator of all
+    written = io.StringIO()
+    set_levels({"torch.distributed": 20})
+    try:
+        for variables in ({"ROOTINFO_SUBCOMM_ENABLE": "1"}, {}):
+            group = dist.new_group()
+            with contextlib.redirect_stderr(written), mock.patch.dict(os.environ, variables):
+                dist.all_reduce(here(), group=group)
+                dist.all_reduce(here(), group=group)  # once for each group
+            dist.destroy_process_group(group)
+    finally:
+        set_levels({})
+    first, second = written.getvalue().splitlines()
+    assert "Create sub hccl comm by hcclCreateSubCommConfig success, group id is " in first
+    assert "Create hccl comm by hcclCommInitRootInfoConfig success, group id is " in second
+
+
+def case_the_flight_recorder_keeps_the_last_operations() -> None:
+    from toprope.compat.torch_npu._C._distributed_c10d import _dump_hccl_trace, _dump_hccl_trace_json
+
+    dist.all_reduce(here())  # not recorded
+    group = dist.new_group()
+    with mock.patch.dict(os.environ, {"TORCH_HCCL_TRACE_BUFFER_SIZE": "3", "HCCL_EXEC_TIMEOUT": "100"}):
+        dist.all_reduce(here(), group=group)
+        dist.all_gather([blank(), blank()], here(), group=group)
+        (dist.send if RANK else dist.recv)(here(torch.float16), OTHER, group)
+        work = dist.all_reduce(here(), group=group, async_op=True)
+        with late(0):
+            work.wait()
+    found = pickle.loads(_dump_hccl_trace())
+    gathered, message, last = found["entries"]  # three of them
+    assert (gathered["input_sizes"], gathered["output_sizes"]) == ([[2, 3]], [[2, 3]] * 2)
+    assert [each["op_id"] for each in found["entries"]] == [2, 3, 4]
+    assert (message["collective_seq_id"], message["p2p_seq_id"], message["is_p2p"]) == (2, 1, True)
+    assert message["profiling_name"] == ("hccl:send 1->0" if RANK else "hccl:recv 0<-1")
+    assert (message["input_dtypes"], last["timeout_ms"]) == (["Half"], 1_900_000)
+    assert {each["state"] for each in found["entries"]} == {"completed"}
+    assert "case_the_flight_recorder" in str(message["frames"])
+    (status,) = found["pg_status"].values()
+    assert status == {"last_enqueued_collective": 3, "last_started_collective": -1, "last_completed_collective": 3}
+    (group_kept,) = found["pg_config"].values()
+    assert group_kept["ranks"] == "[0, 1]"
+    as_json = json.loads(_dump_hccl_trace_json())
+    assert "frames" not in as_json["entries"][0]
+    assert as_json["version"] == "2.4"
+    assert next(iter(as_json["pg_status"].values()))["last_completed_collective"] == "3"
+    assert json.loads(_dump_hccl_trace_json(onlyActive=True))["entries"] == []
+    assert "entries" not in pickle.loads(_dump_hccl_trace(includeCollectives=False))
+    dist.destroy_process_group(group)
+
+
+def case_a_scattered_row_need_not_have_a_tensor_for_each_process() -> None:
+    """As torch_npu's test_reduce_scatter.py wants it: what is too much is ignored, what is missing is zero."""
+    for inputs in ([8], [4], [4, 4, 4], [6, 6]):
+        ones, output = [torch.ones(size).npu() for size in inputs], torch.zeros(4).npu()
+        dist.reduce_scatter(output, ones)
+        same(output, torch.full((4,), 2.0) if RANK == 0 or sum(inputs) >= 8 else torch.zeros(4))
+
+
+def case_a_mean_of_negative_whole_numbers_goes_towards_zero() -> None:
+    for asynchronous in (False, True):
+        tensor = torch.tensor([3 + RANK, -3 - RANK], dtype=torch.int32).npu()
+        work = dist.all_reduce(tensor, ReduceOp.AVG, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
+        same(tensor, torch.tensor([3, -3], dtype=torch.int32))
+
+
 def case_errors() -> None:
     square = torch.ones(4, 4).npu()
     for call in (
@@ -248,16 +370,12 @@ def case_errors() -> None:
         dist.all_reduce(torch.ones(2).to(torch.uint16).npu())
     with pytest.raises(RuntimeError, match="expected length 2, got 1"):
         dist.all_gather([blank()], here())
-    with pytest.raises(RuntimeError, match=r"Incorrect input list size 1\. Input list size should be 2"):
-        dist.reduce_scatter(blank(), [here()])
+    with pytest.raises(RuntimeError, match=r"Incorrect input list size 3\. Input list size should be 2"):
+        dist.reduce_scatter(blank(), [here(), here(), here(shape=(1, 3))])
     with pytest.raises(RuntimeError, match="output tensor size must be equal to world_size times input tensor size"):
         dist.all_gather_single(blank(), here())
     with pytest.raises(RuntimeError, match="input tensor must be the same size as output size times world size"):
         dist.reduce_scatter_single(blank(), here())
-    with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Int"):
-        dist.all_reduce(here(torch.int32), ReduceOp.AVG)
-    with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Int"):
-        dist.all_reduce(here(torch.int32), ReduceOp.AVG, async_op=True).wait()
     tensor = here()
     dist.all_reduce(tensor)
     same(tensor, reduced(ReduceOp.SUM, torch.float32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import copy
 import functools
 import sys
 import tomllib
@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from toprope.support.npu_operators import npu_operators
+from toprope.support.vendor_names import exported_names, suggestion
 
 __all__ = ["missing_from", "not_simulated", "note_missing", "of_the_real_one", "vendor_names"]
 
@@ -34,9 +35,8 @@ def vendor_names() -> dict[str, Any]:
 
     Those at the top of torch_npu are completed by the ones of its wheel, whose operators the repository does not name.
     """
-    here = Path(__file__).parent
-    found = tomllib.loads((here.parent / "support" / "vendor_names.toml").read_text(encoding="utf-8"))
-    wheel = tomllib.loads((here / "torch_npu" / "names.toml").read_text(encoding="utf-8"))
+    found = copy.deepcopy(exported_names())
+    wheel = tomllib.loads((Path(__file__).parent / "torch_npu" / "names.toml").read_text(encoding="utf-8"))
     modules = found["torch_npu"]["modules"]
     modules["torch_npu"] = sorted({*modules["torch_npu"], *wheel["names"]})
     for name in wheel["modules"]:
@@ -61,8 +61,8 @@ def of_the_real_one(name: str) -> str:
         return f"the real {top} has it ({vendor['source']}), toprope does not simulate it"
     if "._C." in name or module in _COMPILED:
         return f"the names of the compiled part of the real {top} are in no list, so that it may have it"
-    near = difflib.get_close_matches(last, _known(module, vendor), n=1, cutoff=0.8)
-    meant = f"; did you mean {module}.{near[0]}?" if near else ""
+    near = suggestion(last, _known(module, vendor))
+    meant = f"; did you mean {module}.{near}?" if near else ""
     return f"it is not one of the documented names of the real {top} ({vendor['source']}){meant}"
 
 

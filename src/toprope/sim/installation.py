@@ -25,6 +25,8 @@ from toprope.sizes import gibibytes
 from toprope.support import operators_on_card
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from toprope.sim.native import Native
     from toprope.support.operators_on_card import Release
 
@@ -234,16 +236,42 @@ def _register(torch: ModuleType) -> None:
 
 
 def _register_sharing() -> None:
-    """Let torch.multiprocessing hand device tensors over; host tensors go torch's own way."""
-    from multiprocessing.reduction import ForkingPickler
-
+    """Let torch.multiprocessing hand device tensors over, as torch_npu does; host tensors go torch's own way."""
     import torch
+    from torch.multiprocessing import reductions
 
-    for kind in (torch.Tensor, torch.nn.Parameter):
-        ForkingPickler.register(kind, _reduce)
+    reduce_tensor, reduce_storage = reductions.reduce_tensor, reductions.reduce_storage
+
+    def reduce(tensor: Any) -> Any:
+        if tensor.device.type != "npu" or tensor.is_nested:  # torch takes the parts of a nested one
+            return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        return _sharing().reduce(tensor)
+
+    def refuse(storage: Any) -> Any:
+        if storage.device.type == "npu":
+            raise RuntimeError("Cannot pickle NPU storage; try pickling a NPU tensor instead")
+        return reduce_storage(storage)  # type: ignore[no-untyped-call]
+
+    reductions.reduce_tensor, reductions.reduce_storage = reduce, refuse
+    reductions.init_reductions()  # type: ignore[no-untyped-call]
+    _put_storage_methods(torch.UntypedStorage, lambda storage: storage)
+    _put_storage_methods(torch.TypedStorage, lambda storage: storage._untyped_storage)
 
 
-def _reduce(tensor: Any) -> Any:
+def _put_storage_methods(kind: Any, untyped: Callable[[Any], Any]) -> None:
+    """Give a class of storages torch_npu's methods for other processes, which import what they need when called."""
+
+    def _share_npu_(self: Any) -> Any:
+        return _sharing().share_storage(untyped(self))
+
+    kind._share_npu_ = _share_npu_
+    kind._new_shared_npu = staticmethod(lambda *given: _sharing().map_storage(*given))
+    kind._release_ipc_counter_npu = staticmethod(
+        lambda handle, offset, device="npu": _sharing().release_counter(handle, offset, device)
+    )
+
+
+def _sharing() -> ModuleType:
     from toprope.sim import sharing  # a process that rebuilds a tensor before it imports torch is importing it already
 
-    return sharing.reduce(tensor)
+    return sharing

@@ -74,6 +74,17 @@ def test_any_other_name_is_an_attribute_error(name: str) -> None:
         getattr(torch.npu, name)
 
 
+def test_a_missing_name_says_whether_torch_npu_has_it_and_which_one_is_near() -> None:
+    answers = {
+        "set_devcie": r"torch_npu exports no such name \(.*\); did you mean torch\.npu\.set_device\?$",
+        "nothing_of_the_kind": r"torch_npu exports no such name \([^)]*\)$",
+        "_private": "private names of torch_npu .* are in no list",
+    }
+    for name, text in answers.items():
+        with pytest.raises(AttributeError, match=text):
+            getattr(torch.npu, name)
+
+
 def test_the_fields_of_the_properties() -> None:
     properties = torch.npu.get_device_properties(0)
     for name in NAMES["properties"]:

@@ -75,6 +75,57 @@ def test_as_on_the_cpu(name):
             torch.testing.assert_close(got.cpu(), want, equal_nan=True)
 
 
+KINDS = (
+    (torch.float16, torch.bfloat16, torch.float32),
+    (torch.int32, torch.int64),
+    (torch.bool, torch.uint8),
+)
+
+
+def in_other_dtypes(sample):
+    """The sample as it is, and with all of its floating numbers, integers or masks in another dtype."""
+    there = {leaf.dtype for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)}
+    yield sample
+    for kinds in KINDS:
+        for to in kinds:
+            if {to} != there.intersection(kinds) != set():
+                yield tree_map(lambda leaf, kinds=kinds, to=to: _cast(leaf, kinds, to), sample)
+
+
+def _cast(leaf, kinds, to):
+    return leaf.to(to) if isinstance(leaf, torch.Tensor) and leaf.dtype in kinds else leaf
+
+
+def differentiated(name, args, kwargs):
+    """Call the operator with all floating tensors as leaves, and the gradients if it has them."""
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in KINDS[0]:
+            leaf.requires_grad_()
+    results = [each for each in called(name, args, kwargs) if isinstance(each, torch.Tensor) and each.requires_grad]
+    results = [each for each in results if each.grad_fn is not None]
+    if results:
+        sum(each.abs().float().sum() for each in results).backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd kernel was not registered:UserWarning")
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_operator_of_torch_inside_refuses_a_dtype_that_the_operator_takes(name):
+    """What an operator takes on the CPU, which has no refusals but its own, it takes on a checked card."""
+    for call in (called, differentiated):
+        for sample in in_other_dtypes(moved(SAMPLES[name], "cpu")):
+            try:
+                call(name, *moved(sample, "cpu"))
+            except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
+                continue
+            refused = ""
+            try:
+                call(name, *moved(sample, "npu"))
+            except RuntimeError as error:
+                refused = str(error)
+            own = refused.startswith(f"{name.partition('.')[0]}: ") and "not for the simulated chip" in refused
+            assert own or not refused
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_compiler_sees_the_same_shapes(name):
     expected, given = called(name, *moved(SAMPLES[name], "npu")), moved(SAMPLES[name], "npu")

@@ -1,11 +1,15 @@
 """Device tensors between processes: one memory, seen by both, for as long as either holds it."""
 
 import gc
+import pickle
 import queue
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
 from sharing_workers import SPAWN, Other, facts, train
 
@@ -225,3 +229,46 @@ def test_within_one_process_a_queue_gives_the_same_memory() -> None:
     assert sent.tolist() == [2, 2, 2]
     with pytest.raises(queue.Empty):
         box.get(timeout=0.01)
+
+
+READER = """
+import pickle, sys, torch
+function, arguments = pickle.load(sys.stdin.buffer)
+tensor = function(*arguments)
+print(tensor.device, tensor.tolist())
+"""
+
+
+def read(reduced: object) -> subprocess.CompletedProcess[bytes]:
+    """Rebuild a tensor in a process that is no child of torch.multiprocessing's."""
+    return subprocess.run(
+        [sys.executable, "-c", READER], input=pickle.dumps(reduced), capture_output=True, timeout=100, check=False
+    )
+
+
+def test_reduce_tensor_has_torch_npus_order_and_goes_through_any_pickle() -> None:
+    """Programs such as verl send the result of reduce_tensor by sockets of their own, and replace argument 6."""
+    function, arguments = reductions.reduce_tensor(torch.arange(3.0, device="npu:1")[1:])
+    assert function.__name__ == "rebuild_npu_tensor"
+    assert arguments[0] is torch.Tensor
+    assert arguments[1:4] == (torch.Size([2]), (1,), 1)
+    assert arguments[5:7] == (torch.float32, 1)
+    assert read((function, arguments)).stdout.decode().split(maxsplit=1) == ["npu:1", "[1.0, 2.0]\n"]
+    function, arguments = reductions.reduce_tensor(torch.ones(2, device="npu:1"))
+    assert read((function, (*arguments[:6], 0, *arguments[7:]))).stdout.split()[0] == b"npu:0"
+
+
+def test_a_shared_tensor_that_the_sender_freed_is_an_error_that_says_so() -> None:
+    function, arguments = reductions.reduce_tensor(torch.ones(2**20, device="npu"))
+    torch.UntypedStorage._release_ipc_counter_npu(*arguments[11:13], device=arguments[6])
+    torch.npu.ipc_collect()
+    torch.npu.empty_cache()
+    with pytest.raises(RuntimeError, match=r"cannot be mapped: .*the sender must keep the tensor"):
+        function(*arguments)
+
+
+def test_storages_on_a_card_are_refused_as_torch_npu_does() -> None:
+    with pytest.raises(RuntimeError, match="Cannot pickle NPU storage; try pickling a NPU tensor instead"):
+        reductions.reduce_storage(torch.UntypedStorage(8, device="npu"))
+    with pytest.raises(RuntimeError, match="_share_npu_: only available on NPU"):
+        torch.UntypedStorage(8)._share_npu_()

@@ -25,6 +25,7 @@ _autoload()
 register()
 keep_formats()
 register_graph_tensors()
+distributed.extend_when_imported()
 alias_npu(__name__)
 
 _EXPORTED = {

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
-from toprope.sim.distributed import members, refusals
-from toprope.sim.distributed.staging import Staging, factor_of, reduce_operation
-from toprope.sim.distributed.work import HcclWork, done, timed
+from toprope.sim.distributed import flight_recorder, members, refusals
+from toprope.sim.distributed.staging import Staging, divisor_of, factor_of, reduce_operation
+from toprope.sim.distributed.work import HcclWork, done, in_hccls_words, timed
 from toprope.sim.npu._state import message
 
 __all__ = [
@@ -63,6 +63,7 @@ def _run(
     start: Callable[[Staging], Sequence[Work]],
     options: Any = None,
     message_between: tuple[int, int] | None = None,
+    inputs: Any = None,
 ) -> Work:
     """Have gloo do one collective, or one message. Every one comes by here.
 
@@ -74,32 +75,62 @@ def _run(
         options: torch's options, of which `asyncOp` says whether the caller will wait later; None for a message,
             whose work is gloo's own.
         message_between: the ranks that send and receive a message, where both are known.
+        inputs: the device tensors that it reads; None for `results`.
     """
     refusals.check(name, results, options)
     hccl = unwrapped(backend)
     hccl.connect()
-    staging = Staging(hccl.settle, factor_of(options))
+    peer = None if message_between is None else sum(message_between) - hccl.rank()
+    hccl.streams.note(torch.npu.current_device(), peer)  # type: ignore[attr-defined]
+    staging = Staging(hccl.settle, factor_of(options), divisor_of(options, backend.size()))
     if options is not None and members.on_vector_cores():
         _compare_cores(backend, hccl, members.check_cores(name, hccl, results))
     traced = members.begin(name, hccl, results, message_between, is_message=options is None)
+    recorded = flight_recorder.begin(
+        hccl.status, results if inputs is None else inputs, results, message_between,
+        is_message=options is None, rank=hccl.rank(),
+    )  # fmt: skip
     works = start(staging)
     if options is None:
         # gloo's own work of a message from anybody knows the sender, so it is handed out, and not recorded
-        return works[0] if traced is None or message_between is None else timed(works[0], traced.end)
-    if traced is not None:
-        end = traced.end
+        ends = [end for end in (None if traced is None else traced.end, recorded) if end is not None]
+
+        def end_message() -> None:
+            for end in ends:
+                end()
+
+        return works[0] if not ends or message_between is None else timed(works[0], end_message)
+    if traced is not None or recorded is not None:
+
+        def ended(futures: Any) -> None:
+            if traced is not None:
+                traced.end()
+            if recorded is not None and not any(_has_failed(future) for future in futures.value()):
+                recorded()
+
         # In gloo's thread, as soon as the work is done: also where nobody waits for it yet.
-        torch.futures.collect_all([work.get_future() for work in works]).then(lambda _: end())
+        torch.futures.collect_all([work.get_future() for work in works]).then(ended)
     if not options.asyncOp:
-        for work in works:
-            work.wait()
+        with in_hccls_words():
+            for work in works:
+                work.wait()
         staging.finish()()
+        if recorded is not None:
+            recorded()  # gloo's thread may not have come to it yet
         if traced is not None:
             traced.waited()
         return done(results)
     work = HcclWork(works, staging.finish(), results, None if traced is None else traced.waited)
     hccl.under_way = work.ended
     return work
+
+
+def _has_failed(future: Any) -> bool:
+    try:
+        future.value()
+    except Exception:
+        return True
+    return False
 
 
 def _compare_cores(backend: Any, hccl: Any, cores: int) -> None:
@@ -180,7 +211,7 @@ def allgather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], o
         given_sizes = [source[0].numel()] * len(sizes)
         return [_gloo.alltoall_base(backend, row, given, sizes, given_sizes, _like(_c10d.AllToAllOptions, opts))]
 
-    return _run("allgather", backend, outputs, start, opts)
+    return _run("allgather", backend, outputs, start, opts, inputs=inputs)
 
 
 def allgather_base(backend: Any, output: Tensor, source: Tensor, opts: Any = None) -> Work:
@@ -190,7 +221,7 @@ def allgather_base(backend: Any, output: Tensor, source: Tensor, opts: Any = Non
     def start(staging: Staging) -> list[Work]:
         return [_allgather_base(backend, staging, output, source, opts)]
 
-    return _run("_allgather_base", backend, output, start, opts)
+    return _run("_allgather_base", backend, output, start, opts, inputs=source)
 
 
 def _allgather_base(backend: Any, staging: Staging, output: Tensor, source: Tensor, opts: Any) -> Work:
@@ -216,7 +247,7 @@ def allgather_into_tensor_coalesced(
             for output, source in zip(outputs, inputs, strict=True)
         ]
 
-    return _run("allgather_into_tensor_coalesced", backend, outputs, start, opts)
+    return _run("allgather_into_tensor_coalesced", backend, outputs, start, opts, inputs=inputs)
 
 
 def allgather_coalesced(
@@ -244,7 +275,7 @@ def gather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], opts
         staged = [[staging.written(tensor) for tensor in one] for one in outputs]
         return [_gloo.gather(backend, staged, [staging.moved(tensor) for tensor in inputs], opts)]
 
-    return _run("gather", backend, outputs, start, opts)
+    return _run("gather", backend, outputs, start, opts, inputs=inputs)
 
 
 def scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
@@ -255,21 +286,29 @@ def scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opt
         staged = [[staging.read(tensor) for tensor in one] for one in inputs]
         return [_gloo.scatter(backend, [staging.moved(tensor) for tensor in outputs], staged, opts)]
 
-    return _run("scatter", backend, outputs, start, opts)
+    return _run("scatter", backend, outputs, start, opts, inputs=inputs)
 
 
 def reduce_scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
-    """Reduces lists of tensors, which may differ in size, and gives each process one of the results."""
+    """Reduces lists of tensors, which may differ in size, and gives each process one of the results.
+
+    Tensors of one size are one row of numbers, as torch_npu hands them to HCCL: it need not have as many tensors as
+    there are processes. What is behind the last process's part is ignored, and zeros fill a row that is too short.
+    """
     opts = opts or _c10d.ReduceScatterOptions()
-    if len(inputs[0]) != backend.size():
+    is_row = len({tensor.shape for tensor in inputs[0]}) == 1
+    if not is_row and len(inputs[0]) != backend.size():
         text = f"Incorrect input list size {len(inputs[0])}. Input list size should be {backend.size()}"
         raise RuntimeError(message(f"{text}, same as size of the process group.", _PARAMETER))
 
     def start(staging: Staging) -> list[Work]:
-        row, sizes = staging.joined_to_reduce(inputs[0])
+        part = outputs[0].numel()
+        row, sizes = staging.joined_to_reduce(inputs[0], part * backend.size() if is_row else None)
+        if is_row:
+            sizes = [part] * backend.size()
         return [_reduced_part(backend, staging, row, sizes, outputs[0], opts)]
 
-    return _run("reduce_scatter", backend, outputs, start, opts)
+    return _run("reduce_scatter", backend, outputs, start, opts, inputs=inputs)
 
 
 def _reduced_part(backend: Any, staging: Staging, row: Tensor, sizes: list[int], output: Tensor, opts: Any) -> Work:
@@ -289,7 +328,7 @@ def reduce_scatter_base(backend: Any, output: Tensor, source: Tensor, opts: Any 
     def start(staging: Staging) -> list[Work]:
         return [_reduce_scatter_base(backend, staging, output, source, opts)]
 
-    return _run("_reduce_scatter_base", backend, output, start, opts)
+    return _run("_reduce_scatter_base", backend, output, start, opts, inputs=source)
 
 
 def _reduce_scatter_base(backend: Any, staging: Staging, output: Tensor, source: Tensor, opts: Any) -> Work:
@@ -313,7 +352,7 @@ def reduce_scatter_tensor_coalesced(
             for output, source in zip(outputs, inputs, strict=True)
         ]
 
-    return _run("reduce_scatter_tensor_coalesced", backend, outputs, start, opts)
+    return _run("reduce_scatter_tensor_coalesced", backend, outputs, start, opts, inputs=inputs)
 
 
 def alltoall(backend: Any, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
@@ -325,7 +364,7 @@ def alltoall(backend: Any, outputs: list[Tensor], inputs: list[Tensor], opts: An
         row, sizes = staging.parted(outputs)
         return [_gloo.alltoall_base(backend, row, given, sizes, given_sizes, opts)]
 
-    return _run("alltoall", backend, outputs, start, opts)
+    return _run("alltoall", backend, outputs, start, opts, inputs=inputs)
 
 
 def alltoall_base(
@@ -343,7 +382,7 @@ def alltoall_base(
         staged = staging.moved(output), staging.moved(source)
         return [_gloo.alltoall_base(backend, *staged, output_split_sizes, input_split_sizes, opts)]
 
-    return _run("alltoall_base", backend, output, start, opts)
+    return _run("alltoall_base", backend, output, start, opts, inputs=source)
 
 
 def barrier(backend: Any, opts: Any = None) -> Work:

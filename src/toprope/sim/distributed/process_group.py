@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -11,7 +12,10 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from toprope.sim.distributed import collectives, kernels, refusals
+from toprope.sim.distributed.flight_recorder import GroupStatus
+from toprope.sim.distributed.hccl_streams import HcclStreams
 from toprope.sim.distributed.members import Members
+from toprope.sim.npu._logs import info
 from toprope.sim.npu._state import message
 
 __all__ = ["ProcessGroupHCCL", "group_named", "hccl_of"]
@@ -97,8 +101,13 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         """Set when the last collective whose caller waits later has ended."""
         self.members = Members(self._options.group_id, self._options.global_ranks_in_group, rank, size)
         """Counts the group's collectives, for traces."""
+        ranks = self._options.global_ranks_in_group or list(range(size))
+        self.status = GroupStatus(f"group_name_{self._options.group_id}", ranks)
+        """Counts the group's operations, for the flight recorder."""
+        self.streams = HcclStreams(self._options.is_high_priority_stream)
         self._name = ""
         self._connected = False
+        self._open_groups = 0
 
     def connect(self) -> None:
         """Make the communicator, as the first collective does. Here it only has its settings checked.
@@ -109,6 +118,15 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         if not self._connected:
             refusals.check_config(self._options.hccl_config)
             self._connected = True
+            info("torch.distributed", f"{self._how_connected()} success, group id is {self._options.group_id}")
+
+    def _how_connected(self) -> str:
+        """Name in torch_npu's log for how the communicator is made: by itself, or as a part of the whole one."""
+        if self._options.global_ranks_in_group and os.environ.get("ROOTINFO_SUBCOMM_ENABLE") == "1":
+            whole = hccl_of(torch.distributed.distributed_c10d._get_default_group())
+            if whole is not None and whole._connected:
+                return "Create sub hccl comm by hcclCreateSubCommConfig"
+        return "Create hccl comm by hcclCommInitRootInfoConfig"
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait for the collectives under way, whatever becomes of them.
@@ -154,6 +172,45 @@ class ProcessGroupHCCL(ProcessGroupGloo):
                 message(f"{wrong}Invalid hcclCommName:{hccl_comm_name}{has}", "ERR02003 DIST invalid value")
             )
         self._name = hccl_comm_name
+
+    def get_coll_stream_id(self, device: torch.device) -> int:
+        """Number of the stream for the collectives of a card, which is made if there was none."""
+        return self.streams.number(torch.device(device).index, is_used=True)
+
+    def get_p2p_stream_id(self, device: torch.device, peer: int, is_batched: int) -> int:
+        """Number of the stream for messages with another process; -1 before the first one.
+
+        Args:
+            device: the card.
+            peer: rank of the other process.
+            is_batched: 1 for messages of `batch_isend_irecv`, which take the stream of the collectives.
+        """
+        return self.streams.number(torch.device(device).index, None if is_batched == 1 else peer)
+
+    def _get_stream_id(self, p2p: bool = False, peer: int = -1) -> int:
+        """Number of a stream of the current card; -1 where nothing has been done on it.
+
+        Raises:
+            RuntimeError: torch_npu's, for messages without the rank of the other process.
+        """
+        if p2p and peer < 0:
+            text = f"In p2p scenarios, the passed 'dst rank id' : {peer} is error, expected value >= 0."
+            raise RuntimeError(message(text, "ERR02001 DIST invalid parameter"))
+        return self.streams.number(torch.npu.current_device(), peer if p2p else None)  # type: ignore[attr-defined]
+
+    def _group_start(self) -> None:
+        """Begin a group of operations that HCCL starts together. Here each of them starts at once."""
+        self._open_groups += 1
+
+    def _group_end(self) -> None:
+        """End the group that `_group_start` began.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if not self._open_groups:
+            raise RuntimeError(message("hcclGroupEnd without hcclGroupStart", "ERR02200 DIST call hccl api failed"))
+        self._open_groups -= 1
 
     allreduce = collectives.allreduce
     allreduce_coalesced = collectives.allreduce_coalesced

@@ -6,6 +6,7 @@ A view wherever possible, for gloo then works on the card's memory itself. gloo 
 - bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which is what "or" and "and" mean there;
 - int16 is reduced in int32 and cut to 16 bits afterwards, which for whole numbers gives the same bits;
 - PREMUL_SUM is a sum of products, which torch_npu makes in the tensors before HCCL gets them;
+- AVG of whole numbers is their sum, divided afterwards towards zero, as torch_npu does;
 - members of lists need not be contiguous: they are copied.
 """
 
@@ -21,7 +22,7 @@ from torch.distributed import ReduceOp
 from toprope.sim.distributed import refusals
 from toprope.sim.npu._state import message
 
-__all__ = ["Staging", "factor_of", "host", "reduce_operation"]
+__all__ = ["Staging", "divisor_of", "factor_of", "host", "reduce_operation"]
 
 _CARRIED = frozenset((
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
@@ -97,11 +98,15 @@ class Staging:
         settle: waits for collectives under way; called before anything is read from the card at once, since gloo
             reads only when their turn comes.
         factor: what a tensor that is reduced is multiplied by before, None for nothing.
+        divisor: what whole numbers that are reduced are divided by afterwards, None for nothing.
     """
 
-    def __init__(self, settle: Callable[[], None], factor: float | Tensor | None = None) -> None:
-        self.settle, self.factor = settle, factor
+    def __init__(
+        self, settle: Callable[[], None], factor: float | Tensor | None = None, divisor: int | None = None
+    ) -> None:
+        self.settle, self.factor, self.divisor = settle, factor, divisor
         self._back: list[tuple[Tensor, Tensor]] = []
+        self._divided: list[Tensor] = []
 
     def moved(self, tensor: Tensor) -> Tensor:
         """For a tensor that is read or written as it lies in memory."""
@@ -139,11 +144,19 @@ class Staging:
         self.settle()
         return self._multiplied(_widened(_single(tensor).clone()))
 
-    def joined_to_reduce(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        """For a list that is reduced as one row of numbers: the row, and how many of them each member has."""
+    def joined_to_reduce(self, tensors: Sequence[Tensor], length: int | None = None) -> tuple[Tensor, list[int]]:
+        """For a list that is reduced as one row of numbers: the row, and how many of them each member has.
+
+        Args:
+            tensors: the list.
+            length: of the row, which is cut, or filled with zeros; None for all numbers.
+        """
         self.settle()
         rows = [_widened(host(tensor)).reshape(-1) for tensor in tensors]
-        return self._multiplied(torch.cat(rows)), [row.numel() for row in rows]
+        row = torch.cat(rows)
+        if length is not None:
+            row = torch.nn.functional.pad(row[:length], (0, max(0, length - row.numel())))
+        return self._multiplied(row), [each.numel() for each in rows]
 
     def joined(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         """For a list that is read as one row of numbers: the row, and how many of them each member has."""
@@ -176,16 +189,20 @@ class Staging:
                 text = "PreMulSum Data type must be half, float, bfloat16 or double"
                 raise RuntimeError(message(text, "ERR02002 DIST invalid type"))
             view.mul_(self.factor)
+        if self.divisor is not None and _is_whole(view.dtype):
+            self._divided.append(view)
         return _summable(view)
 
     def finish(self) -> Callable[[], None]:
-        """A function that copies results to the card where gloo did not write there itself.
+        """A function that divides sums and copies results to the card where gloo did not write there itself.
 
         It holds no backend: gloo's thread runs it, and must not release a backend last, which ends that thread.
         """
-        back = self._back
+        back, divided, divisor = self._back, self._divided, self.divisor
 
         def copy_back() -> None:
+            for view in divided:
+                view.div_(divisor or 1, rounding_mode="trunc")
             for target, source in back:
                 target.copy_(source)
 
@@ -201,8 +218,18 @@ def factor_of(options: Any) -> float | Tensor | None:
     return factor.cpu() if isinstance(factor, Tensor) else float(factor)
 
 
+def divisor_of(options: Any, size: int) -> int | None:
+    """Return what the sums of AVG are divided by, the size of the group; None for other reductions."""
+    operation = getattr(options, "reduceOp", None)
+    return size if operation is not None and operation.op == ReduceOp.AVG else None
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
+
+
 def reduce_operation(operation: ReduceOp.RedOpType, dtype: torch.dtype) -> ReduceOp.RedOpType:
     """The operation that gloo is asked for."""
-    if operation == ReduceOp.PREMUL_SUM:
+    if operation == ReduceOp.PREMUL_SUM or (operation == ReduceOp.AVG and _is_whole(dtype)):
         return ReduceOp.SUM
     return _OF_BOOL.get(operation, operation) if dtype is torch.bool else operation

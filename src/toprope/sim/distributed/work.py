@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
+from toprope.sim.distributed.flight_recorder import write_file
 from toprope.sim.distributed.threads import run_elsewhere
+from toprope.sim.npu._state import message
 
-__all__ = ["HcclWork", "done", "timed"]
+__all__ = ["HcclWork", "done", "in_hccls_words", "timed"]
 
 _NO_LIMIT = timedelta(0)
+"""Limit that torch's C++ gives for none; Python code that waits gives no argument."""
+
 _c10d: Any = torch._C._distributed_c10d  # torch's stubs name a part of it
 
 _expected: dict[int, HcclWork] = {}
 """Works that somebody may still wait for. torch's C++ holds of a work only what is C++, and must find its Python part:
-there every user waits once, or asks for the future at once, and either ends the stay here."""
+there every user waits, or asks for the future at once, and either ends the stay here."""
+
+_read_by_torch: deque[HcclWork] = deque(maxlen=1000)
+"""Works for which torch's C++ has waited, without their tensors. It waits again where a work is of several tensors, as
+of `all_reduce_coalesced`, and would wait for ever for one without its Python part."""
 
 _MOST_EXPECTED = 10_000
 """More than these means that a program drops works unread; the oldest are dropped then."""
@@ -33,14 +45,41 @@ _HELD_HERE_ALONE = 4
 """References to a work that nobody but `_expected` holds, as `_free_unread` counts them."""
 
 
+_NOBODY_CAME = re.compile(r"closed by peer|reset by peer|broken pipe|timed out", re.IGNORECASE)
+
+
+@contextmanager
+def in_hccls_words() -> Iterator[None]:
+    """Add to gloo's error of a process that did not come what HCCL says then, and write the flight recorder's file.
+
+    Source: HCCL_timeout.md of Ascend/pytorch.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not _NOBODY_CAME.search(str(error)):
+            raise
+        write_file()
+        reason = (
+            "The wait execution of the Notify register times out. Reason: the remote rank has not come, or has ended."
+        )
+        text = message(f"{error}\nEI0002: [PID: {os.getpid()}] {reason}", "ERR02200 DIST call hccl api failed.")
+        raise RuntimeError(text) from error
+
+
+def _completed(results: Any = None) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(results)
+    return future
+
+
 def done(results: Any) -> Work:
     """The work of a collective that has ended well.
 
     Args:
         results: the device tensors that its future holds.
     """
-    future: Any = torch.futures.Future()
-    future.set_result(results)
+    future = _completed(results)
     made: Work = _c10d._create_work_from_future(future)
     return made
 
@@ -139,7 +178,7 @@ class HcclWork(Work):
         """Set when the collective has ended, well or not."""
         return self._outcome.ended
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are on the card.
 
         Args:
@@ -149,8 +188,9 @@ class HcclWork(Work):
             RuntimeError: gloo's, the collective failed or the time is over.
         """
         try:
-            for work in self._works:
-                work.wait(timeout)
+            with nullcontext() if timeout else in_hccls_words():  # a limit of the caller's own is none of HCCL's
+                for work in self._works:
+                    work.wait(timeout or _NO_LIMIT)
             self.ended.wait()
         finally:
             _expected.pop(id(self), None)
@@ -159,12 +199,16 @@ class HcclWork(Work):
         self._outcome.tell()
         if self._waited is not None:
             self._waited()
+            self._waited = None
+        if timeout == _NO_LIMIT:
+            self.forget_results()
+            _read_by_torch.append(self)
         return True
 
     def get_future(self) -> Any:
         """The future of the results."""
         _expected.pop(id(self), None)
-        return self._outcome.future
+        return self._outcome.future or _completed()
 
     def is_completed(self) -> bool:
         """True if it has ended, well or not."""

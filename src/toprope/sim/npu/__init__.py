@@ -375,6 +375,10 @@ def __getattr__(name: str) -> Any:
         from toprope.sim.npu.random import default_generators
 
         return default_generators()
-    text = f"torch.npu.{name} is not there on the simulated card (toprope has no such API yet)"
+    if name.startswith("__"):  # Python's own questions
+        raise AttributeError(f"module 'torch.npu' has no attribute {name!r}", name=name)
+    from toprope.support.vendor_names import npu_name
+
+    text = f"torch.npu.{name} is not there on the simulated card: {npu_name(name, globals())}"
     _note_missing(f"torch.npu.{name}", text)
-    raise AttributeError(text)
+    raise AttributeError(text, name=name)

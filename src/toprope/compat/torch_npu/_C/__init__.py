@@ -14,11 +14,12 @@ from .._cores import bind as _npu_set_thread_affinity
 from .._cores import reset as _npu_reset_thread_affinity
 from ..operators.storage import empty_strided as _empty_strided_npu
 from ..operators.storage import weak_ref as _weak_ref_tensor
-from . import _distributed_c10d
+from . import _distributed_c10d, _logging
 from ._names import SAME as _SAME
 from ._names import current_stream as _npu_getCurrentStream  # noqa: N812
 from ._names import default_stream as _npu_getDefaultStream  # noqa: N812
 from ._names import find as _find
+from ._names import has_primary_context as _npu_hasPrimaryContext  # noqa: N812
 from ._names import history_is_enabled as _npu_isHistoryEnabled  # noqa: N812
 from ._names import local_device as _npu_getLocalDevice  # noqa: N812
 from ._names import option as _npu_getOption  # noqa: N812
@@ -28,12 +29,14 @@ from ._names import raw_stream as _npu_getCurrentRawStreamNoWait  # noqa: N812
 __all__ = [
     "_distributed_c10d",
     "_empty_strided_npu",
+    "_logging",
     "_npu_getCurrentRawStream",
     "_npu_getCurrentRawStreamNoWait",
     "_npu_getCurrentStream",
     "_npu_getDefaultStream",
     "_npu_getLocalDevice",
     "_npu_getOption",
+    "_npu_hasPrimaryContext",
     "_npu_isHistoryEnabled",
     "_npu_reset_thread_affinity",
     "_npu_set_thread_affinity",

@@ -65,6 +65,12 @@ def local_device() -> int:
     return int(npu.current_device()) if npu.is_initialized() else -1
 
 
+def has_primary_context(device: int) -> bool:
+    """Return True if the process has taken memory on a card, for which torch_npu makes a context there."""
+    npu = current_npu()
+    return bool(npu.is_initialized() and npu.max_memory_reserved(device))
+
+
 def history_is_enabled() -> bool:
     """Return True while the history of allocations is recorded."""
     from toprope.sim.npu.history import is_recording

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from toprope.compat.missing import missing_from
+from toprope.imports import after_import
 
 from .parallel_store import ParallelStore
 
@@ -163,6 +164,23 @@ def _rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
     from .rendezvous import _parallel_rendezvous_handler  # torch's launcher is slow to import
 
     return _parallel_rendezvous_handler(url, *args, **kwargs)
+
+
+def _register_rpc() -> None:
+    if torch.distributed.rpc.is_available():
+        from .rpc.backend_registry import _rpc_backend_registry
+
+        _rpc_backend_registry()
+
+
+def _register_tensor() -> None:
+    from . import tensor  # noqa: F401
+
+
+def extend_when_imported() -> None:
+    """Extend torch's modules for requests and for DTensor, both slow to import, when a program imports them."""
+    after_import("torch.distributed.rpc", _register_rpc)
+    after_import("torch.distributed.tensor", _register_tensor)
 
 
 if "parallel" not in _rendezvous_handlers:

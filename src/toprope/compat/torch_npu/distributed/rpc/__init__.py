@@ -1,0 +1,12 @@
+"""`torch_npu.distributed.rpc`: the backend NPU_TENSORPIPE of torch.distributed.rpc, which carries tensors of cards."""
+
+import torch.distributed.rpc as rpc
+
+from toprope.compat.missing import missing_from
+
+__all__: list[str] = []
+
+if rpc.is_available():
+    from . import backend_registry  # noqa: F401
+
+__getattr__ = missing_from(__name__)
