@@ -25,6 +25,7 @@ _OPERATORS_OF_TORCH = {
     "aten", "prim", "prims", "profiler", "quantized", "image", "torchvision", "torchaudio", "c10d",
     "_c10d_functional", "c10d_functional", "inductor", "higher_order", "mkldnn", "onednn", "sparse", "debugprims",
 }  # fmt: skip
+_LOADS = ("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
 _KERNELS = {"triton.jit", "triton.runtime.jit", "numba.cuda.jit"}
 _FLAG = re.compile(r"(?:has|have)_\w+|\w+_(?:available|installed|imported|found)", re.IGNORECASE)
 _SWITCH = r"(?:use|using|with|has|no|on|to|is|enable|want|support|if)_cuda"
@@ -63,7 +64,8 @@ class _Names:
         functions = [each for each in ast.walk(file.walk.module.node) if isinstance(each, _FUNCTION)]
         self._own: set[ast.AST] = {each for each in functions if _is_kernel(file, each)}
         self._methods: set[str] = set()
-        if not self._own and not self._imports and not file.context.compiled and not file.context.kernels:
+        built = any(self._file.dotted(each) in _LOADS for each in file.walk.scopes)
+        if not self._own and not self._imports and not built and not file.context.compiled and not file.context.kernels:
             return
         changed = True
         while changed:
@@ -102,6 +104,9 @@ class _Names:
 
     def _is_for_cuda(self, binding: Binding) -> bool:
         node = binding.node
+        called = binding.value.func if isinstance(binding.value, ast.Call) else None
+        if self._file.dotted(called) in _LOADS:  # the extension is built where it is not installed
+            return True
         return node in self._own or _is_bound_by(binding, self._imports) or _is_compiled(self._file, binding.imported)
 
     def _always_uses(self, body: Iterable[ast.stmt]) -> bool:

@@ -29,7 +29,7 @@ QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
 
 RUNS = frozenset({
     "TR045", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088",
-    "TR091a", "TR102", "TR102b", "TR104b",
+    "TR091a", "TR102", "TR102b",
 })  # fmt: skip
 """Rules whose place does no harm on another device when it is left as it is. All others are taken to fail there."""
 
@@ -194,8 +194,15 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
         elif _fails(file, finding, node):
             yield _Stays(node, f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})")
     for use in compiled_uses(file):
-        if not _behind_cuda(file, use):
-            yield _Stays(use, f"guards {file.text(use)} in line {use.lineno}, which only CUDA has")
+        if _behind_cuda(file, use):
+            continue
+        why = f"in line {use.lineno}, which only CUDA has"
+        yield _Stays(use, f"guards {file.text(use)} {why}")
+        call = next((each for each in file.ancestors(use) if not isinstance(each, ast.Attribute)), None)
+        for given in [*call.args, *(each.value for each in call.keywords)] if isinstance(call, ast.Call) else ():
+            if isinstance(given, ast.IfExp) and _within(file, use, call.func):  # type: ignore[union-attr]
+                yield from (_Stays(each, f"chooses what is given to {file.text(use)} {why}")
+                            for each in (given.body, given.orelse))  # fmt: skip
 
 
 def _reached(file: File, question: _Question, stays: Iterable[_Stays], held: list[tuple[ast.AST, ast.AST]]) -> str:

@@ -244,6 +244,18 @@ class File:
         """Note that a node and all in it is dealt with: no other rule is asked about it."""
         self._done.add(node)
 
+    def done_but(self, node: ast.expr, kept: ast.expr) -> None:
+        """Note that an expression is dealt with, but for a part that stays and may hold more for other rules."""
+        # expressions alone: all nodes of a tree share one Load
+        inside = {each for each in ast.walk(kept) if isinstance(each, ast.expr)}
+        for each in ast.walk(node):
+            if not isinstance(each, ast.expr) or each in inside:
+                continue
+            if each is node or inside & set(ast.walk(each)):
+                self.pass_over(each)
+            else:
+                self.done(each)
+
     def is_done(self, node: ast.AST) -> bool:
         """Return whether a rule has dealt with this node itself."""
         return node in self._done

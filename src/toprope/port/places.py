@@ -13,8 +13,8 @@ from toprope.port.project import is_options, option_of
 from toprope.port.scripted import is_outside
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "device_name", "function_for", "index_name",
-    "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_template", "is_text",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for", "index_name",
+    "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed", "is_template", "is_text",
     "names_default", "names_kind", "resolver_for", "said", "texts_of", "use",
 ]  # fmt: skip
 
@@ -265,6 +265,40 @@ def _is_text(node: ast.expr) -> bool:
 
 
 _FORMATS = re.compile(r"%s:%[dsi]|\{0?\}:(?:\{1?\}|\d+)")
+
+
+def begins_device(file: File, node: ast.AST, whole: ast.expr) -> bool:
+    """Return whether a text is the beginning of a device's name that `torch.device` is given: `"cuda" + number`."""
+    if not isinstance(node, ast.Constant) or node.value not in ("cuda", "cuda:"):
+        return False
+    inner: ast.AST = node
+    chosen = False
+    while inner is not whole:
+        around = file.parent(inner)
+        match around:
+            case ast.IfExp(test=test) if test is not inner:
+                pass
+            case ast.BinOp(left=left, op=ast.Add()) if left is inner:
+                chosen = True
+            case ast.JoinedStr(values=[first, *_]) if first is inner:
+                chosen = True
+            case _:
+                return False
+        inner = around
+    return chosen
+
+
+def is_listed(file: File, node: ast.expr) -> bool:
+    """Return whether a text is a docstring, a part of a longer text, one of the values of an option, or a type."""
+    inner: ast.AST = node
+    around = file.parent(node)
+    if isinstance(around, ast.Expr | ast.JoinedStr):
+        return True
+    while isinstance(around, ast.List | ast.Tuple | ast.Set):
+        inner, around = around, file.parent(around)
+    if isinstance(around, ast.Subscript) and around.slice is inner:
+        return (file.dotted(around.value) or "").rpartition(".")[2] == "Literal"
+    return isinstance(around, ast.keyword) and around.arg == "choices"
 
 
 def before_number(file: File, node: ast.AST) -> ast.expr | None:

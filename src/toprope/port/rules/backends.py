@@ -19,38 +19,6 @@ FAMILY = Family(
            b"channels_last", b"fused"],
 )  # fmt: skip
 
-CUDNN = FAMILY.rule(
-    "TR074",
-    Kind.REVIEW,
-    "if torch.backends.cudnn.enabled: a switch of cuDNN that decides a branch",
-    why="""The switch says True where there is no cuDNN too, so that the branch for cuDNN runs on every device. Ask for
-    the device where it is meant. A write does no harm elsewhere and is not reported, nor is a value that is only kept
-    to be written back.""",
-    source="tried on CPU and simulated card",
-    examples=[
-        Example(
-            """
-            import torch
-
-            if torch.backends.cudnn.enabled:
-                torch.backends.cudnn.benchmark = True
-            """
-        ),
-        Example(
-            "import torch\n\nbefore = torch.backends.cudnn.benchmark\ntorch.backends.cudnn.benchmark = True",
-            reported=False,
-        ),
-    ],
-)
-
-
-@FAMILY.reference(*(f"torch.backends.cudnn.{name}" for name in ("benchmark", "deterministic", "enabled", "fastest")))
-def _cudnn(file: File, node: ast.expr) -> bool:
-    if file.decides(node):
-        file.report(CUDNN, node)
-    return True
-
-
 TF32 = FAMILY.rule(
     "TR075",
     Kind.REVIEW,

@@ -223,7 +223,9 @@ def _edits(file: File, call: ast.Call, function: ast.Attribute) -> list[Edit]:
         kept = device if named is None or named.chosen else named.index
         pieces = (f"{file.portable('device')}(", *([] if kept is None else [kept]), ")")
         edits.append(file.replace(device, *pieces))
-        if named is not None and not named.chosen:
+        if named is not None and isinstance(named.index, ast.expr) and not named.chosen:
+            file.done_but(device, named.index)
+        elif named is not None and not named.chosen:
             file.done(device)
         elif is_card(file, device):
             file.pass_over(device)

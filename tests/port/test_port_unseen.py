@@ -1,0 +1,380 @@
+"""What readers of repositories that the port had never seen found wrong, false, silent or needless: one test each."""
+
+import re
+from textwrap import dedent
+
+import pytest
+
+from toprope.port import port
+from toprope.port.files.kinds import FileKind
+from toprope.port.files.text import port_text
+
+
+def ported(text, **named):
+    """The program afterwards, and what is said about it; a second run must change nothing."""
+    done = port(dedent(text).strip("\n").encode() + b"\n", **named)
+    assert done.skipped == ""
+    again = port(done.after, **named)
+    assert again.after == done.after
+    return done.after.decode(), [f"{each.rule.code} {each.held_back or each.said}" for each in done.findings]
+
+
+def text_of(text, kind, name="a", **named):
+    done = port_text(text.encode(), name, kind, **named)
+    return done, [f"{each.rule.code} {each.said}" for each in done.findings]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.load(p, map_location={})",
+        "torch.load(p, map_location={{'cuda:0': {}}})",
+        "torch.device({})",
+        "x.to({})",
+        "x.cuda({})",
+        "torch.ones(1, device={})",
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"cuda:" + str(rank % torch.cuda.device_count())',
+        'f"cuda:{rank % torch.cuda.device_count()}"',
+        '"cuda:{}".format(torch.cuda.current_device())',
+        '"cuda:%d" % torch.cuda.current_device()',
+    ],
+)
+def test_what_is_in_the_text_of_a_device_is_looked_at(call, text):
+    after, _ = ported(f"import torch\ny = {call.format(text)}\n")
+    assert "torch.cuda" not in after
+
+
+def test_what_is_given_to_the_runtime_is_looked_at():
+    after, _ = ported("""
+        import torch
+        from toprope.device import portable
+        x = x.to(portable.device("cuda:" + str(rank % torch.cuda.device_count())))
+        y = y.to(portable.device(rank % torch.cuda.device_count()))
+        z = torch.load(p, map_location=lambda storage, place: storage.cuda(torch.cuda.current_device()))
+    """)
+    assert "torch.cuda" not in after
+
+
+def test_a_device_object_of_torch_is_taken_as_a_number(monkeypatch):
+    import torch
+
+    from toprope.device import portable
+
+    monkeypatch.setenv("TOPROPE_DEVICE", "cpu")
+    portable.set_device(portable.device_index(0))  # a context without a number on the CPU
+    assert portable._index(torch.cuda.device(3)) is None
+    portable.synchronize(torch.cuda.device(1))
+
+
+def test_a_backend_and_the_default_that_it_is_compared_with_go_together():
+    after, _ = ported("""
+        import torch.distributed as dist
+
+        def group(size, backend="nccl"):
+            assert backend == "nccl", "only nccl"
+            return dist.new_group(backend=backend)
+    """)
+    assert "backend = portable.resolve(backend)" in after
+    assert "backend == portable.dist_backend()" in after
+
+
+def test_a_question_for_cuda_next_to_npu_is_known_again():
+    after, said = ported("""
+        import argparse
+        import torch
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--device", default="cuda", choices=["cpu", "npu", "cuda"])
+        args = parser.parse_args()
+        if "cuda" in args.device:
+            torch.cuda.set_device(rank)
+        elif "npu" in args.device:
+            torch.npu.set_device(rank)
+    """)
+    assert 'if "cuda" in portable.resolve(args.device):\n    torch.cuda.set_device(rank)' in after
+    assert not any(each.startswith("TR101") for each in said)
+
+
+def test_an_option_with_other_kinds_of_devices_tells_them_apart():
+    after, _ = ported("""
+        import argparse
+        import os
+
+        def options():
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--device", default="cpu", choices=["cpu", "npu", "cuda"])
+            return parser.parse_args()
+
+        def main():
+            args = options()
+            if "cuda" in args.device:
+                os.environ["CUDA_VISIBLE_DEVICES"] = str(args.gpu)
+    """)
+    assert "ASCEND" not in after
+    assert 'if "cuda" in args.device' in after
+
+
+def test_a_question_in_front_of_a_provider_of_cuda_stays():
+    after, said = ported("""
+        import torch
+        import onnxruntime
+
+        use_cuda = args.gpu >= 0 and torch.cuda.is_available()
+        names = ["CUDAExecutionProvider"] if use_cuda else ["CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(path, providers=names)
+    """)
+    assert "portable" not in after
+    assert any("TR104b" in each for each in said)
+
+
+def test_a_device_that_onnxruntime_binds_stays():
+    after, _ = ported("""
+        import torch
+        device = "cpu" if args.cpu else "cuda"
+        io = session.io_binding()
+        io.bind_input(name, device, 0, kind, shape, x.data_ptr())
+    """)
+    assert "portable" not in after
+
+
+def test_no_device_is_asked_for_in_front_of_a_mask():
+    after, said = ported("""
+        import os
+
+        def main(args):
+            if args.gpu != -1:
+                args.device = "cuda"
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(args.gpu)
+            return run(device="cuda")
+    """)
+    assert 'args.device = "cuda"' in after
+    assert "run(device=portable.name())" in after
+    assert any("masks devices" in each for each in said)
+
+
+def test_a_tensor_whose_name_is_a_letter_is_no_namespace():
+    after, _ = ported("""
+        import argparse
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--device", default="cuda")
+        args = parser.parse_args()
+
+        def scale(x, factor):
+            A = x / factor
+            return x.to(A.device), x.to(args.device)
+    """)
+    assert "x.to(A.device)" in after
+    assert "portable.resolve(args.device)" in after
+
+
+def test_choices_and_types_are_no_devices():
+    _, said = ported("""
+        from typing import Literal
+        parser.add_argument("--on", choices=["cpu", "cuda"])
+        Backend = Literal["gloo", "cuda"]
+    """)
+    assert said == []
+
+
+def test_a_tensor_that_is_moved_for_a_kernel_is_moved_to_cuda():
+    after, _ = ported("""
+        import torch
+        try:
+            import _march as _backend
+        except ImportError:
+            from torch.utils.cpp_extension import load
+            _backend = load("march", sources=["march.cu"])
+
+        def march(rays):
+            if not rays.is_cuda:
+                rays = rays.cuda()
+            return _backend.march(rays)
+    """)
+    assert "portable" not in after
+
+
+def test_an_error_in_front_of_an_extension_stays():
+    after, _ = ported("""
+        import torch
+        try:
+            from . import deform_ext
+        except ImportError:
+            from torch.utils.cpp_extension import load
+            deform_ext = load("deform", sources=["deform.cpp", "deform.cu"])
+
+        def forward(input):
+            if not input.is_cuda:
+                raise NotImplementedError
+            else:
+                deform_ext.forward(input)
+
+        def backward(input):
+            if not input.is_cuda:
+                raise NotImplementedError
+            deform_ext.backward(input)
+    """)
+    assert "portable" not in after
+
+
+def test_a_choice_that_is_given_to_a_package_for_cuda_stays():
+    after, said = ported("""
+        import torch
+        import isaacgymenvs
+
+        envs = isaacgymenvs.make(
+            sim_device="cuda:0" if torch.cuda.is_available() and cuda else "cpu",
+            headless=False if torch.cuda.is_available() and cuda else True,
+        )
+    """)
+    assert "portable" not in after
+    assert any(each.startswith("TR084 ") for each in said)
+
+
+def test_a_comparison_with_the_type_of_a_device_is_one():
+    after, _ = ported("""
+        import torch as th
+
+        def get_device(device):
+            device = th.device(device)
+            if device.type == th.device("cuda").type and not th.cuda.is_available():
+                return th.device("cpu")
+            return device
+    """)
+    assert "if portable.is_accelerator(device) and not portable.is_available():" in after
+
+
+def test_a_device_whose_number_comes_from_a_choice():
+    after, _ = ported("""
+        import torch
+
+        device = torch.device(("cuda:" if torch.cuda.is_available() else "") + str(rank))
+        other = torch.device("cuda" + number if torch.cuda.is_available() else "cpu")
+    """)
+    assert 'portable.device(("cuda:" if portable.is_available() else "") + str(rank))' in after
+    assert 'portable.device("cuda" + number if portable.is_available() else "cpu")' in after
+
+
+def test_cudnn_next_to_cuda_is_asked_for_on_cuda_alone():
+    after, _ = ported("""
+        import torch
+
+        def get_device(number):
+            return torch.device("cuda" + number if torch.cuda.is_available() and torch.backends.cudnn.is_available() else "cpu")
+    """)
+    assert 'portable.is_available() and (portable.kind() != "cuda" or torch.backends.cudnn.is_available())' in after
+
+
+def test_an_import_of_cuda_stays_with_what_uses_it():
+    after, _ = ported("""
+        import torch.cuda
+
+        graph = torch.cuda.CUDAGraph() if torch.cuda.is_available() else None
+    """)
+    assert "import torch.cuda" in after
+
+
+def test_probabilities_that_are_returned_need_no_hint():
+    body = """
+        import torch
+
+        def attention(query, key, value):
+            scores = torch.matmul(query, key.transpose(-2, -1))
+            weights = torch.softmax(scores, dim=-1)
+            out = torch.matmul(weights, value)
+            return {}
+    """
+    assert any(each.startswith("TR112") for each in ported(body.format("out"))[1])
+    assert not any(each.startswith("TR112") for each in ported(body.format("out, weights"))[1])
+
+
+def test_flags_of_nvcc_belong_to_their_extension():
+    _, said = ported("""
+        from setuptools import setup
+        from torch.utils.cpp_extension import CUDAExtension
+
+        setup(ext_modules=[CUDAExtension("a", ["a.cu"], extra_compile_args={"nvcc": ["-O3"]})])
+    """)
+    assert len(said) == 1
+
+
+def test_an_attention_of_a_class_of_the_project_is_only_reported():
+    after, said = ported("""
+        from dataclasses import dataclass
+
+        @dataclass
+        class Config:
+            _attn_implementation: str = "sdpa"
+
+        config = Config(_attn_implementation="flash_attention_2")
+    """)
+    assert "portable" not in after
+    assert any(each.startswith("TR078 Config is a class of this project") for each in said)
+
+
+def test_options_of_another_program_are_not_handed_on():
+    _, said = ported("""
+        import argparse
+
+        def first():
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--rate", default=1)
+            args = parser.parse_args()
+            return [str(each) for each in vars(args)]
+    """)
+    assert said == []
+
+
+def test_a_program_of_the_project_may_have_an_option_gpu():
+    _, said = text_of("python train.py --gpu 0\npython train.py --gpus 0 1\n", FileKind.SHELL)
+    assert said == []
+    lines = "docker run --gpus 2 image\ndocker run \\\n  --gpus all image\n#SBATCH --gpus=64\n"
+    assert len(text_of(lines, FileKind.SHELL)[1]) == 3
+
+
+def test_a_mask_that_is_counted_for_cuda_is_only_reported():
+    counted = 'gpus=$(nvidia-smi -L | wc -l)\nexport CUDA_VISIBLE_DEVICES="$gpus"\n'
+    none = 'gpus="-1"\nexport CUDA_VISIBLE_DEVICES="${gpus}"\n'
+    for text in (counted, none):
+        done, said = text_of(text, FileKind.SHELL)
+        assert not done.changed
+        assert any("-1" in each for each in said)
+    assert text_of('gpus=0,1\nexport CUDA_VISIBLE_DEVICES="$gpus"\n', FileKind.SHELL)[0].changed
+
+
+def test_a_list_that_a_tool_made_is_reported_once():
+    text = "# This file was autogenerated by uv via the following command:\n-e .\ntorch==2.4.1\n"
+    done, said = text_of(text + "nvidia-cudnn-cu12==9.1 ; sys_platform\n", FileKind.REQUIREMENTS, "requirements.txt")
+    assert not done.changed
+    assert len(said) == 1
+    assert "a tool made this list" in said[0]
+
+
+def test_packages_that_a_document_installs_are_reported():
+    text = "```bash\npip install git+https://github.com/NVlabs/tiny-cuda-nn/#subdirectory=bindings/torch\n```\n"
+    assert text_of(text, FileKind.DOCUMENT)[1]
+
+
+def test_libtorch_in_cpp_is_reported():
+    text = "auto device = torch::cuda::is_available() ? at::kCUDA : at::kCPU;\n"
+    assert text_of(text, FileKind.CPP)[1]
+
+
+def test_a_kernel_module_is_named_in_the_report():
+    _, said = ported("try:\n    import tensorrt\nexcept ImportError:\n    pass\n")
+    assert re.match(r"TR084 tensorrt: it is guarded already", said[0])
+
+
+def test_determinism_of_cudnn_is_said_once():
+    _, said = ported("""
+        import torch
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+    """)
+    assert [each.partition(" ")[0] for each in said] == ["TR074b"]
