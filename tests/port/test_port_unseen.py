@@ -378,3 +378,141 @@ def test_determinism_of_cudnn_is_said_once():
         torch.backends.cudnn.deterministic = True
     """)
     assert [each.partition(" ")[0] for each in said] == ["TR074b"]
+
+
+def test_accelerator_of_lightning_is_chosen_by_lightning():
+    after, said = ported("""
+        import torch
+        import pytorch_lightning as pl
+
+        one = pl.Trainer(accelerator="gpu" if torch.cuda.is_available() else "cpu")
+        two = pl.Trainer(accelerator="gpu" if str(device).startswith("cuda") else "cpu")
+        three = pl.Trainer(gpus=1 if torch.cuda.is_available() else 0)
+    """)
+    assert 'one = pl.Trainer(accelerator="auto")' in after
+    assert 'two = pl.Trainer(accelerator="gpu" if str(device).startswith("cuda") else "cpu")' in after
+    assert "three = pl.Trainer(gpus=1 if torch.cuda.is_available() else 0)" in after
+    assert sum(each.startswith("TR104 ") for each in said) == 2
+
+
+def test_a_name_that_holds_a_device_is_no_number():
+    after, _ = ported("""
+        import torch
+
+        gpu = torch.device("cuda")
+        y = x.to(gpu)
+    """)
+    assert "x.to(gpu)" in after
+
+
+def test_a_choice_of_a_name_that_stays_stays():
+    after, _ = ported("""
+        import torch
+
+        CUDA = "cuda:0"
+        number = int(CUDA.split(":")[-1])
+        DEVICE = torch.device(CUDA if torch.cuda.is_available() else "cpu")
+    """)
+    assert "portable" not in after
+
+
+def test_branches_that_set_switches_of_cudnn_alone_are_left():
+    after, said = ported("""
+        import torch
+
+        if torch.cuda.is_available():
+            torch.backends.cudnn.benchmark = True
+    """)
+    assert "portable" not in after
+    assert said == []
+
+
+def test_a_choice_between_builds_of_a_package_stays():
+    for line in (
+        'check(("onnxruntime-gpu" if cuda else "onnxruntime",))',
+        "check(f\"tensorflow{'' if cuda else '-macos' if mac else '-cpu'}<=2.15.1\")",
+        'check("paddlepaddle-gpu>=3" if cuda else "paddlepaddle")',
+    ):
+        after, _ = ported(f"import torch\n\ncuda = torch.cuda.is_available()\n{line}\n")
+        assert "portable" not in after
+
+
+def test_a_backend_behind_the_question_for_nccl():
+    after, said = ported("""
+        import torch.distributed as dist
+
+        dist.init_process_group(backend="nccl" if dist.is_nccl_available() else "gloo")
+    """)
+    assert 'portable.dist_backend() if portable.kind() != "cuda" or dist.is_nccl_available() else "gloo"' in after
+
+
+def test_a_method_that_gives_nothing_is_not_the_one_that_is_called():
+    after, said = ported("""
+        import torch
+
+        class Embedder:
+            def cuda(self):
+                self.model.cuda()
+
+        def move(*args):
+            return [None if each is None else each.cuda() for each in args]
+
+        def start(embedder):
+            embedder.cuda()
+    """)
+    assert "else each.to(portable.device()) for" in after
+    assert "    embedder.cuda()" in after
+
+
+def test_cuda_in_the_type_of_a_device_is_a_question():
+    after, _ = ported("""
+        if "cuda" in device.type:
+            work()
+    """)
+    assert "if portable.is_accelerator(device):" in after
+
+
+def test_a_summary_that_knows_cuda_and_cpu_alone_is_reported():
+    after, said = ported("""
+        from torchsummary import summary
+        summary(model, (3, 8, 8), device="cuda")
+    """)
+    assert "portable" not in after
+    assert any(each.startswith("TR101") for each in said)
+
+
+def test_an_environment_of_conda_is_known_by_what_is_in_it():
+    text = "name: dl\nchannels:\n  - pytorch\ndependencies:\n  - pytorch-cuda=11.8\n  - pytorch=2.1.0\n"
+    assert text_of(text, FileKind.CONFIG, "dl_gpu.yml")[1]
+
+
+def test_the_text_of_an_answer_names_no_package():
+    assert text_of("  see [CUDNN](https://example.org/cudnn)\n", FileKind.WORKFLOW)[1] == []
+
+
+def test_lines_of_a_notebook_are_named_by_their_cell():
+    import json
+
+    from toprope.port.notebook import port_notebook
+
+    cells = ["import torch\n", "gpu = torch.cuda.is_available()\n", "if gpu:\n    g = torch.cuda.CUDAGraph()\n"]
+    book = {
+        "cells": [
+            {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": [], "source": [each]}
+            for each in cells
+        ],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    done = port_notebook(json.dumps(book).encode(), "a.ipynb")
+    held = [each.held_back for each in done.findings if each.held_back]
+    assert any("in line 2 of cell 3" in each for each in held), held
+
+
+def test_devoxelization_is_no_voxelization():
+    from toprope.support.replacements import for_kernels
+
+    assert for_kernels("trilinear_devoxelize_kernel") == []
+    assert for_kernels("voxelize_kernel")
+    assert for_kernels("grouping_kernel")

@@ -90,7 +90,9 @@ class _Names:
                 bindings = self._file.bindings(node)
                 if not any(map(self._is_for_cuda, bindings)) or _is_asked(self._file, node):
                     return False
-                return all(self._is_for_cuda(each) or _is_nothing(each) for each in bindings)
+                built = any(map(self._is_built, bindings))  # where it is not installed: the import is of the same
+                others = [each for each in bindings if not (built and each.imported is not None)]
+                return all(self._is_for_cuda(each) or _is_nothing(each) for each in others)
             case ast.Attribute(value=ast.Attribute()):
                 name = self._file.dotted(node) or ""
                 library = name.removeprefix("torch.ops.").partition(".")[0]
@@ -104,10 +106,11 @@ class _Names:
 
     def _is_for_cuda(self, binding: Binding) -> bool:
         node = binding.node
-        called = binding.value.func if isinstance(binding.value, ast.Call) else None
-        if self._file.dotted(called) in _LOADS:  # the extension is built where it is not installed
-            return True
-        return node in self._own or _is_bound_by(binding, self._imports) or _is_compiled(self._file, binding.imported)
+        return self._is_built(binding) or node in self._own or _is_bound_by(binding, self._imports) or _is_compiled(self._file, binding.imported)
+
+    def _is_built(self, binding: Binding) -> bool:
+        """Return whether a name gets an extension that is built when the file is imported."""
+        return isinstance(binding.value, ast.Call) and self._file.dotted(binding.value.func) in _LOADS
 
     def _always_uses(self, body: Iterable[ast.stmt]) -> bool:
         """Return whether a block calls what only CUDA has, under no condition of its own."""

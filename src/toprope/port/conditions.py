@@ -9,6 +9,7 @@ neither the question nor that code is changed, and the question says why.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ _CHOICE = "TR003"
 _PLACES = {"devices", "moves", "numbers", "tensors"}
 _ALSO = "decides where tensors are, as line"
 
+_BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _HELD = "the condition "
 _SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write"}
@@ -192,7 +194,11 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             if not is_given(file, finding.rule.code, node):
                 yield _Stays(node, f"guards {_short(finding)}, which other devices do not answer ({finding.rule.code})")
         elif _fails(file, finding, node):
-            yield _Stays(node, f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})")
+            why = f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})"
+            yield _Stays(node, why)
+            yield from (_Stays(each, why) for each in _reads_of(file, node))
+    for node in _names_of_builds(file):
+        yield _Stays(node, f"chooses a package's build in line {node.lineno}")
     for use in compiled_uses(file):
         if _behind_cuda(file, use):
             continue
@@ -203,6 +209,27 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             if isinstance(given, ast.IfExp) and _within(file, use, call.func):  # type: ignore[union-attr]
                 yield from (_Stays(each, f"chooses what is given to {file.text(use)} {why}")
                             for each in (given.body, given.orelse))  # fmt: skip
+
+
+def _reads_of(file: File, node: ast.AST) -> list[ast.Name]:
+    """Find where the name of a device is read that stays the text it is."""
+    match file.parent(node):
+        case ast.Assign(targets=[ast.Name(id=name) as target], value=ast.Constant()) as statement:
+            return file.reads(name, statement, target)
+    return []
+
+
+def _names_of_builds(file: File) -> Iterator[ast.expr]:
+    """Find choices between builds of a package: `"onnxruntime-gpu" if cuda else "onnxruntime"`, `-cpu`, `cu118`."""
+    if not _BUILD.search(file.source.text):
+        return
+    for node in file.walk.parents:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _BUILD.search(f'"{node.value}"'):
+            yield node
+            around = file.parent(node)
+            while isinstance(around, ast.IfExp) and node is not around.test:
+                yield from (around.body, around.orelse)
+                around = file.parent(around)
 
 
 def _reached(file: File, question: _Question, stays: Iterable[_Stays], held: list[tuple[ast.AST, ast.AST]]) -> str:

@@ -36,6 +36,8 @@ TAKES_KIND = {
     "torch.distributed.device_mesh.init_device_mesh": 0, "torch.get_device_module": 0,
 }  # fmt: skip
 """Functions that take the type of a device, which has no number, at this position."""
+_KNOWS_CUDA = {"torchsummary.summary"}
+"""Functions of other packages that know "cuda" and "cpu" alone."""
 _TAKES_NAME = {"torch.device": 0, "torch.Event": 0}
 _TAKES_DEVICE = {"torch.Generator": 0, "torch.set_default_device": 0, "torch.Stream": 0}
 
@@ -245,7 +247,7 @@ def is_card(file: File, node: ast.expr) -> bool:
 
 def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
     """Return whether it is a device's number where it is used as a device: a number, a rank, a sum of these."""
-    if is_card(file, node) or index_name(file, node):
+    if is_card(file, node) or (index_name(file, node) and not _is_given_devices(file, node)):
         return True
     match node:
         case ast.Call(func=function):
@@ -258,6 +260,19 @@ def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
             values = [binding.value for binding in file.bindings(node)]
             return bool(values) and all(each is not None and is_index(file, each, depth - 1) for each in values)
     return False
+
+
+def _is_given_devices(file: File, node: ast.expr) -> bool:
+    """Return whether a name such as `gpu` holds devices alone: torch.device(...), a device's name."""
+    values = [each.value for each in file.bindings(node)] if isinstance(node, ast.Name) else []
+    return bool(values) and all(
+        each is not None
+        and (
+            said(file, each) is not None
+            or (isinstance(each, ast.Call) and (file.dotted(each.func) == "torch.device" or file.of_runtime(each.func) == "device"))
+        )
+        for each in values
+    )  # fmt: skip
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -427,7 +442,7 @@ def _is_map(statement: ast.Assign) -> bool:
 def _keyword_use(file: File, keyword: ast.keyword) -> Use:
     call = file.parent(keyword)
     name = file.dotted(call.func) if isinstance(call, ast.Call) else None
-    if keyword.arg is None or not device_name(keyword.arg):
+    if keyword.arg is None or not device_name(keyword.arg) or name in _KNOWS_CUDA:
         return Use.UNKNOWN
     if isinstance(call, ast.Call) and _is_compared(file, call, keyword.arg):
         return Use.UNKNOWN

@@ -47,14 +47,19 @@ class Class:
         bases: the last names of what it inherits from, layers of torch in full.
         members: the methods and properties that it defines, and `is_cuda` where it sets it.
         attributes: what it assigns to `self`.
+        giving: those of the methods that return something.
     """
 
     bases: frozenset[str] = frozenset()
     members: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
+    giving: frozenset[str] = frozenset()
 
     def __or__(self, other: Class) -> Class:
-        return Class(self.bases | other.bases, self.members | other.members, self.attributes | other.attributes)
+        return Class(
+            self.bases | other.bases, self.members | other.members, self.attributes | other.attributes,
+            self.giving | other.giving,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,11 @@ class Project:
         """The classes that have a method of this name of their own, or inherit one from another class of these."""
         defined = {name for name, each in self.classes.items() if member in each.members}
         return sorted(name for name in self.classes if self.ancestors(name) & defined) if defined else []
+
+    def gives(self, name: str, member: str) -> bool:
+        """Return whether a method of a class may return something."""
+        classes = [self.classes[each] for each in self.ancestors(name) if each in self.classes]
+        return any(member in each.giving for each in classes)
 
     def descends(self, name: str, base: str) -> bool:
         """Return whether a class inherits from another one, or is it."""
@@ -257,11 +267,12 @@ def _asked(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
 
 
 def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
-    members, attributes = set(), set()
+    members, attributes, giving = set(), set(), set()
     for each in node.body:
         match each:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 members.add(name)
+                giving |= {name} if _gives(each) else set()
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 attributes.add(name)
                 members |= {name} if name == "is_cuda" or isinstance(each.value, ast.Name | ast.Lambda) else set()
@@ -276,7 +287,16 @@ def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
             ):
                 attributes.add(name)
     bases = frozenset(_base(each, imports) for each in node.bases)
-    return Class(bases, frozenset(members), frozenset(attributes))
+    giving |= members - {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    return Class(bases, frozenset(members), frozenset(attributes), frozenset(giving))
+
+
+def _gives(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a method may return something: by a return with a value, a decorator, or in another class."""
+    inner = list(ast.walk(function))
+    returned = [each.value for each in inner if isinstance(each, ast.Return)]
+    ends = isinstance(function.body[-1], ast.Raise | ast.Pass) or any(isinstance(each, ast.Yield) for each in inner)
+    return ends or bool(function.decorator_list) or any(each is not None for each in returned)
 
 
 def _base(node: ast.expr, imports: Mapping[str, str]) -> str:

@@ -23,6 +23,7 @@ _WORDS = re.compile(
     rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d|git\+|submodules/",
     re.I,
 )
+_IS_CONDA = re.compile(rb"^channels:.*^dependencies:", re.M | re.S)
 _FOR_NPUS = "-npu"
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _PACKAGES = re.compile(
@@ -100,6 +101,8 @@ def port_text(
         vendored: whether ported code calls the vendored file, which runs with older releases of torch than toprope.
         has_twin: whether the list for NPUs (`twin_of`) of a list of requirements is there already.
     """
+    if kind is FileKind.CONFIG and _IS_CONDA.search(data):
+        kind = FileKind.ENVIRONMENT
     if kind in (FileKind.CUDA, FileKind.CPP):
         return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
     ported = Ported(path, data, data)
@@ -356,7 +359,7 @@ def _image(line: str, start: int) -> _Found:
     for found in _RUNNER.finditer(line):
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
-    for found in _named_packages(line):
+    for found in () if re.search(r"\]\(http", line) else _named_packages(line):  # a sentence with an address
         if not _is_comment(line, found.start()) and re.search(r"\b(?:pip|conda|uv|apt(?:-get)?)\b.*install|^\s", line):
             yield PACKAGE, start + found.start(), start + found.end(), ()
     for found in _SMI.finditer(line):

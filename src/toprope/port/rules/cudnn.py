@@ -126,3 +126,18 @@ def _asks_every_device(file: File) -> bool:
     return "use_deterministic_algorithms" in file.source.text or any(
         each.rule is DETERMINISTIC for each in file.findings
     )
+
+
+@FAMILY.node(ast.If)
+def _switches(file: File, node: ast.If) -> bool:
+    """A branch that sets switches of cuDNN alone does nothing elsewhere: its question stays, and nothing is said."""
+    statements = [*node.body, *node.orelse]
+    asked = [file.dotted(each.func) for each in ast.walk(node.test) if isinstance(each, ast.Call)]
+    sets = [isinstance(each, ast.Assign) and all(_is_switch(file, one) for one in each.targets) for each in statements]
+    if asked == ["torch.cuda.is_available"] and all(sets):
+        file.done(node.test)
+    return False
+
+
+def _is_switch(file: File, node: ast.expr) -> bool:
+    return (file.dotted(node) or "").startswith(("torch.backends.cudnn.", "torch.backends.cuda."))

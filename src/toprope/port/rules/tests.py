@@ -373,6 +373,7 @@ def _device_of(file: File, node: ast.expr) -> ast.expr | None:
         if not (resolves or file.is_builtin(value.func, "str")) or len(value.args) != 1 or value.keywords:
             return None
         value = value.args[0]
+    value = value.value if isinstance(value, ast.Attribute) and value.attr == "type" else value
     name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
     return value if name.lower().strip("_") in ("device", "dev", "device_name", "map_location") else None
 
