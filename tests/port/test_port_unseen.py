@@ -516,3 +516,53 @@ def test_devoxelization_is_no_voxelization():
     assert for_kernels("trilinear_devoxelize_kernel") == []
     assert for_kernels("voxelize_kernel")
     assert for_kernels("grouping_kernel")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "lambda storage, place: storage.cuda(gpu) if gpu >= 0 else storage",
+        "lambda s, l: s.cuda() if torch.cuda.is_available() else s",
+        "lambda s, l: s.cuda(0) if fast else s.cpu()",
+        "move",
+    ],
+)
+def test_a_storage_is_not_moved_as_a_tensor_is(location):
+    after, said = ported(f"""
+        import torch
+
+        def move(storage, location):
+            return storage.cuda(0)
+
+        state = torch.load(path, map_location={location})
+    """)
+    assert ".to(" not in after
+    assert any("default_restore_location" in each for each in said)
+
+
+def test_the_second_argument_of_load_is_a_device():
+    after, _ = ported('import torch\nx = torch.load(path, f"cuda:{torch.cuda.current_device()}")\n')
+    assert "torch.load(path, portable.device(portable.current_device()))" in after
+
+
+def test_what_follows_an_early_return_without_the_package_is_guarded():
+    after, _ = ported("""
+        import torch
+        try:
+            from flash_attn import flash_attn_varlen_func
+        except ImportError:
+            flash_attn_varlen_func = None
+
+        def attend(q, k, v):
+            if not torch.cuda.is_available():
+                return plain(q, k, v)
+            if flash_attn_varlen_func is None:
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            return flash_attn_varlen_func(q, k, v)
+    """)
+    assert "if not portable.is_available():" in after
+
+
+def test_a_scripted_program_that_is_loaded_is_reported():
+    _, said = ported("import torch\nmodel = torch.jit.load('a.pt')\n")
+    assert [each.partition(" ")[0] for each in said] == ["TR088a"]

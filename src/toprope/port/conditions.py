@@ -40,7 +40,7 @@ _CHOICE = "TR003"
 _PLACES = {"devices", "moves", "numbers", "tensors"}
 _ALSO = "decides where tensors are, as line"
 
-_BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
+_BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _HELD = "the condition "
 _SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write"}
@@ -397,6 +397,8 @@ def _is_shown(file: File, node: ast.AST) -> bool:
 def _behind_cuda(file: File, node: ast.AST) -> bool:
     inner = node
     for outer in file.ancestors(node):
+        if isinstance(inner, ast.stmt) and _left_without(file, outer, inner):
+            return True
         if isinstance(outer, ast.If | ast.While):
             if inner in outer.body and _needs_cuda(file, outer.test):
                 return True
@@ -408,6 +410,31 @@ def _behind_cuda(file: File, node: ast.AST) -> bool:
             if any(_needs_cuda(file, each) for each in before):
                 return True
         inner = outer
+    return False
+
+
+def _left_without(file: File, around: ast.AST, statement: ast.stmt) -> bool:
+    """Return whether a block is left in front of a statement where a package is missing: `if apex is None: return`."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(around, name, None)
+        if not isinstance(block, list) or statement not in block:
+            continue
+        for each in block[: block.index(statement)]:
+            if isinstance(each, ast.If) and isinstance(each.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
+                if _asks_whether_missing(file, each.test):
+                    return True
+    return False
+
+
+def _asks_whether_missing(file: File, test: ast.expr) -> bool:
+    """Return whether a condition holds wherever a package for CUDA is missing: `apex is None`, `not HAS_APEX`."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return asks_for_package(file, operand)
+        case ast.Compare(left=left, ops=[ast.Is() | ast.Eq()], comparators=[ast.Constant(value=None) as none]):
+            return asks_for_package(file, ast.Compare(left, [ast.IsNot()], [none]))
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(_asks_whether_missing(file, each) for each in values)
     return False
 
 

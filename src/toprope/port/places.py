@@ -14,7 +14,8 @@ from toprope.port.scripted import is_outside
 
 __all__ = [
     "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for", "index_name",
-    "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed", "is_template", "is_text",
+    "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed", "is_storage", "is_template",
+    "is_text",
     "names_default", "names_kind", "resolver_for", "said", "texts_of", "use",
 ]  # fmt: skip
 
@@ -39,7 +40,7 @@ TAKES_KIND = {
 _KNOWS_CUDA = {"torchsummary.summary"}
 """Functions of other packages that know "cuda" and "cpu" alone."""
 _TAKES_NAME = {"torch.device": 0, "torch.Event": 0}
-_TAKES_DEVICE = {"torch.Generator": 0, "torch.set_default_device": 0, "torch.Stream": 0}
+_TAKES_DEVICE = {"torch.load": 1, "torch.Generator": 0, "torch.set_default_device": 0, "torch.Stream": 0}
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,30 @@ def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
     return False
 
 
+def is_storage(file: File, node: ast.expr) -> bool:
+    """Return whether it is a storage, which is moved in another way than a tensor: by its name, or in map_location."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ("storage", "untyped_storage")
+    if not isinstance(node, ast.Name):
+        return False
+    for each in file.bindings(node):
+        arguments = file.parent(each.node) if isinstance(each.node, ast.arg) else None
+        function = file.parent(arguments) if arguments is not None else None
+        if isinstance(function, ast.Lambda) and _locates(file, function):
+            return True
+        if isinstance(function, ast.FunctionDef) and any(_locates(file, one) for one in file.reads(function.name, function)):
+            return True
+    return node.id in ("storage", "untyped_storage")
+
+
+def _locates(file: File, node: ast.expr) -> bool:
+    """Return whether a function is given to torch.load as map_location."""
+    around = file.parent(node)
+    if isinstance(around, ast.keyword):
+        return around.arg == "map_location"
+    return isinstance(around, ast.Call) and file.dotted(around.func) == "torch.load" and around.args[1:2] == [node]
+
+
 def _is_given_devices(file: File, node: ast.expr) -> bool:
     """Return whether a name such as `gpu` holds devices alone: torch.device(...), a device's name."""
     values = [each.value for each in file.bindings(node)] if isinstance(node, ast.Name) else []
@@ -309,6 +334,8 @@ def is_listed(file: File, node: ast.expr) -> bool:
     around = file.parent(node)
     if isinstance(around, ast.Expr | ast.JoinedStr):
         return True
+    if isinstance(around, ast.Compare):  # portable.kind() != "cuda"
+        return file.calls_runtime(around.left, "kind", "name")
     while isinstance(around, ast.List | ast.Tuple | ast.Set):
         inner, around = around, file.parent(around)
     if isinstance(around, ast.Subscript) and around.slice is inner:

@@ -15,7 +15,7 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family(
     "backends", "Switches of backends, compilers, dtypes",
-    words=[b"cudnn", b"backends.cuda", b"torch.compile", b"jit.script", b"float64", b"double", b"complex", b"polar",
+    words=[b"cudnn", b"backends.cuda", b"torch.compile", b"jit.script", b"jit.load", b"float64", b"double", b"complex", b"polar",
            b"channels_last", b"fused"],
 )  # fmt: skip
 
@@ -178,6 +178,28 @@ def _script(file: File, node: ast.Call) -> bool:
     texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     if any(each.partition(":")[0] == "cuda" for each in texts):
         file.report(SCRIPT, node.func)
+    return False
+
+
+LOADED = FAMILY.rule(
+    "TR088a",
+    Kind.REVIEW,
+    "torch.jit.load(path): give map_location",
+    why="""A program that was saved on CUDA is put there again, and torch.jit.load takes no function as map_location,
+    which could leave other programs where they were. Devices that were traced into the program stay CUDA's: save it
+    again on the other card.""",
+    source="PyTorch's documentation of torch.jit.load",
+    examples=[
+        Example("import torch\n\nmodel = torch.jit.load(path)"),
+        Example("import torch\n\nmodel = torch.jit.load(path, map_location='cpu')", reported=False),
+    ],
+)
+
+
+@FAMILY.call("torch.jit.load")
+def _loaded(file: File, node: ast.Call) -> bool:
+    if file.argument(node, 1, "map_location") is None and not any(each.arg is None for each in node.keywords):
+        file.report(LOADED, node, "give it map_location=portable.device() where it was saved on CUDA")
     return False
 
 

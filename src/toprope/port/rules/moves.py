@@ -7,7 +7,7 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_card, said
+from toprope.port.places import is_card, is_storage, said
 from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind
 
@@ -188,6 +188,8 @@ def _cuda(file: File, call: ast.Call) -> bool:
     own = why_left(file, function.value, "cuda", "to")
     if own:
         file.report(rule, call, held_back=own)
+    elif is_storage(file, function.value):
+        file.report(rule, call, held_back="a storage has no such method: torch.serialization.default_restore_location")
     elif any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
         file.report(rule, call, held_back="its arguments are not known here")
     elif len(call.args) > 2:
