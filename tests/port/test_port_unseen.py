@@ -566,3 +566,26 @@ def test_what_follows_an_early_return_without_the_package_is_guarded():
 def test_a_scripted_program_that_is_loaded_is_reported():
     _, said = ported("import torch\nmodel = torch.jit.load('a.pt')\n")
     assert [each.partition(" ")[0] for each in said] == ["TR088a"]
+
+
+def test_an_option_that_a_branch_sets_is_resolved_behind_the_branch():
+    after, _ = ported("""
+        import argparse
+        import torch
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--device", default="cuda")
+
+        def main():
+            args = parser.parse_args()
+            if args.device == "cuda" and not torch.cuda.is_available():
+                args.device = "cpu"
+            device = torch.device(args.device)
+            return x.to(device)
+    """)
+    assert "torch.device(portable.resolve(args.device))" in after
+
+
+def test_a_function_of_another_package_is_no_extension():
+    _, said = ported("from webdataset.tariterators import base_plus_ext\n")
+    assert said == []

@@ -317,6 +317,8 @@ def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
         ):
             return False
         other = around.comparators[0] if around.left is node else around.left
+        if isinstance(other, ast.Call) and file.calls_runtime(other, "resolve") and other.args:
+            other = other.args[0]  # of an earlier run
         name = other.id if isinstance(other, ast.Name) else other.attr if isinstance(other, ast.Attribute) else ""
         return device_name(name)
     return finding.rule.code in ("TR016", "TR017", "TR018") and not finding.edits

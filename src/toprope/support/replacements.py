@@ -17,7 +17,7 @@ class Replacement:
 
     Attributes:
         modules: names of packages and modules.
-        kernels: words in names of kernels, in lower case and without "_", as regular expressions.
+        kernels: words in names of kernels, in lower case and without "_".
         instead: what replaces it.
         source: where that is said.
         read: the day on which it was read.
@@ -51,8 +51,8 @@ def for_module(name: str) -> Replacement | None:
 
 def for_kernels(names: str) -> list[Replacement]:
     """Return what replaces the kernels whose names are in a text, in the order of the rows."""
-    text = re.sub(r"[_\W]+", "", names.lower())
-    return [row for row in rows() if any(re.search(word, text) for word in row.kernels)]
+    text = re.sub(r"[_\W]+", "", names.lower()).replace("devoxeliz", "")  # the way back, which no row computes
+    return [row for row in rows() if any(word in text for word in row.kernels)]
 
 
 @functools.cache
