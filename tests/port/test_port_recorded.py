@@ -1,22 +1,22 @@
 """The rules' own examples on a CUDA that records what it is asked: call by call the same before and after the port.
 
-Tensors are torch's fake ones, which have a device and no memory, so that placement is followed without a card. What an
-example does not define (`model`, `loader`) is an object that takes any call and records it.
+What an example does not define (`model`, `x`) is an object on "cuda:0" that takes any call and records it, and so is
+what torch's functions make where they are given a device. An example that this torch, which has no CUDA, ends with an
+error is compared as far as it went.
 """
 
 import ast
 import builtins
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 import types
-from collections import Counter
 from unittest import mock
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from toprope.port.engine import port
@@ -30,11 +30,15 @@ EXAMPLES = [
     for number, example in enumerate(rule.examples)
     if example.after is not None
 ]
-TENSORS = {"x", "y", "z", "q", "k", "v", "image", "batch", "tensor", "grad", "a", "b"}
 KINDS = {"is_available": True, "device_count": 4, "current_device": 2, "get_device_name": "A", "is_bf16_supported": True,
          "get_device_capability": (9, 0), "memory_allocated": 7, "max_memory_allocated": 8, "memory_reserved": 9,
          "max_memory_reserved": 9, "mem_get_info": (1, 2), "is_initialized": True, "initial_seed": 3, "memory_stats": {},
          "memory_summary": "", "get_rng_state_all": []}  # fmt: skip
+SAME = {
+    "reset_max_memory_allocated": "reset_peak_memory_stats", "reset_max_memory_cached": "reset_peak_memory_stats",
+    "memory_cached": "memory_reserved", "max_memory_cached": "max_memory_reserved",
+}  # fmt: skip
+"""Older names of torch.cuda for the same."""
 NOT_ASKED = {"is_available", "current_device", "device_count", "_lazy_init", "is_initialized", "_is_compiled"}
 """Questions without an effect: the runtime may ask them once more, or once less."""
 
@@ -53,8 +57,8 @@ def plain(value):
         return f"{value.type}:{value.index}" if value.index is not None else value.type
     if isinstance(value, str) and value.partition(":")[0] == "cuda":
         return value
-    if isinstance(value, torch.Tensor):
-        return f"tensor on {plain(value.device)}"
+    if isinstance(value, Thing):
+        return value._name
     if isinstance(value, (list, tuple, set)):
         return [plain(each) for each in value]
     if isinstance(value, dict):
@@ -64,10 +68,17 @@ def plain(value):
     return type(value).__name__
 
 
+def place(value):
+    """What is given as a device, or a table of them, to a function that is not torch's: a number is a GPU."""
+    if isinstance(value, dict):
+        return {key: place(each) for key, each in value.items()}
+    return f"cuda:{value}" if type(value) is int else plain(value)
+
+
 def target(given, keywords):
     """The device that `to` or `cuda` is asked for, as text; None where it is none."""
     for each in [*given, keywords.get("device"), keywords.get("other")]:
-        if isinstance(each, torch.Tensor):
+        if isinstance(each, Thing):
             return plain(each.device)
         if isinstance(each, (str, torch.device)):
             return plain(torch.device(each))
@@ -85,6 +96,10 @@ class Thing:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "get_device":
+            return lambda: 0
+        if name in ("is_cuda", "device"):
+            return True if name == "is_cuda" else torch.device("cuda:0")
         return Thing(self._log, f"{self._name}.{name}")
 
     def __setattr__(self, name, value):
@@ -93,11 +108,14 @@ class Thing:
 
     def __call__(self, *given, **named):
         base, _, last = self._name.rpartition(".")
-        if base and last in ("cuda", "to"):
-            self._log.append(("move", base, target(given, named) or ("cuda" if last == "cuda" else None)))
+        typed = last == "type" and any("Tensor" in str(each) for each in given)
+        if base and (last in ("cuda", "to") or typed):
+            where = None if typed else target(given, named) or ("cuda" if last == "cuda" else None)
+            self._log.append(("move", base, where))
+            last = "to"
         else:
             located = named.pop("map_location", None) if "map_location" in named else None
-            said = {key: plain(each) for key, each in sorted(named.items())}
+            said = {key: place(each) if "device" in key else plain(each) for key, each in sorted(named.items())}
             self._log.append((self._name, [plain(each) for each in given], said, places(located)))
         return Thing(self._log, base if last in ("cuda", "to") else f"{self._name}()")
 
@@ -151,18 +169,13 @@ class Record(TorchFunctionMode):
         self.log = log
 
     def __torch_function__(self, function, types_, given=(), named=None):
-        named = named or {}
+        named = dict(named or {})
         name = getattr(function, "__name__", "")
-        if name in ("cuda", "to") and given and isinstance(given[0], torch.Tensor):
-            where = target(given[1:], named) or ("cuda" if name == "cuda" else None)
-            if where is not None:
-                dtype = next((each for each in (*given[1:], *named.values()) if isinstance(each, torch.dtype)), None)
-                self.log.append(("move", plain(given[0]), where, str(dtype), bool(named.get("non_blocking"))))
-                return torch.empty(given[0].shape, dtype=dtype or given[0].dtype, device=where)
-        made = function(*given, **named)
-        if isinstance(made, torch.Tensor) and "device" in named:
-            self.log.append((name, plain(made)))
-        return made
+        if named.get("device") is None or name == "_has_compatible_shallow_copy_type":
+            return function(*given, **named)
+        where = named.pop("device")
+        self.log.append((name, target([where], {}), [plain(each) for each in given], plain(named)))
+        return Thing(self.log, name)
 
 
 class World:
@@ -174,8 +187,9 @@ class World:
     def recorder(self, name, answer=None):
         def call(*given, **named):
             if name not in NOT_ASKED:
-                self.log.append((f"torch.cuda.{name}", [plain(each) for each in (*given, *named.values())]))
-            return answer
+                said = [plain(each) for each in (*given, *named.values()) if each not in (None, False, "cuda")]
+                self.log.append((f"torch.cuda.{SAME.get(name, name)}", said))
+            return Thing(self.log, name) if name.endswith("_stream") else answer
 
         return call
 
@@ -199,17 +213,20 @@ class World:
         """Objects for the names that a program does not define."""
         nodes = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Name)]
         found = {each.id: Thing(self.log, each.id) for each in nodes if not hasattr(builtins, each.id)}
-        found |= {each: torch.ones(4, 4) for each in found.keys() & TENSORS}
-        return {**found, "__name__": "program", "rank": 1, "local_rank": 1, "torch": torch}
+        return {**found, "__name__": "program", "rank": 1, "local_rank": 1, "torch": torch, "device": torch.device("cuda:0")}
 
 
 def run(text, module):
     """The log of a run, and the kind of the error that ended it."""
     world = World()
     error = ""
-    load = lambda *given, **named: (world.log.append(("torch.load", places(named.get("map_location", (given + (None, None))[1])))), Thing(world.log, "loaded"))[1]  # noqa: E731, E501
-    patches = mock.patch.dict(sys.modules, {NAME: module}), world.cuda(), mock.patch("torch.load", load)
-    with patches[0], patches[1], patches[2], FakeTensorMode(allow_non_fake_inputs=True), Record(world.log):
+
+    def load(path, map_location=None, **named):
+        world.log.append(("torch.load", places(map_location)))
+        return Thing(world.log, "loaded")
+
+    modules, argv = mock.patch.dict(sys.modules, {NAME: module}), mock.patch.object(sys, "argv", ["program"])
+    with modules, argv, mock.patch.dict(os.environ), world.cuda(), mock.patch("torch.load", load), Record(world.log):
         try:
             exec(compile(text, "<program>", "exec"), world.names(text))
         except Exception as raised:  # a name that the example leaves out, or an object that is not there: the same twice
@@ -217,15 +234,29 @@ def run(text, module):
     return [json.dumps(each, default=str, sort_keys=True) for each in world.log], error
 
 
-SEEN = Counter()
+OTHERWISE = {
+    "TR078-0": "flash_attn is not installed here",
+    "TR090-1": "the profiler is started by another function of torch.cuda",
+    "TR091a-0": "the column has another name in this torch, on CUDA too",
+}
+"""Examples that do something else on CUDA, as their rules say."""
 
 
-@pytest.mark.parametrize("before", EXAMPLES)
+@pytest.mark.parametrize("before", [each for each in EXAMPLES if each.id not in OTHERWISE])
 def test_the_examples_do_the_same_on_cuda(before, monkeypatch):
     monkeypatch.setenv("TOPROPE_DEVICE", "cuda")
     after = port(before.encode(), runtime=NAME).after.decode()
-    first, second = run(before, None), run(after, runtime())
-    SEEN["asked" if first[0] else "silent"] += 1
-    SEEN["ended"] += bool(first[1])
+    first, error = run(before, None)
+    second, other = run(after, runtime())
+    if error:
+        second = second[: len(first)]
     assert second == first
+    assert error or not other, other
 
+
+def test_most_examples_are_compared_to_their_end(monkeypatch):
+    monkeypatch.setenv("TOPROPE_DEVICE", "cuda")
+    ends = [run(each.values[0], None) for each in EXAMPLES]
+    assert sum(not error for _, error in ends) > 95
+    assert sum(bool(log) for log, _ in ends) > 50
+    assert {each.id for each in EXAMPLES} > OTHERWISE.keys()
