@@ -30,10 +30,12 @@ EXAMPLES = [
     for number, example in enumerate(rule.examples)
     if example.after is not None
 ]
-KINDS = {"is_available": True, "device_count": 4, "current_device": 2, "get_device_name": "A", "is_bf16_supported": True,
-         "get_device_capability": (9, 0), "memory_allocated": 7, "max_memory_allocated": 8, "memory_reserved": 9,
-         "max_memory_reserved": 9, "mem_get_info": (1, 2), "is_initialized": True, "initial_seed": 3, "memory_stats": {},
-         "memory_summary": "", "get_rng_state_all": []}  # fmt: skip
+KINDS = {
+    "is_available": True, "device_count": 4, "current_device": 2, "get_device_name": "A", "is_bf16_supported": True,
+    "get_device_capability": (9, 0), "memory_allocated": 7, "max_memory_allocated": 8, "memory_reserved": 9,
+    "max_memory_reserved": 9, "mem_get_info": (1, 2), "is_initialized": True, "initial_seed": 3,
+    "memory_stats": {}, "memory_summary": "", "get_rng_state_all": [],
+}  # fmt: skip
 SAME = {
     "reset_max_memory_allocated": "reset_peak_memory_stats", "reset_max_memory_cached": "reset_peak_memory_stats",
     "memory_cached": "memory_reserved", "max_memory_cached": "max_memory_reserved",
@@ -147,6 +149,7 @@ class Thing:
 def places(location):
     """Where torch.load puts what was saved on the first GPU, the second one and the CPU."""
     if callable(location):
+
         class Storage:
             def cuda(self, index=None):
                 return "cuda" if index is None else f"cuda:{index}"
@@ -197,7 +200,9 @@ class World:
         """Everything that torch.cuda does, recorded."""
         names = {}
         for name in dir(torch.cuda):
-            if name in KINDS or isinstance(getattr(torch.cuda, name), types.FunctionType) and not name.startswith("_"):
+            if name in KINDS or (
+                isinstance(getattr(torch.cuda, name), types.FunctionType) and not name.startswith("_")
+            ):
                 names[name] = self.recorder(name, KINDS.get(name))
         names["_lazy_init"] = self.recorder("_lazy_init")
         names["device"] = lambda index: Thing(self.log, f"torch.cuda.device({plain(index)})")
@@ -213,7 +218,14 @@ class World:
         """Objects for the names that a program does not define."""
         nodes = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Name)]
         found = {each.id: Thing(self.log, each.id) for each in nodes if not hasattr(builtins, each.id)}
-        return {**found, "__name__": "program", "rank": 1, "local_rank": 1, "torch": torch, "device": torch.device("cuda:0")}
+        return {
+            **found,
+            "__name__": "program",
+            "rank": 1,
+            "local_rank": 1,
+            "torch": torch,
+            "device": torch.device("cuda:0"),
+        }
 
 
 def run(text, module):
@@ -229,7 +241,9 @@ def run(text, module):
     with modules, argv, mock.patch.dict(os.environ), world.cuda(), mock.patch("torch.load", load), Record(world.log):
         try:
             exec(compile(text, "<program>", "exec"), world.names(text))
-        except Exception as raised:  # a name that the example leaves out, or an object that is not there: the same twice
+        except (
+            Exception
+        ) as raised:  # a name that the example leaves out, or an object that is not there: the same twice
             error = f"{type(raised).__name__}"
     return [json.dumps(each, default=str, sort_keys=True) for each in world.log], error
 

@@ -265,7 +265,8 @@ def test_cudnn_next_to_cuda_is_asked_for_on_cuda_alone():
         import torch
 
         def get_device(number):
-            return torch.device("cuda" + number if torch.cuda.is_available() and torch.backends.cudnn.is_available() else "cpu")
+            there = torch.cuda.is_available() and torch.backends.cudnn.is_available()
+            return torch.device("cuda" + number if there else "cpu")
     """)
     assert 'portable.is_available() and (portable.kind() != "cuda" or torch.backends.cudnn.is_available())' in after
 
@@ -438,7 +439,7 @@ def test_a_choice_between_builds_of_a_package_stays():
 
 
 def test_a_backend_behind_the_question_for_nccl():
-    after, said = ported("""
+    after, _ = ported("""
         import torch.distributed as dist
 
         dist.init_process_group(backend="nccl" if dist.is_nccl_available() else "gloo")
@@ -447,7 +448,7 @@ def test_a_backend_behind_the_question_for_nccl():
 
 
 def test_a_method_that_gives_nothing_is_not_the_one_that_is_called():
-    after, said = ported("""
+    after, _ = ported("""
         import torch
 
         class Embedder:
@@ -589,3 +590,40 @@ def test_an_option_that_a_branch_sets_is_resolved_behind_the_branch():
 def test_a_function_of_another_package_is_no_extension():
     _, said = ported("from webdataset.tariterators import base_plus_ext\n")
     assert said == []
+
+
+def test_a_device_for_another_engine_stays():
+    after, _ = ported("""
+        import torch
+        from faster_whisper import WhisperModel
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = WhisperModel(path, device=device)
+    """)
+    assert "portable" not in after
+
+
+def test_a_package_with_a_build_for_the_cpu_is_replaced():
+    text = 'onnxruntime-gpu==1.18; platform_machine == "x86_64"\ntorch\n'
+    done, _ = text_of(text, FileKind.REQUIREMENTS, "requirements.txt")
+    assert done.companion is not None
+    assert 'onnxruntime==1.18; platform_machine == "x86_64"\n' in done.companion[1].decode()
+
+
+def test_a_configuration_of_a_model_holds_no_options():
+    _, said = ported("""
+        import argparse
+
+        def options():
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--device", default="cuda")
+            return parser.parse_args()
+    """)
+    assert said
+    import ast
+
+    from toprope.port.project import facts_of, project_of
+
+    project = project_of([facts_of(ast.parse('parser.add_argument("--device", default="cuda")'))])
+    done = port(b'names = vars(audio_cfg)\nx = "cuda"\n', project=project)
+    assert not any(each.rule.code == "TR019" for each in done.findings)

@@ -22,6 +22,11 @@ LOOKED_UP = "its text is "
 
 _NAMES = {"devices", "device_types", "numbers", "defaults", "attributes"}
 """Families of rules that put the device in use in the place of a text or a torch.device."""
+_OTHER_ENGINES = {
+    "faster_whisper", "ctranslate2", "whisperx", "torchsummary", "llama_cpp", "paddle", "paddleocr", "tensorflow",
+    "cupy", "faiss", "onnxruntime", "spacy", "catboost", "xgboost", "lightgbm",
+}  # fmt: skip
+"""Packages that compute by themselves, on CUDA or the CPU: they know no device of torch's by its name."""
 _QUESTIONS = ("TR017", "TR018", "TR065")
 _BINDS = {"io_binding", "bind_input", "bind_output", "bind_ortvalue_input"}
 _MASK = "CUDA_VISIBLE_DEVICES"
@@ -142,6 +147,11 @@ def _is_compared(file: File, node: ast.expr) -> bool:
 def _looked_up(file: File, node: ast.expr) -> str:
     """Return how the text of a device is used as one, where another text fails; "" where it is not."""
     inner, outer = _outer(file, node)
+    call = file.parent(outer) if isinstance(outer, ast.keyword) else outer
+    if isinstance(call, ast.Call) and call.func is not inner:
+        package = (file.dotted(call.func) or "").partition(".")[0]
+        if package in _OTHER_ENGINES:
+            return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
     match outer:
         case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):
             return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"

@@ -106,7 +106,12 @@ class _Names:
 
     def _is_for_cuda(self, binding: Binding) -> bool:
         node = binding.node
-        return self._is_built(binding) or node in self._own or _is_bound_by(binding, self._imports) or _is_compiled(self._file, binding.imported)
+        return (
+            self._is_built(binding)
+            or node in self._own
+            or _is_bound_by(binding, self._imports)
+            or _is_compiled(self._file, binding.imported)
+        )
 
     def _is_built(self, binding: Binding) -> bool:
         """Return whether a name gets an extension that is built when the file is imported."""

@@ -42,6 +42,7 @@ _ALSO = "decides where tensors are, as line"
 
 _BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _HELD = "the condition "
 _SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write"}
 
@@ -422,9 +423,9 @@ def _left_without(file: File, around: ast.AST, statement: ast.stmt) -> bool:
         if not isinstance(block, list) or statement not in block:
             continue
         for each in block[: block.index(statement)]:
-            if isinstance(each, ast.If) and isinstance(each.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
-                if _asks_whether_missing(file, each.test):
-                    return True
+            ends = isinstance(each, ast.If) and isinstance(each.body[-1], _LEAVES)
+            if ends and _asks_whether_missing(file, each.test):
+                return True
     return False
 
 

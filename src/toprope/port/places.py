@@ -13,10 +13,10 @@ from toprope.port.project import is_options, option_of
 from toprope.port.scripted import is_outside
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for", "index_name",
-    "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed", "is_storage", "is_template",
-    "is_text",
-    "names_default", "names_kind", "resolver_for", "said", "texts_of", "use",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for",
+    "index_name", "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed",
+    "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "texts_of",
+    "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -274,7 +274,9 @@ def is_storage(file: File, node: ast.expr) -> bool:
         function = file.parent(arguments) if arguments is not None else None
         if isinstance(function, ast.Lambda) and _locates(file, function):
             return True
-        if isinstance(function, ast.FunctionDef) and any(_locates(file, one) for one in file.reads(function.name, function)):
+        if isinstance(function, ast.FunctionDef) and any(
+            _locates(file, one) for one in file.reads(function.name, function)
+        ):
             return True
     return node.id in ("storage", "untyped_storage")
 
@@ -290,14 +292,13 @@ def _locates(file: File, node: ast.expr) -> bool:
 def _is_given_devices(file: File, node: ast.expr) -> bool:
     """Return whether a name such as `gpu` holds devices alone: torch.device(...), a device's name."""
     values = [each.value for each in file.bindings(node)] if isinstance(node, ast.Name) else []
-    return bool(values) and all(
-        each is not None
-        and (
-            said(file, each) is not None
-            or (isinstance(each, ast.Call) and (file.dotted(each.func) == "torch.device" or file.of_runtime(each.func) == "device"))
-        )
-        for each in values
-    )  # fmt: skip
+    return bool(values) and all(each is not None and _makes_device(file, each) for each in values)
+
+
+def _makes_device(file: File, node: ast.expr) -> bool:
+    if isinstance(node, ast.Call) and file.dotted(node.func) == "torch.device":
+        return True
+    return said(file, node) is not None or file.calls_runtime(node, "device")
 
 
 def _is_text(node: ast.expr) -> bool:

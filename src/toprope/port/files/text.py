@@ -37,6 +37,11 @@ _PACKAGES = re.compile(
     )(?![\w-])""",
     re.I | re.X,
 )
+_SAME = {
+    "onnxruntime-gpu": "onnxruntime", "paddlepaddle-gpu": "paddlepaddle", "tensorflow-gpu": "tensorflow",
+    "faiss-gpu": "faiss-cpu",
+}  # fmt: skip
+"""The same packages without CUDA, which the program imports by the same name."""
 _FROM_SOURCE = re.compile(
     r"(?:\bgit\+\S*?/|(?<![\w/])(?:\./)?submodules/)(?P<name>[\w-]*(?:cuda|raster|simple-knn|fused-ssim|nvdiffrast"
     r"|flash-attention|apex|xformers|pytorch3d|kaolin)[\w-]*)(?:[/.@#]\S*)?(?=\s|$|[\"',\]])",
@@ -55,11 +60,15 @@ _SET = re.compile(
 _TWIN = "ASCEND_RT_VISIBLE_DEVICES"
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
-    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus[ =][\"']*(?:all|device=)\S*|\bnvidia-docker\b|--runtime[ =]nvidia\b|\bruntime:\s*nvidia\b"
+    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus[ =][\"']*(?:all|device=)\S*|\bnvidia-docker\b"
+    r"|--runtime[ =]nvidia\b|\bruntime:\s*nvidia\b"
     r"|\bpytorch/pytorch:\S*cuda\S*|\bdriver:\s*nvidia\b|\bcuda-toolkit\b|\bJimver/cuda\S*",
     re.I,
 )
-_CONTAINER = re.compile(r"\b(?:docker|podman|nerdctl|srun|sbatch)\b.*?(?P<gpus>--gpus[ =]\S+)|^#SBATCH\s+(?P<asked>--(?:gpus|gres)\S*)", re.I)
+_CONTAINER = re.compile(
+    r"\b(?:docker|podman|nerdctl|srun|sbatch)\b.*?(?P<gpus>--gpus[ =]\S+)|^#SBATCH\s+(?P<asked>--(?:gpus|gres)\S*)",
+    re.I,
+)
 """GPUs that a container, or a job of Slurm, is given; `--gpus 0` behind a program is the program's own option."""
 _RUNNER = re.compile(r"runs-on:.*\b(?:gpu|cuda|nvidia)\b.*|tags:.*\b(?:gpu|cuda)\b.*", re.I)
 _TOLD = re.compile(
@@ -321,6 +330,11 @@ def _requirements(line: str, start: int) -> _Found:
         return
     at = start + len(line) - len(line.lstrip())
     text = line.strip()
+    twin = _SAME.get(re.match(r"[\w-]*", bare)[0].lower())  # type: ignore[index]
+    if twin is not None:
+        name = len(re.match(r"[\w-]*", bare)[0])  # type: ignore[index]
+        yield PACKAGE, at, at + name, (Edit(at, at + name, (twin,)),)
+        return
     shown = _LINE_END.split(text)[0].rstrip("\\ \t")
     commented = _LINE_END.sub(lambda end: f"{end[0]}# ", f"# {text}")
     yield PACKAGE, at, at + len(shown), (Edit(at, at + len(text), (commented,)),)

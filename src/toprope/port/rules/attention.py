@@ -257,7 +257,6 @@ class _Search:
             self.file.report(BY_HAND, node, said)
         return None
 
-
     def is_used(self, name: str, product: ast.expr) -> bool:
         """Return whether the probabilities are used for more than the second product, such as returned."""
         around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)

@@ -15,8 +15,8 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family(
     "backends", "Switches of backends, compilers, dtypes",
-    words=[b"cudnn", b"backends.cuda", b"torch.compile", b"jit.script", b"jit.load", b"float64", b"double", b"complex", b"polar",
-           b"channels_last", b"fused"],
+    words=[b"cudnn", b"backends.cuda", b"torch.compile", b"jit.script", b"jit.load", b"float64", b"double", b"complex",
+           b"polar", b"channels_last", b"fused"],
 )  # fmt: skip
 
 TF32 = FAMILY.rule(

@@ -56,13 +56,15 @@ PAIR = FAMILY.rule(
             """
             import torch
 
-            device = torch.device("cuda" if torch.cuda.is_available() and torch.backends.cudnn.is_available() else "cpu")
+            there = torch.cuda.is_available() and torch.backends.cudnn.is_available()
+            device = "cuda" if there else "cpu"
             """,
             """
             import torch
             from toprope.device import portable
 
-            device = torch.device(portable.name() if portable.is_available() and (portable.kind() != "cuda" or torch.backends.cudnn.is_available()) else "cpu")
+            there = portable.is_available() and (portable.kind() != "cuda" or torch.backends.cudnn.is_available())
+            device = portable.name() if there else "cpu"
             """,
         ),
     ],

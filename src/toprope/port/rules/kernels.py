@@ -305,9 +305,7 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
         found = for_module(module)
         known = "" if found is None else found.text
         guarded = "it is guarded already" if file.is_tried(node) else ""
-        file.report(
-            rule, node, _said(module, guarded, known and f"known to replace it: {known}")
-        )
+        file.report(rule, node, _said(module, guarded, known and f"known to replace it: {known}"))
         return False
 
 
