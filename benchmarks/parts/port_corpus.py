@@ -97,7 +97,7 @@ def folders(named: list[str]) -> list[Path]:
 
 
 def look(folder: Path, rounds: int = 1) -> Looked:
-    """Port every Python file of a folder in this process, and look at it before and after; the folder stays as it is."""
+    """Port every Python file of a folder in this process, and look at it before and after; nothing is written there."""
     files = [path for path in find([folder]) if path.suffix == ".py"]
     seconds, done = float("inf"), []
     for _ in range(rounds):

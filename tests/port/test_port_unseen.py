@@ -627,3 +627,30 @@ def test_a_configuration_of_a_model_holds_no_options():
     project = project_of([facts_of(ast.parse('parser.add_argument("--device", default="cuda")'))])
     done = port(b'names = vars(audio_cfg)\nx = "cuda"\n', project=project)
     assert not any(each.rule.code == "TR019" for each in done.findings)
+
+
+def test_a_name_that_is_cut_by_position_stays():
+    after, said = ported("""
+        import torch
+
+        class Wrapper:
+            def __init__(self, number):
+                self.device = "cuda:" + str(number)
+
+            def run(self, x):
+                with torch.autocast(device_type=self.device[:4]):
+                    return x
+    """)
+    assert 'self.device = "cuda:" + str(number)' in after
+    assert any("cut by position" in each for each in said)
+
+
+def test_a_folder_is_no_device():
+    _, said = ported('import os\nfiles = glob(os.path.join(here, "cuda", "*.cpp"))\n')
+    assert said == []
+
+
+def test_the_order_of_imports_is_no_list_of_packages():
+    text = "[options]\ninstall_requires =\n    apex\n[isort]\nknown_deeplearning = torch,apex,tensorrt\n"
+    _, said = text_of(text, FileKind.PROJECT, "setup.cfg")
+    assert len(said) == 1

@@ -46,8 +46,8 @@ def hold_compared(file: File, findings: Iterable[Finding]) -> None:
         if id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
             finding.held_back = _why(file, node, asked) or _too_early(file, finding, node)
     bound = next((each for each in file.walk.scopes if isinstance(each, ast.Attribute) and each.attr in _BINDS), None)
-    for finding, _ in file.places if bound is not None else ():
-        if id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
+    for finding, _ in file.places:
+        if bound is not None and id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
             finding.held_back = f"onnxruntime's binding in line {bound.lineno} is given the device: it knows CUDA"
 
 
@@ -153,6 +153,8 @@ def _looked_up(file: File, node: ast.expr) -> str:
         if package in _OTHER_ENGINES:
             return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
     match outer:
+        case ast.Subscript(value=value, slice=ast.Slice() | ast.Constant(value=int())) if value is inner:
+            return f"{LOOKED_UP}cut by position in line {outer.lineno}: the names of other devices are shorter"
         case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):
             return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
         case ast.Call(func=ast.Attribute(value=value, attr="get" | "pop" | "index")) if _has_cuda(file, value):

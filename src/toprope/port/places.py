@@ -335,6 +335,8 @@ def is_listed(file: File, node: ast.expr) -> bool:
     around = file.parent(node)
     if isinstance(around, ast.Expr | ast.JoinedStr):
         return True
+    if isinstance(around, ast.Call) and file.dotted(around.func) in ("os.path.join", "pathlib.Path"):
+        return True
     if isinstance(around, ast.Compare):  # portable.kind() != "cuda"
         return file.calls_runtime(around.left, "kind", "name")
     while isinstance(around, ast.List | ast.Tuple | ast.Set):

@@ -143,6 +143,8 @@ def port_text(
     if kind is FileKind.CONFIG and len(findings) > 1:
         findings[0].message = f"{findings[0].before}, and {len(findings) - 1} more in this file: {CONFIG.title}"
         del findings[1:]
+    if kind is FileKind.PROJECT and path.endswith(".cfg"):
+        findings = [each for each in findings if _SECTION.findall(text[: _start(text, each.line)])[-1:] in _LISTS]
     if kind is FileKind.DOCUMENT:
         findings = [each for each in findings if each.line in _in_fences(text)]
     ignored = ignored_text_lines(text)
@@ -193,6 +195,16 @@ def _leave_computed(text: str, findings: list[Finding]) -> None:
         if any("nvidia-smi" in line or re.search(r"=[\"']?-1\b", line) for line in sets):
             each.edits = ()
             each.message = "its value is counted for CUDA, or may be -1, which hides all NPUs: set their variable apart"
+
+
+_SECTION = re.compile(r"^\[([\w.]+)", re.M)
+_LISTS = ([], ["options"], ["options.extras_require"])
+"""Sections of setup.cfg that list what is installed."""
+
+
+def _start(text: str, number: int) -> int:
+    """Return where a line begins."""
+    return next(start for line, start, _ in _lines(text) if line == number)
 
 
 def twin_of(path: PurePath) -> str:

@@ -284,7 +284,8 @@ _PACKAGES = (
      """There is no counterpart of the same form elsewhere; what they compute can often be said in torch.""",
      ("cupy", "cupyx", "pycuda", "cudf", "cuml", "cugraph", "tensorrt", "torch_tensorrt", "torch2trt", "nvdiffrast",
       "kaolin", "deep_gemm", "transformer_engine", "pytorch3d", "cuda", "tinycudann", "nvidia",
-      "rmm", "cutlass", "cuquantum", "isaacgym", "isaacgymenvs", "isaaclab", "isaacsim", "warp", "omni"),
+      "rmm", "cutlass", "cuquantum", "isaacgym", "isaacgymenvs", "isaaclab", "isaacsim", "warp", "omni",
+      "tutel", "fmoe", "megablocks"),
      "import cupy as cp"),
 )  # fmt: skip
 
