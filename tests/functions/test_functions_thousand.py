@@ -73,7 +73,7 @@ def size_of_a_turn():
     own = yr.get(one.own_memory.invoke())
     one.terminate(is_sync=True)
     files, processes = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
-    room = yr.current.backend().ledger.nodes[0].memory // LEAST[1] / SHARE
+    room = yr.context.backend().ledger.nodes[0].memory // LEAST[1] / SHARE
     limits = [psutil.virtual_memory().available // own, files // 3, room]
     limits += [] if processes == resource.RLIM_INFINITY else [processes]
     return max(2, min(int(SHARE * each) for each in limits))
@@ -113,6 +113,9 @@ class Coroutines:
         self.count = count
         self.there = 0
 
+    async def arrived(self):
+        return self.there
+
     async def meet(self):
         import asyncio
 
@@ -122,12 +125,26 @@ class Coroutines:
         return self.there
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-def test_a_thousand_calls_at_once_are_one_process():
+@pytest.mark.parametrize("count", [65, 250, pytest.param(COUNT, marks=pytest.mark.soak)])
+def test_calls_that_wait_for_each_other_are_all_sent(count):
     with session():
-        one = Coroutines.options(yr.InvokeOptions(concurrency=COUNT)).invoke(COUNT)
+        one = Coroutines.options(yr.InvokeOptions(concurrency=count)).invoke(count)
+        assert yr.get(one.arrived.invoke()) == 0
         before = holdings()
-        assert yr.get([one.meet.invoke() for _ in range(COUNT)]) == [COUNT] * COUNT
+        assert yr.get([one.meet.invoke() for _ in range(count)], 120) == [count] * count
         within(60, lambda: has_no_more(before))
         one.terminate()
+
+
+def test_functions_that_wait_for_each_other_are_all_sent(tmp_path):
+    count = 250
+
+    @yr.invoke
+    def meet(number):
+        (tmp_path / str(number)).touch()
+        within(60, lambda: len(os.listdir(tmp_path)) == count)
+        return os.getpid()
+
+    with session():
+        together = meet.options(yr.InvokeOptions(concurrency=count, cpu=LEAST[0], memory=LEAST[1]))
+        assert len(set(yr.get([together.invoke(number) for number in range(count)], 120))) == 1

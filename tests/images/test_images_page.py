@@ -185,6 +185,14 @@ class Tab:
         self.url = server.url
         self.page.goto(server.url)
 
+    @classmethod
+    def loaded(cls, browser, server):
+        """A tab of a page whose model is loaded."""
+        server.load()
+        tab = cls(browser, server)
+        tab.wait("#steps input[type=number]")
+        return tab
+
     def _far(self, url):
         return not url.startswith((self.url, "data:", "blob:"))
 
@@ -226,11 +234,17 @@ class Tab:
         if not self.steps():
             self.bring(path)
 
+    def settle(self):
+        """Let the page take in what was typed: a click in the same moment sent the number before it."""
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.page.wait_for_timeout(200)
+
     def form(self, *, steps=STEPS, instruction="make it snow", seed="5"):
         self.page.fill("#instruction textarea", instruction)
         self.page.fill("#seed :is(input, textarea)", seed)
         self.page.fill("#steps input[type=number]", str(steps))
         self.page.press("#steps input[type=number]", "Tab")
+        self.settle()
 
     def see(self, selector, text):
         self.page.locator(selector, has_text=text).wait_for()
@@ -372,9 +386,7 @@ def test_a_picture_is_uploaded_edited_compared_and_found_in_the_tree(server, tab
 @needs_browser
 def test_one_goes_on_from_a_result_and_undo_redo_and_branches_walk_the_tree(server, browser, pictures):
     """A result could not be edited further: it had to be downloaded and dropped again."""
-    server.load()
-    tab = Tab(browser, server)
-    tab.wait("#steps input[type=number]")
+    tab = Tab.loaded(browser, server)
     tab.fill(pictures / "dog.png", steps=2)
     assert not tab.page.is_enabled("#undo")
     shown = [""]
@@ -405,9 +417,7 @@ def test_one_goes_on_from_a_result_and_undo_redo_and_branches_walk_the_tree(serv
 @needs_browser
 def test_a_reload_in_the_middle_finds_the_picture_the_form_and_the_running_edit(server, browser, pictures):
     """A reload cancelled the edit and lost the picture, the form and the history."""
-    server.load()
-    tab = Tab(browser, server)
-    tab.wait("#steps input[type=number]")
+    tab = Tab.loaded(browser, server)
     tab.fill(pictures / "cat.png", steps=7, instruction="make it rain", seed="")
     with server.held():
         tab.page.click("#edit")
@@ -431,9 +441,7 @@ def test_a_reload_in_the_middle_finds_the_picture_the_form_and_the_running_edit(
 @pytest.mark.slow
 @needs_browser
 def test_a_dropped_result_fills_the_form_and_its_source_gives_the_same_bytes(server, browser, pictures, tmp_path):
-    server.load()
-    tab = Tab(browser, server)
-    tab.wait("#steps input[type=number]")
+    tab = Tab.loaded(browser, server)
     tab.fill(pictures / "dog.png", steps=3, instruction="make it blue", seed="123")
     tab.page.uncheck("#refine input")
     tab.page.click("#edit")
@@ -468,13 +476,12 @@ def test_a_dropped_result_fills_the_form_and_its_source_gives_the_same_bytes(ser
 @pytest.mark.slow
 @needs_browser
 def test_outside_the_rectangle_of_a_mask_the_picture_stays_as_it_is(server, browser, pictures):
-    server.load()
-    tab = Tab(browser, server)
-    tab.wait("#steps input[type=number]")
+    tab = Tab.loaded(browser, server)
     tab.fill(pictures / "cat.png", steps=2)
     tab.page.click("#masking > button")
     tab.page.fill("#box-right input", "50")
     tab.page.press("#box-right input", "Tab")
+    tab.settle()
     tab.page.click("#edit")
     tab.file_after("")
     with tab.page.expect_download() as found:

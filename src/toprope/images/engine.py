@@ -104,7 +104,7 @@ class Engine:
             memory: a rung of the memory ladder that is kept to, or "auto": it begins with all parts on the device, and
                 goes one rung down, with a notice, whenever memory runs out.
             loras: "path" or "path:scale" each.
-            refiner: who words instructions anew, see `toprope.images.refining.opening`; None for nobody.
+            refiner: a model that rewords instructions, see `toprope.images.refining.opening`; None for nobody.
             host_operators: whether an operator that the device refuses is run on the host, with a warning.
             full_hashes: whether records have the SHA-256 of whole files of weights, which are read for it once, and not
                 of their headers alone.

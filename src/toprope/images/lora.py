@@ -80,7 +80,7 @@ class Adapters:
     # What is done with them
 
     def load(self, lora: str | Spec) -> Adapter:
-        """Load one, beside those that are there.
+        """Load one, in addition to those that are there.
 
         Args:
             lora: "path" or "path:scale".

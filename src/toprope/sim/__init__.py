@@ -1,14 +1,22 @@
-"""The simulated Ascend NPU: a real PyTorch device named `npu` on a machine that has none."""
+"""The simulated Ascend NPU: a real PyTorch device named `npu` on a machine that has none.
 
-from toprope.sim import faults
+Every process that imports torch imports this package: what only some programs use is loaded when it is named.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from toprope.sim.installation import autoload as _autoload
 from toprope.sim.installation import install
-from toprope.sim.launching import Collective, KernelState, collective, dispatch, kernels, launch
-from toprope.sim.records import Record
-from toprope.sim.rehearsing import rehearse
 from toprope.sim.spec import SimSpec
 from toprope.sim.state import installed
-from toprope.sim.tracing import trace
+
+if TYPE_CHECKING:
+    from toprope.sim import faults
+    from toprope.sim.launching import Collective, KernelState, collective, dispatch, kernels, launch
+    from toprope.sim.records import Record
+    from toprope.sim.rehearsing import rehearse
+    from toprope.sim.tracing import trace
 
 __all__ = [
     "Collective",
@@ -26,3 +34,23 @@ __all__ = [
     "rehearse",
     "trace",
 ]
+
+_HOMES = {
+    "Collective": "launching",
+    "KernelState": "launching",
+    "Record": "records",
+    "collective": "launching",
+    "dispatch": "launching",
+    "kernels": "launching",
+    "launch": "launching",
+    "rehearse": "rehearsing",
+    "trace": "tracing",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "faults":
+        return import_module(f"{__name__}.faults")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, getattr(import_module(f"{__name__}.{_HOMES[name]}"), name))

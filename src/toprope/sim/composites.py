@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from toprope.estimate.cost.attention import work_of
-from toprope.estimate.cost.costs import cost_of
-from toprope.estimate.record.calls import OperatorCall
 from toprope.sim.dtypes import NUMBERS
 from toprope.sim.native import native
 
@@ -40,6 +37,8 @@ def recorded(name: str, compute: Callable[[], Any], arguments: Mapping[str, Any]
         written: names of the arguments that it writes.
     """
     import torch
+
+    from toprope.estimate.cost.attention import work_of  # only a process that is traced needs it
 
     library = native()
     counts = not library.is_part()
@@ -83,6 +82,9 @@ def _record_gradient(
     attention computes five products for two, one of them again.
     """
     import torch
+
+    from toprope.estimate.cost.costs import cost_of
+    from toprope.estimate.record.calls import OperatorCall
 
     results = [tensor for tensor in made if tensor.requires_grad]
     kind = cost_of(OperatorCall(name, ())).kind

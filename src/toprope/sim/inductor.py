@@ -18,6 +18,32 @@ def register() -> None:
     torch.compiler.npugraph_mark_step_begin = npugraph_mark_step_begin  # type: ignore[attr-defined]
     after_import("torch._dynamo.device_interface", _register_interface)
     after_import("torch._inductor.compile_fx", _lower_as_host)
+    after_import("torch._dynamo.backends.registry", _register_backends)
+
+
+def _register_backends() -> None:
+    """Names the backends that torch.compile knows where torch_npu is installed."""
+    from torch._dynamo.backends.registry import register_backend
+
+    register_backend(_npu, "npu")
+    register_backend(_npugraph_ex, "npugraph_ex")
+
+
+def _npu(module: Any, inputs: Any, **options: Any) -> Any:
+    return _backend("max-autotune")(module, inputs, **options)
+
+
+def _npugraph_ex(module: Any, inputs: Any, **options: Any) -> Any:
+    return _backend("npugraph_ex")(module, inputs, **options)
+
+
+def _backend(mode: str) -> Any:
+    from toprope.sim.graph.backend import get_npu_backend
+    from toprope.sim.graph.config import CompilerConfig
+
+    config = CompilerConfig()
+    config.mode = mode
+    return get_npu_backend(compiler_config=config)
 
 
 def _register_interface() -> None:

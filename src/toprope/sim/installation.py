@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
@@ -82,8 +83,15 @@ def install(
 def autoload() -> None:
     """Installs what TOPROPE_SIM asks for; nothing where it is not set. Called at the end of `import torch`."""
     text = os.environ.get("TOPROPE_SIM", "").strip()
-    if text:
+    if not text:
+        return
+    collects = gc.isenabled()
+    gc.disable()  # what is loaded here would bring about a search through all of torch's objects for garbage: 60 ms
+    try:
         _install(SimSpec.parse(text))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _install(spec: SimSpec) -> None:
@@ -214,7 +222,6 @@ def _register(torch: ModuleType) -> None:
     torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.npu)
     from toprope.imports import after_import
     from toprope.sim import at_exit, distributed, dlpack, flex_attention, inductor
-    from toprope.sim.graph import registration
     from toprope.sim.npu.graphs import accelerator_graphs
 
     distributed.register(torch)
@@ -222,7 +229,6 @@ def _register(torch: ModuleType) -> None:
     at_exit.register()
     flex_attention.register()
     inductor.register()
-    registration.register()
     accelerator_graphs(True)
     after_import("torch.multiprocessing.reductions", _register_sharing)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from toprope.sim.counters import Lack
+from typing import TYPE_CHECKING
+
 from toprope.sim.dtypes import NUMBERS
 from toprope.sim.native import native
 from toprope.sim.state import installed
+
+if TYPE_CHECKING:
+    from toprope.sim.counters import Lack
 
 __all__ = ["note", "note_missing"]
 
@@ -25,4 +29,6 @@ def note(lack: Lack, name: str, text: str, dtype: str | None = None) -> None:
 
 def note_missing(name: str, text: str) -> None:
     """Keep the error of a name that is not there."""
+    from toprope.sim.counters import Lack  # not needed by a program that names what is there
+
     note(Lack.NAME, name, text)

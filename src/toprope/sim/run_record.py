@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toprope.errors import EnvironmentProblem
-from toprope.sim import cards, rehearsing, signatures
 
 if TYPE_CHECKING:
     from toprope.sim.native import Native
@@ -62,6 +61,8 @@ def _keep(step: Callable[[bytes], int], path: Path) -> None:
 
 
 def _keep_trace(library: Native, stem: Path, capacity: int) -> None:
+    from toprope.sim import signatures
+
     _keep(library.keep_signatures, stem.with_suffix(signatures.SUFFIX))
     _keep(lambda path: int(library.start_trace(capacity, path)), stem.with_suffix(".trace"))
 
@@ -78,6 +79,8 @@ def join_run(library: Native) -> None:
     folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
     if not folder.name or not folder.is_dir():
         return
+    from toprope.sim import cards, rehearsing  # not needed by a process outside a run
+
     _joined = os.getpid()
     stem = _stem(folder)
     _keep(library.keep_counters_in, stem.with_suffix(".counters"))

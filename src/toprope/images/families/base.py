@@ -181,7 +181,7 @@ class Family(ABC):
         """
 
     def worded(self, pipeline: Any, instruction: str, description: str) -> str:
-        """An instruction that a refiner worded anew, in the form that the model was trained with.
+        """An instruction that a refiner reworded, in the form that the model was trained with.
 
         Args:
             pipeline: of the model.

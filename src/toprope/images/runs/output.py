@@ -85,12 +85,13 @@ class Output:
         whole = {**record, "source": {**record["source"], **self._kept(request.image)}}
         if request.mask is not None:
             whole["mask"] = {**record["mask"], **self._kept(request.mask)}
+        shared = _to_share(whole)
         try:
             for at, (picture, seed) in enumerate(zip(pictures, record["seeds"], strict=True), 1):
                 sidecar = self._claim(job.stem)
                 path = sidecar.with_suffix(self.suffix)
                 written.append(path)
-                save_picture(picture, path, record={"seed": seed, **_to_share(whole)})
+                save_picture(picture, path, record={"seed": seed, **shared})
                 about = {**job.as_json(), "picture": at, "of": len(pictures)}
                 _write_json(
                     sidecar, {"picture": path.name, "seed": seed, "job": about, **whole, "written": _now()}, sidecar

@@ -343,7 +343,7 @@ class Page:
         return self._accepted() | self._listed(arguments[0])
 
     async def on_follow(self, request: gr.Request, session: str) -> AsyncIterator[dict[Any, Any]]:
-        """Tell every step of the session's edits until none is open. It is told by one follower for each tab."""
+        """Show every step of the session's edits until none is open. Each tab has one follower."""
         tab, mine = str(request.session_hash), object()
         self._following[tab] = mine
         yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
@@ -421,7 +421,7 @@ class Page:
         """The model, the device and the queue."""
         return self.studio.facts()
 
-    # What a page is told
+    # Updates of a page
 
     def _refused(self, error: TopropeError) -> dict[Any, Any]:
         return {self.problem: gr.update(value=problem_html(Problem.of(error)), visible=True)}

@@ -118,7 +118,7 @@ def kept_weights(
         if mask.dtype != torch.uint8 or mask.numel() * 8 < count:
             shape = f"{list(mask.shape)} {mask.dtype}"
             refuse(operator, f"dropout_mask holds one bit for each of the {count} scores in uint8, but got {shape}")
-        bits = (mask.reshape(-1, 1) >> torch.arange(8, dtype=torch.uint8, device=mask.device)) & 1
+        bits = (mask.reshape(-1, 1).int() >> torch.arange(8, dtype=torch.int32, device=mask.device)) & 1
         return bits.reshape(-1)[:count].bool()
     if dropout.keep == 1.0:
         return None

@@ -307,7 +307,7 @@ def npu_multi_head_attention(
     context = (dropped @ v).transpose(1, 2).reshape(batch * tgt_len, width)
     bias = None if out_proj_bias is None else out_proj_bias.float().reshape(-1)
     y = torch.nn.functional.linear(context, out_proj_weight.float(), bias).to(dtype)
-    bits = (kept.reshape(-1, 8).to(torch.uint8) << torch.arange(8, dtype=torch.uint8, device=kept.device)).sum(dim=1)
+    bits = (kept.reshape(-1, 8).int() << torch.arange(8, dtype=torch.int32, device=kept.device)).sum(dim=1)
     scores = weights.detach() if softmax_use_float else weights.detach().to(dtype)
     parts = [part.detach().to(dtype).contiguous() for part in (q, k, v)]
     return (
