@@ -311,7 +311,7 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
 
 
 def _said(module: str, *facts: str) -> str:
-    """What is known of a module, with its name in front; "" where there is nothing."""
+    """Put the name of a module in front of what is known of it; "" where there is nothing."""
     known = "; ".join(each for each in facts if each)
     return f"{module}: {known}" if known else ""
 
