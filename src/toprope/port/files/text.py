@@ -198,7 +198,7 @@ def _leave_computed(text: str, findings: list[Finding]) -> None:
 
 
 _SECTION = re.compile(r"^\[([\w.]+)", re.M)
-_LISTS = ([], ["options"], ["options.extras_require"])
+_LISTS: tuple[list[str], ...] = ([], ["options"], ["options.extras_require"])
 """Sections of setup.cfg that list what is installed."""
 
 
