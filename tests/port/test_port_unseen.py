@@ -280,7 +280,7 @@ def test_an_import_of_cuda_stays_with_what_uses_it():
     assert "import torch.cuda" in after
 
 
-def test_probabilities_that_are_returned_need_no_hint():
+def test_probabilities_that_are_computed_with_need_no_hint():
     body = """
         import torch
 
@@ -291,7 +291,7 @@ def test_probabilities_that_are_returned_need_no_hint():
             return {}
     """
     assert any(each.startswith("TR112") for each in ported(body.format("out"))[1])
-    assert not any(each.startswith("TR112") for each in ported(body.format("out, weights"))[1])
+    assert not any(each.startswith("TR112") for each in ported(body.format("out + relative(weights)"))[1])
 
 
 def test_flags_of_nvcc_belong_to_their_extension():

@@ -258,7 +258,7 @@ class _Search:
         return None
 
     def is_used(self, name: str, product: ast.expr) -> bool:
-        """Return whether the probabilities are used for more than the second product, such as returned."""
+        """Return whether the probabilities are used for more than the second product and a return."""
         around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
         for each in ast.walk(around) if around is not None else ():
             if not isinstance(each, ast.Name) or each.id != name or not isinstance(each.ctx, ast.Load):
@@ -267,6 +267,8 @@ class _Search:
             if product in outer or each.lineno < product.lineno:
                 continue
             statement = self.file.statement(each)
+            if isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return):
+                continue  # the callers of most models do not look at them
             targets = statement.targets if isinstance(statement, ast.Assign) else []
             if not any(isinstance(one, ast.Name) and one.id == name for one in targets):
                 return True
