@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from parts.port_sites import Site, own_names, sites
 
-from toprope.port.engine import port
 from toprope.port.finding import Finding, Ported
 from toprope.port.rule import Kind
 from toprope.port.scan import find, port_files
@@ -97,7 +97,7 @@ def folders(named: list[str]) -> list[Path]:
 
 
 def look(folder: Path, rounds: int = 1) -> Looked:
-    """Port every Python file of a folder in this process, nothing written, and look at it before and after."""
+    """Port every Python file of a folder in this process, and look at it before and after; nothing is written there."""
     files = [path for path in find([folder]) if path.suffix == ".py"]
     seconds, done = float("inf"), []
     for _ in range(rounds):
@@ -114,8 +114,20 @@ def look(folder: Path, rounds: int = 1) -> Looked:
             looked.left += len(sites(after.text, own))
         except SyntaxError:
             looked.broken.append(looked.path(each))
-        looked.again += port(each.after, each.path).changed
+    looked.again = _again(folder, done)
     return looked
+
+
+def _again(folder: Path, done: list[Ported]) -> int:
+    """Number of files that a second run changes, with all files of the repository known, as in the first one."""
+    with tempfile.TemporaryDirectory() as below:
+        copies = []
+        for each in done:
+            copy = Path(below, folder.name, Path(each.path).relative_to(folder))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(each.after)
+            copies.append(copy)
+        return sum(each.changed for each in port_files(copies))
 
 
 def _places(path: str, file: Ported, source: Source, own: frozenset[str]) -> Iterator[Place]:

@@ -160,7 +160,6 @@ RUN = {
     "TR091a": "order = 'self_cuda_time_total'",
     "TR102": "from torch import cuda",
     "TR102b": "from unittest import mock\nwith mock.patch('torch.cuda.device_count'):\n    pass",
-    "TR104b": "providers = ['CUDAExecutionProvider', 'CPUExecutionProvider']",
 }
 
 

@@ -40,7 +40,6 @@ def left(text, **options):
         'near = device in [torch.device("cpu"), torch.device("cuda")]\n',
         'far = device not in (torch.device("cuda", 1),)\n',
         'same = str(torch.device("cuda")) == text\n',
-        'same = x.device.type == torch.device("cuda").type\n',
         'self.assertEqual(x.device, torch.device("cuda"))\n',
         'self.assertIn(x.device, [torch.device("cuda"), torch.device("cpu")])\n',
         "same = x.device == torch.device(0)\n",

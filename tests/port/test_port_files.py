@@ -259,7 +259,7 @@ def test_a_pin_that_toprope_does_not_run_with_is_reported_without_vendor(name, l
 
 def test_the_oldest_release_is_the_one_of_the_project():
     text = (pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    (named,) = [each for each in tomllib.loads(text)["project"]["dependencies"] if each.startswith("torch")]
+    (named,) = tomllib.loads(text)["project"]["optional-dependencies"]["torch"]
     assert named == "torch>={}.{}".format(*OLDEST_WITH_TOPROPE)
 
 

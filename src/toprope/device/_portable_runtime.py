@@ -12,6 +12,7 @@ Needs torch 2.0 or newer and nothing else. It is yours: change it as you like, `
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import operator
@@ -28,7 +29,6 @@ _BACKENDS = {"npu": "hccl", "cuda": "nccl", "xpu": "xccl"}
 _MASKS = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 _T = TypeVar("_T")
 _device: torch.device | None = None
-
 def _choose() -> torch.device:
     """Look for the device: with an index where the variable names one, so that "the current one" stays as it is."""
     asked = os.environ.get("TOPROPE_DEVICE", "") or os.environ.get("PREFERRED_DEVICE", "")
@@ -52,7 +52,6 @@ def _chosen() -> torch.device:
     if _device is None:
         _device = _choose()
     return _device
-
 setattr(_chosen, "_dynamo_marked_constant", True)  # torch.compiler.assume_constant_result, without importing dynamo
 def _module() -> Any:
     return None if _chosen().type == "cpu" else getattr(torch, _chosen().type)
@@ -85,14 +84,12 @@ def device(spec: Any = None) -> torch.device:
     if chosen.type == "cpu" or index.startswith("-"):
         return torch.device("cpu")
     return torch.device(chosen.type, int(index)) if index else chosen
-
 def name(spec: Any = None) -> str:
     """The same as a text: "cuda", "npu:1", "cpu"."""
     return str(device(spec))
 def kind(spec: Any = None) -> str:
     """The device's type as a text, without an index: "cuda", "npu", "cpu". What torch.autocast takes, for example."""
     return device(spec).type
-
 def resolve(what: Any) -> Any:
     """The name of the device in use for "cuda:1", its backend for "nccl"; anything else as it is. On CUDA all is."""
     if isinstance(what, (str, torch.device)) and str(what).partition(":")[0] == "cuda":
@@ -108,6 +105,7 @@ class attribute:
     def __init__(self, what: Any, by: Callable[[Any], Any] = resolve) -> None: self._what, self._by = what, by
     def __get__(self, instance: Any, owner: Any = None) -> Any: return self._by(self._what)
 def _index(spec: Any) -> int | None:
+    spec = None if isinstance(spec, contextlib.nullcontext) else getattr(spec, "idx", spec)  # what device_index() gives
     return None if spec is None else device(spec).index
 def _given(spec: Any) -> tuple[int, ...]:
     index = _index(spec)
@@ -144,12 +142,10 @@ def init() -> None: _ask("init", None)
 def is_initialized() -> bool: return bool(_ask("is_initialized", False))
 def ipc_collect() -> None: _ask("ipc_collect", None)
 def empty_cache() -> None: _ask("empty_cache", None)
-
 def set_device(device: Any) -> None:
     """Make it the current device of this thread."""
-    index = _index(device)
-    if index is not None:
-        _ask("set_device", None, index)
+    if given := _given(device):
+        _ask("set_device", None, *given)
 def device_index(device: Any) -> ContextManager[Any]:
     """A context in which it is the current device: torch.cuda.device."""
     given = _given(device)
@@ -158,7 +154,6 @@ def device_of(obj: Any) -> ContextManager[Any]:
     """A context in which a tensor's device is the current one."""
     return device_index(obj.device) if is_accelerator(obj) else contextlib.nullcontext()
 def get_device_name(device: Any = None) -> str: return str(_ask("get_device_name", "CPU", *_given(device)))
-
 class _Properties:
     """Properties of a device that is no GPU of NVIDIA; a figure that it does not report is None."""
 
@@ -169,7 +164,6 @@ class _Properties:
     multi_processor_count: Any = None
 def _total_memory() -> int: return _host_memory()[1]
 setattr(_total_memory, "_dynamo_marked_constant", True)
-
 def get_device_properties(device: Any = None) -> Any:
     """Properties of the device; a figure that it does not report is None."""
     none: Any = None
@@ -360,14 +354,12 @@ def set_autocast_dtype(dtype: torch.dtype) -> None: _of_autocast("set_autocast_d
 def get_autocast_dtype() -> torch.dtype:
     dtype: torch.dtype = _of_autocast("get_autocast_dtype")
     return dtype
-
 _OLD = not hasattr(torch.amp, "GradScaler")  # torch 2.2 and older: one class for CUDA, and torch_npu has its own
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler as _GradScaler
 else:
     _GradScaler = torch.cuda.amp.GradScaler if _OLD else torch.amp.GradScaler
-
 class GradScaler(_GradScaler):
     """torch.cuda.amp.GradScaler for the device in use. On the CPU it is off, as torch.cuda's is there."""
 
@@ -383,10 +375,18 @@ class GradScaler(_GradScaler):
         super().__init__(*(given if _OLD else (_chosen().type, *given)))
 
 def _custom(name: str, function: Any, **keywords: Any) -> Any:
-    if hasattr(torch.amp, name):  # torch 2.4 and newer
-        return getattr(torch.amp, name)(function, device_type=_chosen().type, **keywords)
-    own = getattr(getattr(_module(), "amp", None), name, None) or getattr(torch.cuda.amp, name)
-    return own(function, **keywords)
+    """Torch's decorator for the device in use, which is asked for at the first call, and not at the import."""
+    if function is None: return functools.partial(_custom, name, **keywords)
+    made: Any = None
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        nonlocal made
+        if made is None and hasattr(torch.amp, name):  # torch 2.4 and newer
+            made = getattr(torch.amp, name)(function, device_type=_chosen().type, **keywords)
+        elif made is None:
+            made = (getattr(getattr(_module(), "amp", None), name, None) or getattr(torch.cuda.amp, name))(function, **keywords)
+        return made(*arguments, **named)
+    return call
 
 def custom_fwd(fwd: Any = None, *, cast_inputs: torch.dtype | None = None) -> Any:
     return _custom("custom_fwd", fwd, cast_inputs=cast_inputs)

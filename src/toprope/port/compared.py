@@ -22,7 +22,14 @@ LOOKED_UP = "its text is "
 
 _NAMES = {"devices", "device_types", "numbers", "defaults", "attributes"}
 """Families of rules that put the device in use in the place of a text or a torch.device."""
-_QUESTIONS = ("TR017", "TR018")
+_OTHER_ENGINES = {
+    "faster_whisper", "ctranslate2", "whisperx", "torchsummary", "llama_cpp", "paddle", "paddleocr", "tensorflow",
+    "cupy", "faiss", "onnxruntime", "spacy", "catboost", "xgboost", "lightgbm",
+}  # fmt: skip
+"""Packages that compute by themselves, on CUDA or the CPU: they know no device of torch's by its name."""
+_QUESTIONS = ("TR017", "TR018", "TR065")
+_BINDS = {"io_binding", "bind_input", "bind_output", "bind_ortvalue_input"}
+_MASK = "CUDA_VISIBLE_DEVICES"
 _ASSERTS = re.compile(r"assert_?(?:\w*_)?(?:Not|List|Tuple|Set|Count)?(?:Equals?|In|NotIn|Is|IsNot|equals?|is|in)")
 _FILES = re.compile(r"[/\\]|\.[A-Za-z]\w{0,7}$")
 _SHOWN = re.compile(r"print|log|debug|info|warn\w*|error|exception|write|set_description|set_postfix|\w*Error")
@@ -37,7 +44,39 @@ def hold_compared(file: File, findings: Iterable[Finding]) -> None:
     }  # fmt: skip
     for finding, node in file.places:
         if id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
-            finding.held_back = _why(file, node, asked)
+            finding.held_back = _why(file, node, asked) or _too_early(file, finding, node)
+    bound = next((each for each in file.walk.scopes if isinstance(each, ast.Attribute) and each.attr in _BINDS), None)
+    for finding, _ in file.places:
+        if bound is not None and id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
+            finding.held_back = f"onnxruntime's binding in line {bound.lineno} is given the device: it knows CUDA"
+
+
+def _too_early(file: File, finding: Finding, node: ast.AST) -> str:
+    """Return the reason why a text stays that would become a question in front of a mask of CUDA's devices."""
+    asks = any(edit.says(f"{file.alias}.{name}(") for edit in finding.edits for name in ("name", "kind", "device"))
+    if not asks or not isinstance(node, ast.expr) or _asks_itself(file, node):
+        return ""
+    scope, line = file.scope(node), node.lineno
+    for each in file.walk.parents:
+        if isinstance(each, ast.Assign) and each.lineno > line and file.scope(each) is scope:
+            for target in each.targets:
+                match target:
+                    case ast.Subscript(value=value, slice=ast.Constant(value=name)) if name == _MASK:
+                        if file.dotted(value) == "os.environ":
+                            return f"the device would be asked for in front of line {each.lineno}, which masks devices"
+    return ""
+
+
+def _asks_itself(file: File, node: ast.expr) -> bool:
+    """Return whether the program asks CUDA here already: it makes a tensor, or asks what is available."""
+    around = (node, *file.ancestors(node))
+    inside = (*ast.walk(node), *around)
+    if any((file.dotted(each.func) or "").startswith("torch.cuda.") for each in inside if isinstance(each, ast.Call)):
+        return True
+    call = next((each for each in around if isinstance(each, ast.Call)), None)
+    named = "" if call is None else file.dotted(call.func) or ""
+    is_to = isinstance(getattr(call, "func", None), ast.Attribute) and call.func.attr in ("to", "cuda")  # type: ignore[union-attr]
+    return is_to or (named.startswith("torch.") and named != "torch.device")
 
 
 def _why(file: File, node: ast.AST, asked: Collection[ast.AST]) -> str:
@@ -108,7 +147,14 @@ def _is_compared(file: File, node: ast.expr) -> bool:
 def _looked_up(file: File, node: ast.expr) -> str:
     """Return how the text of a device is used as one, where another text fails; "" where it is not."""
     inner, outer = _outer(file, node)
+    call = file.parent(outer) if isinstance(outer, ast.keyword) else outer
+    if isinstance(call, ast.Call) and call.func is not inner:
+        package = (file.dotted(call.func) or "").partition(".")[0]
+        if package in _OTHER_ENGINES:
+            return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
     match outer:
+        case ast.Subscript(value=value, slice=ast.Slice() | ast.Constant(value=int())) if value is inner:
+            return f"{LOOKED_UP}cut by position in line {outer.lineno}: the names of other devices are shorter"
         case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):
             return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
         case ast.Call(func=ast.Attribute(value=value, attr="get" | "pop" | "index")) if _has_cuda(file, value):

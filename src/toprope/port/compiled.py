@@ -25,6 +25,7 @@ _OPERATORS_OF_TORCH = {
     "aten", "prim", "prims", "profiler", "quantized", "image", "torchvision", "torchaudio", "c10d",
     "_c10d_functional", "c10d_functional", "inductor", "higher_order", "mkldnn", "onednn", "sparse", "debugprims",
 }  # fmt: skip
+_LOADS = ("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
 _KERNELS = {"triton.jit", "triton.runtime.jit", "numba.cuda.jit"}
 _FLAG = re.compile(r"(?:has|have)_\w+|\w+_(?:available|installed|imported|found)", re.IGNORECASE)
 _SWITCH = r"(?:use|using|with|has|no|on|to|is|enable|want|support|if)_cuda"
@@ -63,7 +64,8 @@ class _Names:
         functions = [each for each in ast.walk(file.walk.module.node) if isinstance(each, _FUNCTION)]
         self._own: set[ast.AST] = {each for each in functions if _is_kernel(file, each)}
         self._methods: set[str] = set()
-        if not self._own and not self._imports and not file.context.compiled and not file.context.kernels:
+        built = any(self._file.dotted(each) in _LOADS for each in file.walk.scopes)
+        if not self._own and not self._imports and not built and not file.context.compiled and not file.context.kernels:
             return
         changed = True
         while changed:
@@ -88,7 +90,9 @@ class _Names:
                 bindings = self._file.bindings(node)
                 if not any(map(self._is_for_cuda, bindings)) or _is_asked(self._file, node):
                     return False
-                return all(self._is_for_cuda(each) or _is_nothing(each) for each in bindings)
+                built = any(map(self._is_built, bindings))  # where it is not installed: the import is of the same
+                others = [each for each in bindings if not (built and each.imported is not None)]
+                return all(self._is_for_cuda(each) or _is_nothing(each) for each in others)
             case ast.Attribute(value=ast.Attribute()):
                 name = self._file.dotted(node) or ""
                 library = name.removeprefix("torch.ops.").partition(".")[0]
@@ -102,7 +106,16 @@ class _Names:
 
     def _is_for_cuda(self, binding: Binding) -> bool:
         node = binding.node
-        return node in self._own or _is_bound_by(binding, self._imports) or _is_compiled(self._file, binding.imported)
+        return (
+            self._is_built(binding)
+            or node in self._own
+            or _is_bound_by(binding, self._imports)
+            or _is_compiled(self._file, binding.imported)
+        )
+
+    def _is_built(self, binding: Binding) -> bool:
+        """Return whether a name gets an extension that is built when the file is imported."""
+        return isinstance(binding.value, ast.Call) and self._file.dotted(binding.value.func) in _LOADS
 
     def _always_uses(self, body: Iterable[ast.stmt]) -> bool:
         """Return whether a block calls what only CUDA has, under no condition of its own."""

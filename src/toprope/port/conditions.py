@@ -9,6 +9,7 @@ neither the question nor that code is changed, and the question says why.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
 
 RUNS = frozenset({
     "TR045", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088",
-    "TR091a", "TR102", "TR102b", "TR104b",
+    "TR091a", "TR102", "TR102b",
 })  # fmt: skip
 """Rules whose place does no harm on another device when it is left as it is. All others are taken to fail there."""
 
@@ -39,7 +40,9 @@ _CHOICE = "TR003"
 _PLACES = {"devices", "moves", "numbers", "tensors"}
 _ALSO = "decides where tensors are, as line"
 
+_BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _HELD = "the condition "
 _SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write"}
 
@@ -192,10 +195,42 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             if not is_given(file, finding.rule.code, node):
                 yield _Stays(node, f"guards {_short(finding)}, which other devices do not answer ({finding.rule.code})")
         elif _fails(file, finding, node):
-            yield _Stays(node, f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})")
+            why = f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})"
+            yield _Stays(node, why)
+            yield from (_Stays(each, why) for each in _reads_of(file, node))
+    for node in _names_of_builds(file):
+        yield _Stays(node, f"chooses a package's build in line {node.lineno}")
     for use in compiled_uses(file):
-        if not _behind_cuda(file, use):
-            yield _Stays(use, f"guards {file.text(use)} in line {use.lineno}, which only CUDA has")
+        if _behind_cuda(file, use):
+            continue
+        why = f"in line {use.lineno}, which only CUDA has"
+        yield _Stays(use, f"guards {file.text(use)} {why}")
+        call = next((each for each in file.ancestors(use) if not isinstance(each, ast.Attribute)), None)
+        for given in [*call.args, *(each.value for each in call.keywords)] if isinstance(call, ast.Call) else ():
+            if isinstance(given, ast.IfExp) and _within(file, use, call.func):  # type: ignore[union-attr]
+                yield from (_Stays(each, f"chooses what is given to {file.text(use)} {why}")
+                            for each in (given.body, given.orelse))  # fmt: skip
+
+
+def _reads_of(file: File, node: ast.AST) -> list[ast.Name]:
+    """Find where the name of a device is read that stays the text it is."""
+    match file.parent(node):
+        case ast.Assign(targets=[ast.Name(id=name) as target], value=ast.Constant()) as statement:
+            return file.reads(name, statement, target)
+    return []
+
+
+def _names_of_builds(file: File) -> Iterator[ast.expr]:
+    """Find choices between builds of a package: `"onnxruntime-gpu" if cuda else "onnxruntime"`, `-cpu`, `cu118`."""
+    if not _BUILD.search(file.source.text):
+        return
+    for node in file.walk.parents:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _BUILD.search(f'"{node.value}"'):
+            yield node
+            around = file.parent(node)
+            while isinstance(around, ast.IfExp) and node is not around.test:
+                yield from (around.body, around.orelse)
+                around = file.parent(around)
 
 
 def _reached(file: File, question: _Question, stays: Iterable[_Stays], held: list[tuple[ast.AST, ast.AST]]) -> str:
@@ -283,6 +318,8 @@ def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
         ):
             return False
         other = around.comparators[0] if around.left is node else around.left
+        if isinstance(other, ast.Call) and file.calls_runtime(other, "resolve") and other.args:
+            other = other.args[0]  # of an earlier run
         name = other.id if isinstance(other, ast.Name) else other.attr if isinstance(other, ast.Attribute) else ""
         return device_name(name)
     return finding.rule.code in ("TR016", "TR017", "TR018") and not finding.edits
@@ -363,6 +400,8 @@ def _is_shown(file: File, node: ast.AST) -> bool:
 def _behind_cuda(file: File, node: ast.AST) -> bool:
     inner = node
     for outer in file.ancestors(node):
+        if isinstance(inner, ast.stmt) and _left_without(file, outer, inner):
+            return True
         if isinstance(outer, ast.If | ast.While):
             if inner in outer.body and _needs_cuda(file, outer.test):
                 return True
@@ -374,6 +413,31 @@ def _behind_cuda(file: File, node: ast.AST) -> bool:
             if any(_needs_cuda(file, each) for each in before):
                 return True
         inner = outer
+    return False
+
+
+def _left_without(file: File, around: ast.AST, statement: ast.stmt) -> bool:
+    """Return whether a block is left in front of a statement where a package is missing: `if apex is None: return`."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(around, name, None)
+        if not isinstance(block, list) or statement not in block:
+            continue
+        for each in block[: block.index(statement)]:
+            ends = isinstance(each, ast.If) and isinstance(each.body[-1], _LEAVES)
+            if ends and _asks_whether_missing(file, each.test):
+                return True
+    return False
+
+
+def _asks_whether_missing(file: File, test: ast.expr) -> bool:
+    """Return whether a condition holds wherever a package for CUDA is missing: `apex is None`, `not HAS_APEX`."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return asks_for_package(file, operand)
+        case ast.Compare(left=left, ops=[ast.Is() | ast.Eq()], comparators=[ast.Constant(value=None) as none]):
+            return asks_for_package(file, ast.Compare(left, [ast.IsNot()], [none]))
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(_asks_whether_missing(file, each) for each in values)
     return False
 
 

@@ -7,6 +7,7 @@ functions that are registered for it. The edits change the bytes they must and n
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
@@ -230,12 +231,16 @@ def _written(
             edits.append(runtime_import(file, min(used)))
         result = render(text, edits)
         try:
-            lost = _lost(file, parse(result))
+            tree = parse(result)
+            lost = _lost(file, tree)
         except UnreadableError:
             next(steps)(findings)
             _hold_back(file, findings, deselected, elsewhere)
             continue
         taken = [finding for finding in findings if finding.converted and finding.rule.code == "TR102"]
+        if not lost and _names_cuda(tree):
+            taken = [finding for finding in taken if re.fullmatch(r"torch\.cuda[\w.]*", finding.before)]
+            lost = {finding.before for finding in taken}
         if lost and taken:
             for finding in taken:
                 finding.held_back = "what stays needs it"
@@ -258,6 +263,15 @@ def _lost(file: File, tree: ast.Module) -> set[str]:
     used = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
     imported = {name for name, bindings in file.walk.module.bindings.items() if any(each.imported for each in bindings)}
     return (imported - bound) & used
+
+
+def _names_cuda(tree: ast.Module) -> bool:
+    """Return whether something of torch.cuda stays, so that `import torch.cuda` does too."""
+    return any(
+        isinstance(each, ast.Attribute) and each.attr == "cuda" and isinstance(each.value, ast.Name)
+        and each.value.id == "torch"
+        for each in ast.walk(tree)
+    )  # fmt: skip
 
 
 def _in_fstrings(findings: list[Finding]) -> None:

@@ -173,13 +173,16 @@ class File:
         return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))
 
     def assigned_above(self, node: ast.Attribute) -> list[ast.Attribute]:
-        """Return the places of the same scope before this one that give an attribute another value."""
-        text, scope = ast.unparse(node), self.scope(node)
+        """Return the places of the same scope before this one that give an attribute another value.
+
+        A place in a branch that need not run counts for the rest of the branch alone.
+        """
+        text, scope, around = ast.unparse(node), self.scope(node), {None, *self.ancestors(node)}
         return [
             each for each, where in self.walk.scopes.items()
             if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and where is scope
             and each.attr == node.attr and (self.statement(each).end_lineno or 0) < node.lineno
-            and ast.unparse(each) == text
+            and ast.unparse(each) == text and self.parent(self.statement(each)) in around
         ]  # fmt: skip
 
     def is_tried(self, node: ast.AST) -> bool:
@@ -243,6 +246,18 @@ class File:
     def done(self, node: ast.AST) -> None:
         """Note that a node and all in it is dealt with: no other rule is asked about it."""
         self._done.add(node)
+
+    def done_but(self, node: ast.expr, kept: ast.expr) -> None:
+        """Note that an expression is dealt with, but for a part that stays and may hold more for other rules."""
+        # expressions alone: all nodes of a tree share one Load
+        inside = {each for each in ast.walk(kept) if isinstance(each, ast.expr)}
+        for each in ast.walk(node):
+            if not isinstance(each, ast.expr) or each in inside:
+                continue
+            if each is node or inside & set(ast.walk(each)):
+                self.pass_over(each)
+            else:
+                self.done(each)
 
     def is_done(self, node: ast.AST) -> bool:
         """Return whether a rule has dealt with this node itself."""

@@ -330,6 +330,19 @@ def _place(done: Ported, parts: list[_Code]) -> None:
         code = parts[bisect_right(starts, finding.line - 1) - 1]
         shift = code.above - bool(code.head)
         finding.line, finding.end_line, finding.cell = finding.line - shift, finding.end_line - shift, code.cell.number
+        named = partial(_in_its_cell, parts, starts)
+        finding.message = _LINE_NUMBER.sub(named, finding.message)
+        finding.held_back = _LINE_NUMBER.sub(named, finding.held_back)
+
+
+_LINE_NUMBER = re.compile(r"\bline (\d+)\b")
+
+
+def _in_its_cell(parts: list[_Code], starts: list[int], found: re.Match[str]) -> str:
+    """The place of a line of the program, as it is numbered in the notebook."""
+    line = int(found[1])
+    code = parts[bisect_right(starts, line - 1) - 1]
+    return f"line {line - code.above + bool(code.head)} of cell {code.cell.number}"
 
 
 def _restored(book: _Notebook, text: str) -> str:

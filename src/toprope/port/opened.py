@@ -124,6 +124,8 @@ class Opened:
                     yield from ((each, test) for each in outer.orelse)
                     if isinstance(outer, ast.If) and not outer.orelse and isinstance(outer.body[-1], self.ends):
                         yield from ((each, test) for each in self._behind(outer))
+                    elif ast.Raise in self.ends and isinstance(outer, ast.If) and _moves(outer.body):
+                        yield from ((each, test) for each in (*outer.body, *self._behind(outer)))
                 if positive is not False and outer.orelse and isinstance(outer.orelse[-1], self.ends):
                     yield from ((each, test) for each in self._behind(outer))
             case ast.Assign(targets=targets):
@@ -256,6 +258,12 @@ def _targets(statement: ast.Assign, values: ast.Tuple | ast.List, value: ast.AST
                 break
         else:
             yield from target.elts
+
+
+def _moves(body: list[ast.stmt]) -> bool:
+    """Return whether a block does nothing but move tensors: `if not x.is_cuda: x = x.cuda()`."""
+    values = [each.value if isinstance(each, ast.Assign) else None for each in body]
+    return all(isinstance(each, ast.Call) and getattr(each.func, "attr", "") in ("cuda", "to") for each in values)
 
 
 def _opposite(positive: bool | None) -> bool | None:

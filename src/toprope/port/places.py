@@ -13,9 +13,10 @@ from toprope.port.project import is_options, option_of
 from toprope.port.scripted import is_outside
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "device_name", "function_for", "index_name",
-    "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_template", "is_text",
-    "names_default", "names_kind", "resolver_for", "said", "texts_of", "use",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for",
+    "index_name", "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed",
+    "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "texts_of",
+    "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -36,8 +37,10 @@ TAKES_KIND = {
     "torch.distributed.device_mesh.init_device_mesh": 0, "torch.get_device_module": 0,
 }  # fmt: skip
 """Functions that take the type of a device, which has no number, at this position."""
+_KNOWS_CUDA = {"torchsummary.summary"}
+"""Functions of other packages that know "cuda" and "cpu" alone."""
 _TAKES_NAME = {"torch.device": 0, "torch.Event": 0}
-_TAKES_DEVICE = {"torch.Generator": 0, "torch.set_default_device": 0, "torch.Stream": 0}
+_TAKES_DEVICE = {"torch.load": 1, "torch.Generator": 0, "torch.set_default_device": 0, "torch.Stream": 0}
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,7 @@ def is_card(file: File, node: ast.expr) -> bool:
 
 def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
     """Return whether it is a device's number where it is used as a device: a number, a rank, a sum of these."""
-    if is_card(file, node) or index_name(file, node):
+    if is_card(file, node) or (index_name(file, node) and not _is_given_devices(file, node)):
         return True
     match node:
         case ast.Call(func=function):
@@ -260,11 +263,87 @@ def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
     return False
 
 
+def is_storage(file: File, node: ast.expr) -> bool:
+    """Return whether it is a storage, which is moved in another way than a tensor: by its name, or in map_location."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ("storage", "untyped_storage")
+    if not isinstance(node, ast.Name):
+        return False
+    for each in file.bindings(node):
+        arguments = file.parent(each.node) if isinstance(each.node, ast.arg) else None
+        function = file.parent(arguments) if arguments is not None else None
+        if isinstance(function, ast.Lambda) and _locates(file, function):
+            return True
+        if isinstance(function, ast.FunctionDef) and any(
+            _locates(file, one) for one in file.reads(function.name, function)
+        ):
+            return True
+    return node.id in ("storage", "untyped_storage")
+
+
+def _locates(file: File, node: ast.expr) -> bool:
+    """Return whether a function is given to torch.load as map_location."""
+    around = file.parent(node)
+    if isinstance(around, ast.keyword):
+        return around.arg == "map_location"
+    return isinstance(around, ast.Call) and file.dotted(around.func) == "torch.load" and around.args[1:2] == [node]
+
+
+def _is_given_devices(file: File, node: ast.expr) -> bool:
+    """Return whether a name such as `gpu` holds devices alone: torch.device(...), a device's name."""
+    values = [each.value for each in file.bindings(node)] if isinstance(node, ast.Name) else []
+    return bool(values) and all(each is not None and _makes_device(file, each) for each in values)
+
+
+def _makes_device(file: File, node: ast.expr) -> bool:
+    if isinstance(node, ast.Call) and file.dotted(node.func) == "torch.device":
+        return True
+    return said(file, node) is not None or file.calls_runtime(node, "device")
+
+
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 _FORMATS = re.compile(r"%s:%[dsi]|\{0?\}:(?:\{1?\}|\d+)")
+
+
+def begins_device(file: File, node: ast.AST, whole: ast.expr) -> bool:
+    """Return whether a text is the beginning of a device's name that `torch.device` is given: `"cuda" + number`."""
+    if not isinstance(node, ast.Constant) or node.value not in ("cuda", "cuda:"):
+        return False
+    inner: ast.AST = node
+    chosen = False
+    while inner is not whole:
+        around = file.parent(inner)
+        match around:
+            case ast.IfExp(test=test) if test is not inner:
+                pass
+            case ast.BinOp(left=left, op=ast.Add()) if left is inner:
+                chosen = True
+            case ast.JoinedStr(values=[first, *_]) if first is inner:
+                chosen = True
+            case _:
+                return False
+        inner = around
+    return chosen
+
+
+def is_listed(file: File, node: ast.expr) -> bool:
+    """Return whether a text is a docstring, a part of a longer text, one of the values of an option, or a type."""
+    inner: ast.AST = node
+    around = file.parent(node)
+    if isinstance(around, ast.Expr | ast.JoinedStr):
+        return True
+    if isinstance(around, ast.Call) and file.dotted(around.func) in ("os.path.join", "pathlib.Path"):
+        return True
+    if isinstance(around, ast.Compare):  # portable.kind() != "cuda"
+        return file.calls_runtime(around.left, "kind", "name")
+    while isinstance(around, ast.List | ast.Tuple | ast.Set):
+        inner, around = around, file.parent(around)
+    if isinstance(around, ast.Subscript) and around.slice is inner:
+        return (file.dotted(around.value) or "").rpartition(".")[2] == "Literal"
+    return isinstance(around, ast.keyword) and around.arg == "choices"
 
 
 def before_number(file: File, node: ast.AST) -> ast.expr | None:
@@ -393,7 +472,7 @@ def _is_map(statement: ast.Assign) -> bool:
 def _keyword_use(file: File, keyword: ast.keyword) -> Use:
     call = file.parent(keyword)
     name = file.dotted(call.func) if isinstance(call, ast.Call) else None
-    if keyword.arg is None or not device_name(keyword.arg):
+    if keyword.arg is None or not device_name(keyword.arg) or name in _KNOWS_CUDA:
         return Use.UNKNOWN
     if isinstance(call, ast.Call) and _is_compared(file, call, keyword.arg):
         return Use.UNKNOWN

@@ -10,17 +10,22 @@ from dataclasses import dataclass, field, replace
 from toprope.port.reexports import Exports, exports_of, together
 from toprope.port.scripted import Scripts, full_name, imports_of, reached, scripts_of
 
-__all__ = ["WORDS", "Class", "Facts", "Project", "facts_of", "is_options", "last_name", "option_of", "project_of"]
+__all__ = [
+    "OTHERS", "WORDS", "Class", "Facts", "Project", "facts_of", "is_options", "last_name", "option_of", "project_of",
+]  # fmt: skip
 
 WORDS = re.compile(
     rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
-    rb"|default\s*=\s*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
+    rb"|default\s*=\s*[\"'](?:cuda|nccl)|choices\s*=\s*[\[({][^\])}]*[\"']cuda|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
-    rb"|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
+    rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
 default is a device, torch through another file, TorchScript."""
+
+OTHERS = frozenset({"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"})
+"""Kinds of accelerators next to CUDA, as devices are named after them."""
 
 _OPTIONS = re.compile(
     r"(?:\w*_)?(?:args?|opts?|options?|config|conf|cfg|flags|hparams|hps|params|settings|namespace|parsed|a|h|p)",
@@ -42,14 +47,19 @@ class Class:
         bases: the last names of what it inherits from, layers of torch in full.
         members: the methods and properties that it defines, and `is_cuda` where it sets it.
         attributes: what it assigns to `self`.
+        giving: those of the methods that return something.
     """
 
     bases: frozenset[str] = frozenset()
     members: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
+    giving: frozenset[str] = frozenset()
 
     def __or__(self, other: Class) -> Class:
-        return Class(self.bases | other.bases, self.members | other.members, self.attributes | other.attributes)
+        return Class(
+            self.bases | other.bases, self.members | other.members, self.attributes | other.attributes,
+            self.giving | other.giving,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,7 @@ class Facts:
         options: options of the command line whose default is "cuda" or "nccl", as attributes of what is parsed.
         read: attributes of what holds parsed options, by its name, that it reads.
         exports: the names of torch that other files may import from it.
+        kinds: options that can be given another kind of accelerator, "npu" or "mps": by their choices.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -72,6 +83,7 @@ class Facts:
     options: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     exports: Exports = field(default_factory=Exports)
+    kinds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,7 @@ class Project:
         options: options of the command line whose default is "cuda" or "nccl", as attributes of what is parsed.
         unread: those of them that no file reads by such a name.
         exports: the names of torch that can be imported from each module, by the module's last name.
+        kinds: options that can be given another kind of accelerator.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -95,6 +108,7 @@ class Project:
     options: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    kinds: frozenset[str] = frozenset()
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
@@ -114,6 +128,11 @@ class Project:
         """The classes that have a method of this name of their own, or inherit one from another class of these."""
         defined = {name for name, each in self.classes.items() if member in each.members}
         return sorted(name for name in self.classes if self.ancestors(name) & defined) if defined else []
+
+    def gives(self, name: str, member: str) -> bool:
+        """Return whether a method of a class may return something."""
+        classes = [self.classes[each] for each in self.ancestors(name) if each in self.classes]
+        return any(member in each.giving for each in classes)
 
     def descends(self, name: str, base: str) -> bool:
         """Return whether a class inherits from another one, or is it."""
@@ -153,7 +172,10 @@ def project_of(facts: Iterable[Facts], modules: Iterable[str] = (), names: Itera
     options = frozenset(name for each in facts for name in each.options)
     exports = together([(name, each.exports) for name, each in zip(names, facts, strict=False)])
     unread = options - {name for each in facts for name in each.read}
-    project = Project(classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports)
+    kinds = frozenset(name for each in facts for name in each.kinds)
+    project = Project(
+        classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports, kinds=kinds
+    )
     if not scripts.compiles:
         return project
     modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))
@@ -174,7 +196,8 @@ def facts_of(tree: ast.Module) -> Facts:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_options(node.value)
     )
-    return Facts(classes, scripts_of(tree), frozenset(_compared(tree)), options, read, exports_of(tree))
+    kinds = frozenset(filter(None, map(_of_kinds, ast.walk(tree))))
+    return Facts(classes, scripts_of(tree), frozenset(_compared(tree)), options, read, exports_of(tree), kinds)
 
 
 def option_of(call: ast.Call) -> str:
@@ -201,6 +224,15 @@ def _defaulted(node: ast.AST) -> str:
         if each.arg == "default" and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str):
             return option_of(node) if each.value.value.partition(":")[0] in ("cuda", "nccl") else ""
     return ""
+
+
+def _of_kinds(node: ast.AST) -> str:
+    """The option that a node makes, if its choices name "cuda" and another kind of accelerator."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
+        return ""
+    given = next((each.value for each in node.keywords if each.arg == "choices"), None)
+    texts = {each.value for each in ast.walk(given) if isinstance(each, ast.Constant)} if given is not None else set()
+    return option_of(node) if "cuda" in texts and texts & OTHERS else ""
 
 
 def _compared(tree: ast.Module) -> Iterator[tuple[str, str | int]]:
@@ -235,11 +267,12 @@ def _asked(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
 
 
 def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
-    members, attributes = set(), set()
+    members, attributes, giving = set(), set(), set()
     for each in node.body:
         match each:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 members.add(name)
+                giving |= {name} if _gives(each) else set()
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 attributes.add(name)
                 members |= {name} if name == "is_cuda" or isinstance(each.value, ast.Name | ast.Lambda) else set()
@@ -254,7 +287,16 @@ def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
             ):
                 attributes.add(name)
     bases = frozenset(_base(each, imports) for each in node.bases)
-    return Class(bases, frozenset(members), frozenset(attributes))
+    giving |= members - {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    return Class(bases, frozenset(members), frozenset(attributes), frozenset(giving))
+
+
+def _gives(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a method may return something: by a return with a value, a decorator, or in another class."""
+    inner = list(ast.walk(function))
+    returned = [each.value for each in inner if isinstance(each, ast.Return)]
+    ends = isinstance(function.body[-1], ast.Raise | ast.Pass) or any(isinstance(each, ast.Yield) for each in inner)
+    return ends or bool(function.decorator_list) or any(each is not None for each in returned)
 
 
 def _base(node: ast.expr, imports: Mapping[str, str]) -> str:

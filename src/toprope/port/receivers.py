@@ -79,7 +79,11 @@ def why_left(file: File, receiver: ast.expr, *members: str) -> str:
         known = types is not None and bool({name, name + _OR_BELOW} & types)
         if known:
             return f"{name} has a method {member} of its own"
+    call = file.parent(file.parent(receiver) or receiver)
+    is_used = isinstance(call, ast.Call) and not isinstance(file.parent(call), ast.Expr)
     for name, member in owners:
+        if is_used and member == members[0] and not project.gives(name, member):
+            continue  # its method returns nothing, and something is done with what this one returns
         if types is None and member != members[0] and _is_unrelated(file, receiver, name):
             continue
         if types is None or _may_be(file, types, name):

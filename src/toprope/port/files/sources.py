@@ -50,7 +50,7 @@ BINDING = _rule(
 _SPEAKS = re.compile(
     r"#\s*include\s*[<\"](?:cuda\w*\.h|cuda/[^>\"]+|cublas\w*(?:\.h)?|cudnn\w*\.h|cufft\w*\.h|curand\w*\.h|cusparse\w*\.h"
     r"|nccl\.h|thrust/[^>\"]+|cub/[^>\"]+|cutlass/[^>\"]+|ATen/cuda/[^>\"]+|c10/cuda/[^>\"]+|THC/[^>\"]+|ATen/cudnn/[^>\"]+)"
-    r"[>\"]|\bat::cuda\b|\bc10::cuda\b|\bcuda(?:Malloc|Memcpy|Stream_t|Free|LaunchKernel|DeviceSynchronize)\w*\b"
+    r"[>\"]|\b(?:at|c10|torch)::(?:cuda\b|kCUDA\b)|\bcuda(?:Malloc|Memcpy|Stream_t|Free|LaunchKernel|DeviceSynchronize)\w*\b"
     r"|\bCHECK_CUDA\b|\bis_cuda\s*\(\)|\b__global__\b|<<<"
 )
 _KERNEL = re.compile(

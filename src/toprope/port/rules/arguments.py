@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
@@ -155,7 +156,7 @@ def _handed_on(file: File, node: ast.Call) -> bool:
         given = node.args[0]
         values = [each.value for each in file.bindings(given)] if isinstance(given, ast.Name) else [given]
         is_own = any(each is not None and _parses(each) for each in values)
-        if _declares(file) if is_own else is_options(given):
+        if _declares(file) or (not (is_own or _parses_own(file)) and _holds_options(given)):
             names = ", ".join(sorted(file.project.options))
             file.report(DEFAULT, node, f"it hands {names} on as texts: resolve them where they arrive")
     return False
@@ -171,13 +172,25 @@ def _declares(file: File) -> bool:
     )
 
 
+def _holds_options(node: ast.expr) -> bool:
+    """Return whether something holds the options of the command line by its name; a `config` may be a model's."""
+    return is_options(node) and not re.search(r"conf|cfg", ast.unparse(node), re.IGNORECASE)
+
+
+def _parses_own(file: File) -> bool:
+    """Return whether the file is a program with options of its own, which are not those of another one."""
+    return any(
+        isinstance(each, ast.Call) and getattr(each.func, "attr", "") == "add_argument" for each in file.walk.parents
+    )
+
+
 def _is_parsed(file: File, node: ast.expr) -> bool:
     """Return whether something holds the parsed options: by its name, or since parse_args gave it."""
-    if is_options(node):
+    values = [each.value for each in file.bindings(node)] if isinstance(node, ast.Name) else []
+    if any(each is not None and _parses(each) for each in values):
         return True
-    return isinstance(node, ast.Name) and any(
-        each.value is not None and _parses(each.value) for each in file.bindings(node)
-    )
+    computed = any(isinstance(each, ast.BinOp | ast.Subscript | ast.Constant) for each in values)  # a tensor named A
+    return is_options(node) and not computed
 
 
 def _parses(node: ast.expr) -> bool:

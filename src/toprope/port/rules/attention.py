@@ -162,6 +162,7 @@ class _Value:
     line: int
 
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _PRODUCTS = {"matmul", "bmm", "einsum", "baddbmm"}
 _KEEP = {
     "masked_fill", "masked_fill_", "float", "half", "bfloat16", "to", "type", "type_as", "contiguous", "view",
@@ -246,6 +247,8 @@ class _Search:
             return _Value(False, node.lineno)
         if first.line not in self.found:
             self.found.add(first.line)
+            if any(self.is_used(name, node) for name, each in self.names.items() if each == first):
+                return None
             above = node.lineno - first.line
             said = (
                 f"attention by hand, its scores {above} lines above: scaled_dot_product_attention of "
@@ -253,6 +256,23 @@ class _Search:
             )
             self.file.report(BY_HAND, node, said)
         return None
+
+    def is_used(self, name: str, product: ast.expr) -> bool:
+        """Return whether the probabilities are used for more than the second product and a return."""
+        around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
+        for each in ast.walk(around) if around is not None else ():
+            if not isinstance(each, ast.Name) or each.id != name or not isinstance(each.ctx, ast.Load):
+                continue
+            outer = [*self.file.ancestors(each)]
+            if product in outer or each.lineno < product.lineno:
+                continue
+            statement = self.file.statement(each)
+            if isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return):
+                continue  # the callers of most models do not look at them
+            targets = statement.targets if isinstance(statement, ast.Assign) else []
+            if not any(isinstance(one, ast.Name) and one.id == name for one in targets):
+                return True
+        return False
 
 
 def _last_name(function: ast.expr) -> str:

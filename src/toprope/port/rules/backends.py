@@ -15,41 +15,9 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family(
     "backends", "Switches of backends, compilers, dtypes",
-    words=[b"cudnn", b"backends.cuda", b"torch.compile", b"jit.script", b"float64", b"double", b"complex", b"polar",
-           b"channels_last", b"fused"],
+    words=[b"cudnn", b"backends.cuda", b"torch.compile", b"jit.script", b"jit.load", b"float64", b"double", b"complex",
+           b"polar", b"channels_last", b"fused"],
 )  # fmt: skip
-
-CUDNN = FAMILY.rule(
-    "TR074",
-    Kind.REVIEW,
-    "if torch.backends.cudnn.enabled: a switch of cuDNN that decides a branch",
-    why="""The switch says True where there is no cuDNN too, so that the branch for cuDNN runs on every device. Ask for
-    the device where it is meant. A write does no harm elsewhere and is not reported, nor is a value that is only kept
-    to be written back.""",
-    source="tried on CPU and simulated card",
-    examples=[
-        Example(
-            """
-            import torch
-
-            if torch.backends.cudnn.enabled:
-                torch.backends.cudnn.benchmark = True
-            """
-        ),
-        Example(
-            "import torch\n\nbefore = torch.backends.cudnn.benchmark\ntorch.backends.cudnn.benchmark = True",
-            reported=False,
-        ),
-    ],
-)
-
-
-@FAMILY.reference(*(f"torch.backends.cudnn.{name}" for name in ("benchmark", "deterministic", "enabled", "fastest")))
-def _cudnn(file: File, node: ast.expr) -> bool:
-    if file.decides(node):
-        file.report(CUDNN, node)
-    return True
-
 
 TF32 = FAMILY.rule(
     "TR075",
@@ -210,6 +178,28 @@ def _script(file: File, node: ast.Call) -> bool:
     texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     if any(each.partition(":")[0] == "cuda" for each in texts):
         file.report(SCRIPT, node.func)
+    return False
+
+
+LOADED = FAMILY.rule(
+    "TR088a",
+    Kind.REVIEW,
+    "torch.jit.load(path): give map_location",
+    why="""A program that was saved on CUDA is put there again, and torch.jit.load takes no function as map_location,
+    which could leave other programs where they were. Devices that were traced into the program stay CUDA's: save it
+    again on the other card.""",
+    source="PyTorch's documentation of torch.jit.load",
+    examples=[
+        Example("import torch\n\nmodel = torch.jit.load(path)"),
+        Example("import torch\n\nmodel = torch.jit.load(path, map_location='cpu')", reported=False),
+    ],
+)
+
+
+@FAMILY.call("torch.jit.load")
+def _loaded(file: File, node: ast.Call) -> bool:
+    if file.argument(node, 1, "map_location") is None and not any(each.arg is None for each in node.keywords):
+        file.report(LOADED, node, "give it map_location=portable.device() where it was saved on CUDA")
     return False
 
 

@@ -134,7 +134,11 @@ def _report_once(file: File, node: ast.keyword) -> None:
 @FAMILY.string("nvcc", "/bin/nvcc", "bin/nvcc")
 def _compiler(file: File, node: ast.Constant) -> bool:
     around = file.parent(node)
-    if not isinstance(around, ast.Expr | ast.JoinedStr):
+    reported = any(
+        each.rule is EXTENSION and each.line <= node.lineno <= each.end_line and each.before != file.text(node)
+        for each in file.findings
+    )  # the extension itself, whose flags these are
+    if not isinstance(around, ast.Expr | ast.JoinedStr) and not reported:
         file.report(EXTENSION, node)
     return True
 

@@ -6,7 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Said, Use, function_for, is_template, said, use
+from toprope.port.places import Said, Use, begins_device, function_for, is_listed, is_template, said, use
 from toprope.port.receivers import is_for_own_to
 from toprope.port.registry import table
 from toprope.port.rule import Example, Kind, Rule
@@ -309,6 +309,10 @@ def _torch_device(file: File, call: ast.Call) -> bool:
         return False
     named = said(file, first)
     if named is None:
+        if begins := [each for each in ast.walk(first) if begins_device(file, each, first)]:
+            file.report(INDEX, call, "its text is put together", edits=file.rename(call, "device"))
+            for each in (call.func, *begins):
+                file.done(each)
         return False
     rule = CHOICE if named.chosen else INDEX if named.index is not None else DEVICE
     file.report(rule, call, edits=file.replace(call, *named.pieces(file.portable("device"))))
@@ -317,16 +321,9 @@ def _torch_device(file: File, call: ast.Call) -> bool:
 
 def _but_for(file: File, node: ast.expr, named: Said) -> bool:
     """All of the node is done but what stays of it, which may hold more."""
-    if not isinstance(named.index, ast.AST):
+    if not isinstance(named.index, ast.expr):
         return True
-    # expressions alone: all nodes of a tree share one Load
-    kept = {each for each in ast.walk(named.index) if isinstance(each, ast.expr)}
-    for each in ast.walk(node):
-        if isinstance(each, ast.expr) and each is not node and each not in kept and not kept & set(ast.walk(each)):
-            file.done(each)
-    for each in ast.walk(node):
-        if isinstance(each, ast.JoinedStr | ast.BinOp | ast.IfExp | ast.Call) and each not in kept and each is not node:
-            file.pass_over(each)
+    file.done_but(node, named.index)
     return False
 
 
@@ -342,17 +339,16 @@ def _format(file: File, node: ast.Call) -> bool | None:
 
 @FAMILY.string("cuda", "cuda:*")
 def _text(file: File, node: ast.expr) -> bool:
-    if _is_for_runtime(file, node):
-        return True
     named = said(file, node)
+    if _is_for_runtime(file, node):
+        return isinstance(node, ast.Constant) or (named is not None and _but_for(file, node, named))
     if named is None:
         if is_template(file, node):
             file.report(UNUSED, node, "a device's name is made of it in a way that is not known: left as it is")
         return False
     how = use(file, node)
     if how is Use.UNKNOWN and not named.chosen:
-        shown = isinstance(file.parent(node), ast.Expr | ast.JoinedStr)  # a docstring, a part of a longer text
-        if not shown and not _is_taken_by_runtime(file, node):
+        if not is_listed(file, node) and not _is_taken_by_runtime(file, node):
             file.report(UNUSED, node, f"{file.text(node)} is not seen to be a device: left as it is")
             return _but_for(file, node, named)
         return False
@@ -368,15 +364,20 @@ def _text(file: File, node: ast.expr) -> bool:
 
 def _is_for_runtime(file: File, node: ast.expr) -> bool:
     """Return whether a function of the runtime is given the text, and makes of it the device in use."""
-    around = file.parent(node)
-    call = file.parent(around) if isinstance(around, ast.keyword) else around
-    return isinstance(call, ast.Call) and node is not call.func and file.of_runtime(call.func) is not None
+    inner, around = node, file.parent(node)
+    while (
+        isinstance(around, ast.BoolOp | ast.keyword)
+        or (isinstance(around, ast.IfExp) and inner is not around.test)
+        or (isinstance(around, ast.BinOp) and inner is around.left)
+    ):
+        inner, around = around, file.parent(around)  # type: ignore[assignment]
+    return isinstance(around, ast.Call) and inner is not around.func and file.of_runtime(around.func) is not None
 
 
 def _is_taken_by_runtime(file: File, node: ast.expr) -> bool:
     """Return whether it is for a function that becomes the runtime's, which takes "cuda:0" for the device in use."""
-    around = file.parent(node)
-    return isinstance(around, ast.Call) and node in around.args and file.dotted(around.func) in table().drop_ins
+    call = file.parent(node)
+    return isinstance(call, ast.Call) and node in call.args and file.dotted(call.func) in table().drop_ins
 
 
 def _rule(file: File, node: ast.expr, named: Said, how: Use) -> Rule:

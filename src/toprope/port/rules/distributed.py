@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import device_name, index_name, is_asked_about, names_default
+from toprope.port.places import device_name, index_name, names_default
 from toprope.port.project import is_options
 from toprope.port.rule import Example, Kind
 from toprope.port.scopes import Binding, with_defaults
@@ -114,6 +114,17 @@ def _is_nccl(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lower() == "nccl"
 
 
+def _there(file: File, node: ast.expr | None) -> None:
+    """`"nccl" if dist.is_nccl_available() else "gloo"`: NCCL is asked for on CUDA alone."""
+    if isinstance(node, ast.IfExp) and any(True for _ in _backends(node.body)):
+        test = node.test
+        is_asked = isinstance(test, ast.Call) and file.dotted(test.func) == "torch.distributed.is_nccl_available"
+        if isinstance(test, ast.Call) and is_asked and not file.is_done(test.func):
+            edits = file.replace(test, f'{file.portable("kind")}() != "cuda" or ', test)
+            file.report(TEST, test, edits=edits)
+            file.done(test.func)
+
+
 def _backends(node: ast.expr | None) -> Iterator[ast.expr]:
     """Every "nccl" that an expression can give: itself, and the branches of a choice."""
     if isinstance(node, ast.IfExp):
@@ -131,6 +142,7 @@ def _convert(file: File, node: ast.expr | None) -> None:
         advice = 'f"cpu:gloo,{portable.kind()}:{portable.dist_backend()}", "gloo" on the CPU'
         file.report(BACKEND, node, f"a backend for each kind of device: {advice}")
         file.done(node)
+    _there(file, node)
     for each in _backends(node):
         if not file.is_done(each):
             file.report(BACKEND, each, edits=file.replace(each, f"{file.portable('dist_backend')}()"))
@@ -283,6 +295,9 @@ def _compare(file: File, node: ast.Compare) -> bool:
 
 @FAMILY.reference("torch.distributed.is_nccl_available")
 def _available(file: File, node: ast.expr) -> bool:
+    around = file.parent(file.parent(node) or node)
+    if isinstance(around, ast.BoolOp) and file.calls_runtime(getattr(around.values[0], "left", None), "kind"):
+        return True  # asked on CUDA alone
     file.report(TEST, node, 'elsewhere it is False; portable.dist_backend() == "nccl" says what is used')
     return True
 
@@ -374,25 +389,3 @@ def _ddp(file: File, node: ast.Call) -> bool:
             continue
         file.report(DDP, value, edits=file.replace(value, f"{file.portable('device_ids')}(", value, ")"))
     return False
-
-
-PARALLEL = FAMILY.rule(
-    "TR069",
-    Kind.NOT_CONVERTIBLE,
-    "nn.DataParallel: one process for several GPUs",
-    why="""It is for CUDA (torch_npu does not support it), and passes through on the CPU. DistributedDataParallel, one
-    process a device, works everywhere and is faster. A condition on CUDA in front of it stays. The class may be asked
-    about: no model is of it elsewhere.""",
-    source="PyTorch's own advice; torch_npu's documentation",
-    examples=[
-        Example("import torch\n\nif torch.cuda.device_count() > 1:\n    model = torch.nn.DataParallel(model)"),
-        Example("from torch import nn\n\nif isinstance(model, (nn.DataParallel, Other)):\n    run()", reported=False),
-    ],
-)
-
-
-@FAMILY.reference("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel")
-def _parallel(file: File, node: ast.expr) -> bool:
-    if not is_asked_about(file, node):
-        file.report(PARALLEL, node)
-    return True

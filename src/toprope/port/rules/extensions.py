@@ -142,7 +142,8 @@ def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
         top = full.partition(".")[0]
         if top in _OTHERS and not relative:
             return False
-        binary = _binary(file, module, each.name, from_import=isinstance(node, ast.ImportFrom))
+        own = relative or _own(file, module.partition(".")[0])
+        binary = _binary(file, module, each.name, from_import=isinstance(node, ast.ImportFrom), own=own)
         if not binary and not relative and _SAYS_CUDA.fullmatch(top) and not _own(file, top):
             binary = top
         if binary:
@@ -156,7 +157,7 @@ def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     return False
 
 
-def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
+def _binary(file: File, module: str, name: str, *, from_import: bool, own: bool) -> str:
     """The name of the binary module that an import brings; "" where it brings none."""
     last = module.rpartition(".")[2]
     names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
@@ -169,7 +170,7 @@ def _binary(file: File, module: str, name: str, *, from_import: bool) -> str:
         is_module = each == last or not from_import or last in ("", "ops", "src", "lib", "_C", "ext", "extensions")
         if is_module and _NAME.fullmatch(each):
             return each
-        if from_import and each == name and _EXTENSION.fullmatch(each):
+        if from_import and (own or each.startswith("_")) and each == name and _EXTENSION.fullmatch(each):
             return each
     return ""
 

@@ -57,10 +57,28 @@ def _trainer(file: File, node: ast.Call) -> bool:
         quote = file.text(told.value)[-1]
         file.report(ACCELERATOR, told.value, edits=file.replace(told.value, f"{quote}auto{quote}"))
         file.done(told.value)
-    number = file.keyword(node, "gpus")
+    elif told is not None and isinstance(told.value, ast.IfExp):
+        _chosen(file, told.value)
+    number = next((each for each in node.keywords if each.arg in ("gpus", "gpu")), None)
     if number is not None:
-        file.report(GPUS, number)
+        file.report(GPUS, number.value.body if isinstance(number.value, ast.IfExp) else number)
     return False
+
+
+def _chosen(file: File, node: ast.IfExp) -> None:
+    """`"gpu" if torch.cuda.is_available() else "cpu"`: what "auto" means. With more in the condition it stays."""
+    arms = [each.value if isinstance(each, ast.Constant) else None for each in (node.body, node.orelse)]
+    asked = node.test.operand if isinstance(node.test, ast.UnaryOp) else node.test
+    if sorted(map(str, arms)) in (["cpu", "gpu"], ["cpu", "cuda"]):
+        plain = isinstance(asked, ast.Call) and file.dotted(asked.func) == "torch.cuda.is_available"
+        gpu = node.body if arms[0] != "cpu" else node.orelse
+        quote = file.text(gpu)[-1]
+        if plain:
+            file.report(ACCELERATOR, node, edits=file.replace(node, f"{quote}auto{quote}"))
+        else:
+            file.report(ACCELERATOR, gpu, 'Lightning knows "gpu" as CUDA alone: "auto" lets it choose')
+        for each in ast.walk(node) if plain else (gpu,):
+            file.done(each)
 
 
 GPUS = FAMILY.rule(

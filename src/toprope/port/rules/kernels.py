@@ -6,6 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.project import last_name
 from toprope.port.rule import Example, Kind
 from toprope.port.stand_ins import refused, signatures
 from toprope.support.replacements import for_module
@@ -166,6 +167,11 @@ def _wanted(file: File, node: ast.keyword) -> bool:
     value = node.value
     if not isinstance(value, ast.Constant) or "flash" not in str(value.value):
         return False
+    call = file.parent(node)
+    name = last_name(call.func) if isinstance(call, ast.Call) else ""
+    if name in file.project.classes and not file.project.ancestors(name) - file.project.classes.keys():
+        file.report(WANTED, value, f"{name} is a class of this project: choose where the attention is called")
+        return True
     edits = file.replace(value, f"{file.portable('attention_implementation')}(", value, ")")
     file.report(WANTED, value, edits=edits)
     return True
@@ -274,11 +280,13 @@ _PACKAGES = (
      """The packages have a slow version in torch (selective_scan_ref, causal_conv1d_ref) that runs everywhere.""",
      ("mamba_ssm", "causal_conv1d", "causal_conv1d_cuda", "selective_scan_cuda", "selective_scan", "fla"),
      "import causal_conv1d_cuda"),
-    ("TR084", "cupy, pycuda, numba.cuda, RAPIDS, TensorRT: NVIDIA's libraries",
+    ("TR084", "cupy, pycuda, numba.cuda, RAPIDS, TensorRT, Isaac Gym: NVIDIA's libraries",
      """There is no counterpart of the same form elsewhere; what they compute can often be said in torch.""",
      ("cupy", "cupyx", "pycuda", "cudf", "cuml", "cugraph", "tensorrt", "torch_tensorrt", "torch2trt", "nvdiffrast",
       "kaolin", "deep_gemm", "transformer_engine", "pytorch3d", "cuda", "tinycudann", "nvidia",
-      "rmm", "cutlass", "cuquantum"), "import cupy as cp"),
+      "rmm", "cutlass", "cuquantum", "isaacgym", "isaacgymenvs", "isaaclab", "isaacsim", "warp", "omni",
+      "tutel", "fmoe", "megablocks"),
+     "import cupy as cp"),
 )  # fmt: skip
 
 
@@ -298,10 +306,14 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
         found = for_module(module)
         known = "" if found is None else found.text
         guarded = "it is guarded already" if file.is_tried(node) else ""
-        file.report(
-            rule, node, "; ".join(each for each in (guarded, known and f"known to replace it: {known}") if each)
-        )
+        file.report(rule, node, _said(module, guarded, known and f"known to replace it: {known}"))
         return False
+
+
+def _said(module: str, *facts: str) -> str:
+    """Put the name of a module in front of what is known of it; "" where there is nothing."""
+    known = "; ".join(each for each in facts if each)
+    return f"{module}: {known}" if known else ""
 
 
 for _package in _PACKAGES:

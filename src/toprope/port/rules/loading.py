@@ -192,6 +192,17 @@ def _says_cuda(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_cuda(node.value)
 
 
+def _settle_text(file: File, node: ast.expr) -> None:
+    """Note that the beginning of a text is dealt with; what is put behind it is still looked at."""
+    while True:
+        file.done(node) if isinstance(node, ast.Constant) else file.pass_over(node)
+        match node:
+            case ast.JoinedStr(values=[first, *_]) | ast.BinOp(left=first) | ast.Call(func=ast.Attribute(value=first)):
+                node = first
+            case _:
+                return
+
+
 def _is_cuda(text: str) -> bool:
     return text.partition(":")[0] == "cuda"
 
@@ -202,15 +213,15 @@ def _location(file: File, node: ast.keyword) -> bool:
     if _says_cuda(value):
         plain = isinstance(value, ast.Constant) and value.value == "cuda"
         given: tuple[str | ast.AST, ...] = ("()",) if plain else ("(", value, ")")
-        file.done(value)
+        _settle_text(file, value)
         file.report(LOCATION, value, edits=file.replace(value, file.portable("device"), *given))
-        return True
+        return isinstance(value, ast.Constant)
     if isinstance(value, ast.Dict):
         told = [each for each in value.values if _says_cuda(each)]
         for each in told:
-            file.done(each)
+            _settle_text(file, each)
             file.report(NAMES, each, edits=file.replace(each, f"{file.portable('name')}(", each, ")"))
-        return bool(told) or all(isinstance(each, ast.Constant) for each in value.values)
+        return all(isinstance(each, ast.Constant) for each in value.values)
     return isinstance(value, ast.Lambda) and _function(file, value)
 
 
@@ -226,9 +237,11 @@ def _function(file: File, node: ast.Lambda) -> bool:
     if own & set(names) or (body.args and isinstance(body.args[0], ast.Starred)):
         return False
     given: tuple[str | ast.AST, ...] = (body.args[0],) if body.args else ()
-    file.done(body)
     file.report(FUNCTION, node, edits=file.replace(node, f"{file.portable('device')}(", *given, ")"))
-    return True
+    if body.args:
+        file.done_but(body, body.args[0])
+        file.pass_over(node)
+    return not body.args
 
 
 TENSORS = FAMILY.rule(

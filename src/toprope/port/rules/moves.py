@@ -7,7 +7,7 @@ import ast
 from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_card, said
+from toprope.port.places import is_card, is_storage, said
 from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind
 
@@ -188,6 +188,8 @@ def _cuda(file: File, call: ast.Call) -> bool:
     own = why_left(file, function.value, "cuda", "to")
     if own:
         file.report(rule, call, held_back=own)
+    elif is_storage(file, function.value):
+        file.report(rule, call, held_back="a storage has no such method: torch.serialization.default_restore_location")
     elif any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
         file.report(rule, call, held_back="its arguments are not known here")
     elif len(call.args) > 2:
@@ -223,7 +225,9 @@ def _edits(file: File, call: ast.Call, function: ast.Attribute) -> list[Edit]:
         kept = device if named is None or named.chosen else named.index
         pieces = (f"{file.portable('device')}(", *([] if kept is None else [kept]), ")")
         edits.append(file.replace(device, *pieces))
-        if named is not None and not named.chosen:
+        if named is not None and isinstance(named.index, ast.expr) and not named.chosen:
+            file.done_but(device, named.index)
+        elif named is not None and not named.chosen:
             file.done(device)
         elif is_card(file, device):
             file.pass_over(device)

@@ -1,4 +1,4 @@
-"""Row 69a: the parts of torch's DataParallel, which copy between the GPUs of one process."""
+"""Rows 69 and 69a: torch's DataParallel and its parts, which copy between the GPUs of one process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.places import is_asked_about
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -13,7 +14,7 @@ __all__ = ["FAMILY"]
 FAMILY = Family(
     "replicas",
     "Several GPUs in one process",
-    words=[b"nn.parallel", b"nn import parallel", b"cuda.comm", b"import comm"],
+    words=[b"nn.parallel", b"DataParallel", b"data_parallel", b"nn import parallel", b"cuda.comm", b"import comm"],
 )
 
 PARTS = FAMILY.rule(
@@ -61,3 +62,25 @@ def _imported(file: File, node: ast.ImportFrom) -> bool:
     if not node.level and module in {f"torch.nn.parallel.{name}" for name in _MODULES} | {"torch.cuda.comm"}:
         file.report(PARTS, node)
     return False
+
+
+PARALLEL = FAMILY.rule(
+    "TR069",
+    Kind.NOT_CONVERTIBLE,
+    "nn.DataParallel: one process for several GPUs",
+    why="""It is for CUDA (torch_npu does not support it), and passes through on the CPU. DistributedDataParallel, one
+    process a device, works everywhere and is faster. A condition on CUDA in front of it stays. The class may be asked
+    about: no model is of it elsewhere.""",
+    source="PyTorch's own advice; torch_npu's documentation",
+    examples=[
+        Example("import torch\n\nif torch.cuda.device_count() > 1:\n    model = torch.nn.DataParallel(model)"),
+        Example("from torch import nn\n\nif isinstance(model, (nn.DataParallel, Other)):\n    run()", reported=False),
+    ],
+)
+
+
+@FAMILY.reference("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel")
+def _parallel(file: File, node: ast.expr) -> bool:
+    if not is_asked_about(file, node):
+        file.report(PARALLEL, node)
+    return True

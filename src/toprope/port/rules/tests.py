@@ -7,7 +7,8 @@ import ast
 from toprope.port.compiled import guards_a_kernel
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import texts_of
+from toprope.port.places import is_constant_cuda, texts_of
+from toprope.port.project import OTHERS
 from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind, Rule
 
@@ -249,11 +250,13 @@ _TWO_KINDS = (frozenset({"cuda"}), frozenset({"cuda", "cpu"}))
 _OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
 
 
-OTHERS = {"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"}
-
-
 def _tells_apart(file: File, node: ast.AST) -> bool:
-    """Return whether the function around a place, or the file, asks for another kind of accelerator too."""
+    """Return whether the function around a place, or the file, asks for another kind of accelerator too.
+
+    So does an option of the command line that can be given another kind.
+    """
+    if any(isinstance(each, ast.Attribute) and each.attr in file.project.kinds for each in ast.walk(node)):
+        return True
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     around: ast.AST = next((each for each in file.ancestors(node) if isinstance(each, kinds)), file.walk.module.node)
     return any(
@@ -262,15 +265,19 @@ def _tells_apart(file: File, node: ast.AST) -> bool:
     )
 
 
-def _is_text(node: ast.expr) -> bool:
+def _is_text(file: File, node: ast.expr) -> bool:
+    """Return whether it is "cuda", or `torch.device("cuda").type`."""
+    if isinstance(node, ast.Attribute) and node.attr == "type" and isinstance(node.value, ast.Call):
+        call = node.value
+        return file.dotted(call.func) == "torch.device" and len(call.args) == 1 and is_constant_cuda(call)
     return isinstance(node, ast.Constant) and node.value == "cuda"
 
 
-def _named(node: ast.expr) -> bool:
+def _named(file: File, node: ast.expr) -> bool:
     """Return whether it is "cuda", or a tuple, list or set of nothing else."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
-        return len(node.elts) == 1 and _is_text(node.elts[0])
-    return _is_text(node)
+        return len(node.elts) == 1 and _is_text(file, node.elts[0])
+    return _is_text(file, node)
 
 
 @FAMILY.node(ast.Compare)
@@ -279,14 +286,14 @@ def _compare(file: File, node: ast.Compare) -> bool:
         return False
     operator, left, right = node.ops[0], node.left, node.comparators[0]
     if isinstance(operator, ast.Eq | ast.NotEq):
-        if _is_text(left):
+        if _is_text(file, left):
             left, right = right, left
-        return _is_text(right) and _of_type(file, node, left, isinstance(operator, ast.NotEq))
+        return _is_text(file, right) and _of_type(file, node, left, isinstance(operator, ast.NotEq))
     if not isinstance(operator, ast.In | ast.NotIn):
         return False
-    if _is_text(left):
+    if _is_text(file, left):
         return _in_text(file, node, right, isinstance(operator, ast.NotIn))
-    return _named(right) and _of_type(file, node, left, isinstance(operator, ast.NotIn))
+    return _named(file, right) and _of_type(file, node, left, isinstance(operator, ast.NotIn))
 
 
 def _of_type(file: File, node: ast.Compare, asked: ast.expr, is_not: bool) -> bool:
@@ -318,7 +325,7 @@ def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: R
         start = "not " if is_not else ""
         file.report(rule, node, edits=file.replace(node, f"{start}{file.portable('is_accelerator')}(", device, ")"))
     for each in ast.walk(node):
-        if isinstance(each, ast.Constant):
+        if isinstance(each, ast.Constant) or (isinstance(each, ast.expr) and _is_text(file, each)):
             file.done(each)
 
 
@@ -361,10 +368,12 @@ TEXT = FAMILY.rule(
 def _device_of(file: File, node: ast.expr) -> ast.expr | None:
     """The device whose text a node is; None where it is not seen to be one."""
     value = node
-    if isinstance(node, ast.Call):
-        if not file.is_builtin(node.func, "str") or len(node.args) != 1 or node.keywords:
+    while isinstance(value, ast.Call):  # str(device), portable.resolve(args.device) of an earlier run
+        resolves = file.calls_runtime(value, "resolve", "resolve_kind")
+        if not (resolves or file.is_builtin(value.func, "str")) or len(value.args) != 1 or value.keywords:
             return None
-        value = node.args[0]
+        value = value.args[0]
+    value = value.value if isinstance(value, ast.Attribute) and value.attr == "type" else value
     name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
     return value if name.lower().strip("_") in ("device", "dev", "device_name", "map_location") else None
 
@@ -379,7 +388,7 @@ def _in_text(file: File, node: ast.Compare, text: ast.expr, is_not: bool) -> boo
 @FAMILY.method("startswith")
 def _starts(file: File, node: ast.Call) -> bool:
     assert isinstance(node.func, ast.Attribute)
-    if len(node.args) != 1 or not _is_text(node.args[0]):
+    if len(node.args) != 1 or not _is_text(file, node.args[0]):
         return False
     device = _device_of(file, node.func.value)
     if device is not None:
