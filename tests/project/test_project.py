@@ -172,18 +172,28 @@ def test_the_wheel_has_every_file_of_the_package(tmp_path):
     assert names == package_files(tmp_path / "src")
 
 
-@pytest.mark.slow
-def test_the_sdist_has_the_package_and_no_half_of_the_tests(tmp_path):
+def test_the_sdist_has_the_package_and_what_its_own_tests_need(tmp_path):
     # setuptools adds tests/test*.py by itself, without helpers and folders
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_flat.py").touch()
-    tests = [str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "project").glob("*.py")]
-    sdist = built(tmp_path, "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *tests, kind="sdist")
+    tests = [
+        file.relative_to(ROOT).as_posix()
+        for name in ("project", "helpers")
+        for file in (ROOT / "tests" / name).glob("*.py")
+    ]
+    others = [
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "Makefile",
+        "constraints.txt",
+        "scripts/setup.sh",
+        ".ci/run",
+    ]
+    sdist = built(tmp_path, *others, *tests, kind="sdist")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {name for name in names if name.startswith("tests")} == set()
     assert {name.removeprefix("src/") for name in names} >= package_files(tmp_path / "src")
-    assert {"pyproject.toml", "README.md", "LICENSE"} <= names
+    assert names >= {*tests, *others}
 
 
 def test_the_classifiers_name_the_python_that_is_tested():

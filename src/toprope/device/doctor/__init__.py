@@ -1,1 +1,3 @@
 """Diagnosis for `toprope doctor` and `toprope devices`: collect facts, then reason about them."""
+
+__all__: list[str] = []

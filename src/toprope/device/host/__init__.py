@@ -1,1 +1,3 @@
 """Facts about this machine without torch: Ascend files, npu-smi, installed software, child processes."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """A graph as data: nodes and their wiring, streams, options, settings, and the deploy file."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """A stage as data: its specification, its plan for a process, and its status cells."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """The UDF interface: functions that see messages, with their metadata, queues and output routing."""
+
+__all__: list[str] = []

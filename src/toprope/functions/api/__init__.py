@@ -1,1 +1,3 @@
 """Names of the yr API, by subject; `toprope.functions.exports` lists them all."""
+
+__all__: list[str] = []

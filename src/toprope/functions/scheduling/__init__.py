@@ -1,1 +1,3 @@
 """Placement of requests on nodes: resource grammar, ledger, bundles, strategies, affinities; pure."""
+
+__all__: list[str] = []

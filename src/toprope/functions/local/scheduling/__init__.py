@@ -1,1 +1,3 @@
 """Scheduler of a local session, with its instance groups and resource groups."""
+
+__all__: list[str] = []

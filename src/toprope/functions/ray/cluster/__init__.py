@@ -1,1 +1,3 @@
 """A Ray cluster: joined or started for a session, and kept by `toprope start`, `status` and `stop`."""
+
+__all__: list[str] = []

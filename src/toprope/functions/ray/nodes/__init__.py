@@ -1,1 +1,3 @@
 """Nodes of a Ray cluster: their resources and labels, and their view as a ledger."""
+
+__all__: list[str] = []

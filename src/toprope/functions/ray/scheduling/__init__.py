@@ -1,1 +1,3 @@
 """Scheduling on top of Ray: queues of requests, instance groups and resource groups."""
+
+__all__: list[str] = []

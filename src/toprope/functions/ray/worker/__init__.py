@@ -1,1 +1,3 @@
 """Code that runs in the worker processes of Ray: actors, tasks, and the API inside of them."""
+
+__all__: list[str] = []
