@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 import toprope
 from toprope.cli.group import group
 from toprope.cli.outputs import guarded
-from toprope.errors import TopropeError
+from toprope.errors import PackageError, TopropeError
 
 __all__ = ["VERBS", "main"]
 
@@ -91,10 +91,20 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="toprope")
     except TopropeError as error:
-        sys.stderr.write(f"toprope: {error}\n")
-        return error.exit_status
+        return _reported(error)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from toprope.extras import advice
+
+        return _reported(PackageError("this needs torch, which is not installed.", sys.executable, advice("torch")))
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None  # click ends silently where a pipe was closed
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _reported(error: TopropeError) -> int:
+    sys.stderr.write(f"toprope: {error}\n")
+    return error.exit_status
