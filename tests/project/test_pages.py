@@ -33,6 +33,27 @@ def test_the_readme_links_the_page_of_every_package():
     assert sorted(page.name for page in (pages | {DOCS / "index.md"}) - linked(ROOT / "README.md")) == []
 
 
+# Paths in a page: from the root of the repository, or from the package's folder.
+PATH = re.compile(r"`((?:src|tests|scripts|benchmarks|examples|docs)/[\w./-]+\.\w+)`")
+OTHERS = {"docs/errors/name.md", "docs/ATTENTION_GUIDE.md"}  # a page that is to be written; a file of another project
+
+
+def test_the_files_that_pages_name_are_there():
+    named = {(str(page.relative_to(ROOT)), path) for page in PAGES for path in PATH.findall(page.read_text("utf-8"))}
+    assert len(named) >= 40
+    assert sorted(each for each in named if each[1] not in OTHERS and not (ROOT / each[1]).exists()) == []
+
+
+def test_the_files_of_the_architecture_are_there():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 50
+    package = ROOT / "src" / "toprope"
+    named = set(re.findall(r"`([\w/]+\.(?:py|cpp|h))`", text))
+    assert sorted(path for path in named if not (package / path).is_file()) == []
+    assert all(re.fullmatch(r"\| (`[\w/]+\.(py|cpp|h)`(, )?)+ \| .+ \|", line) for line in rows)
+
+
 MISSING = re.compile(
     r"\byet\b|\bso\s+far\b|\bfor\s+now\b|\bwill\s+(?:be|come|follow|get|have)\b|\bplanned\s+for\b"
     r"|\bnot\s+(?:built|implemented|supported)\b(?!\s+(?:for|in)\b)|\bdoes\s+not\s+exist\b|\b(?:future|later)\s+versions?\b"
