@@ -20,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +47,6 @@ WANTED = 0.9
 LIMIT = 120.0
 """Seconds that the tests of a module may take."""
 
-_VARIABLES = ("MUTANT_NAME", "MUTANT_FILE")
 _OTHER: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add,
@@ -116,7 +116,7 @@ def is_killed(module: str, source: str, folder: Path) -> bool:
     tests = [f"tests/{name}" for name in MODULES[module].split()]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PYTHONPATH"] = f"{Path(__file__).parent}:{PACKAGE.parent}"
-    environment |= dict(zip(_VARIABLES, (f"toprope.{module.replace('/', '.')}", str(file)), strict=True))
+    environment |= {"MUTANT_NAME": f"toprope.{module.replace('/', '.')}", "MUTANT_FILE": str(file)}
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "mutants", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
@@ -128,12 +128,23 @@ def is_killed(module: str, source: str, folder: Path) -> bool:
     return done.returncode != 0
 
 
-class _Finder:
-    """Loads the changed source in the module's place; pytest loads this file as a plugin."""
+class _Loader(SourceFileLoader):
+    """Loads a module as if its file had other contents."""
 
-    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> Any:
-        name, file = (os.environ.get(each, "") for each in _VARIABLES)
-        return spec_from_file_location(fullname, file) if name and fullname == name else None
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the changed source."""
+        source = Path(os.environ["MUTANT_FILE"]).read_text(encoding="utf-8")
+        return compile(source, self.path, "exec", dont_inherit=True)
+
+
+class _Finder:
+    """Finds the changed module; pytest loads this file as a plugin."""
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != os.environ["MUTANT_NAME"]:
+            return None
+        file = str(PACKAGE.parent / f"{fullname.replace('.', '/')}.py")
+        return spec_from_file_location(fullname, file, loader=_Loader(fullname, file))
 
 
 def tell(line: str) -> None:
@@ -169,5 +180,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-elif os.environ.get(_VARIABLES[0]):
+elif os.environ.get("MUTANT_NAME"):
     sys.meta_path.insert(0, _Finder())

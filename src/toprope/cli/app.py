@@ -32,9 +32,9 @@ VERBS = {
     "images": "Write a tiny model that edits pictures, to try everything offline.",
     "devices": "List the devices that a program would see, and why there are no others.",
     "explain": "Print a page of the documentation, such as the one that an error names; list the pages.",
-    "start": "Begin: settings and cards that this user's programs with functions have until `stop`.",
-    "status": "Say what `start` began.",
-    "stop": "End what `start` began.",
+    "start": "Start a deployment: settings and cards for this user's programs with functions, until `stop`.",
+    "status": "Show the deployment and the running instances.",
+    "stop": "End the deployment of `start`.",
 }
 """Every verb with its line in `toprope --help`. The verb `x` is the typer application `app` in toprope/cli/x.py."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from toprope.cli.child import without_run
-from toprope.device.software import installed_version
+from toprope.device.host.software import installed_version
 from toprope.errors import BuildError, TopropeError
 from toprope.extras import advice
 from toprope.sim.build import ENDS_WITH_PARENT, is_ready

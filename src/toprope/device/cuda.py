@@ -13,7 +13,7 @@ import torch
 
 from toprope.device.accelerator import AcceleratorDevice
 from toprope.device.base import Availability, Capabilities, Properties, State
-from toprope.device.libraries import reason
+from toprope.device.host.libraries import reason
 
 __all__ = ["CudaDevice"]
 
