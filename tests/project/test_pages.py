@@ -35,7 +35,7 @@ def test_the_readme_links_the_page_of_every_package():
 
 # Paths in a page: from the root of the repository, or from the package's folder.
 PATH = re.compile(r"`((?:src|tests|scripts|benchmarks|examples|docs)/[\w./-]+\.\w+)`")
-OTHERS = {"docs/errors/name.md", "docs/NPU_INTEGRATION_GUIDE.md"}  # a page that is to be written; a file of another project
+OTHERS = {"docs/errors/name.md", "docs/NPU_INTEGRATION_GUIDE.md"}  # to be written; of another project
 
 
 def test_the_files_that_pages_name_are_there():
