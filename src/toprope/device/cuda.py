@@ -33,7 +33,7 @@ class CudaDevice(AcceleratorDevice):
 
     @classmethod
     def look(cls) -> Availability:
-        """True if torch is built for GPUs and sees one, by torch's own questions."""
+        """State of this kind: whether torch is built for GPUs and sees one, by torch's own functions."""
         with warnings.catch_warnings(record=True) as said:  # torch warns here of a driver that is too old
             warnings.simplefilter("always")
             try:

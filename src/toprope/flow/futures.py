@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DeadlineExceeded", "Futures", "QueueFull", "ResultStream", "size_of"]
 
 _TURN_MS = 50
-"""Time that the thread waits for a result before it checks deadlines, in seconds."""
+"""Time that the thread waits for a result before it checks deadlines, in milliseconds."""
 
 _MOST_RESULTS, _MOST_BYTES = 65536, 64 * 2**20
 """Results of one stream that nobody has taken, and bytes of their tensors; a stream with more is cancelled."""

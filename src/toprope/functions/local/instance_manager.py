@@ -443,7 +443,7 @@ class _Creation:
         self._instance = instance
 
     def ended(self, process: Process, call: Call, error: BaseException | None) -> bool:
-        """Handle the result of the constructor; it is never retried."""
+        """Handle the result of the constructor. Return False: it is never retried."""
         self._instances.created(self._instance, call, error)
         return False
 
@@ -456,7 +456,7 @@ class _Calls(_Creation):
     """Owner of an instance's calls: receives their results."""
 
     def ended(self, process: Process, call: Call, error: BaseException | None) -> bool:
-        """Handle the result of a call; it is never retried."""
+        """Handle the result of a call. Return False: it is never retried."""
         if error is not None:
             call.fail(error)
         self._instances.free_if_unused(self._instance)

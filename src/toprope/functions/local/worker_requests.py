@@ -137,7 +137,7 @@ class Requests:
         self._session.object(name, process).when_done(lambda: self._answer(process, number, None))
 
     def is_done(self, process: Process, number: int, name: int) -> None:
-        """True once the object is available."""
+        """Answer with True once the object is available, else False."""
         self._answer(process, number, self._session.object(name, process).done)
 
     def cancel(self, process: Process, number: int, names: list[int], force: bool, recursive: bool) -> None:
@@ -214,7 +214,7 @@ class Requests:
         self._answer(process, number, None)
 
     def load_state(self, process: Process, number: int) -> None:
-        """Return the last saved state of the worker's instance, None for none."""
+        """Answer with the last saved state of the worker's instance, None for none."""
         self._answer(process, number, self._instance_of(process, "load_state").saved)
 
     def function_group_context(self, process: Process, number: int) -> None:

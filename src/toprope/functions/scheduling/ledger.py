@@ -201,7 +201,7 @@ class Ledger:
             self._pools[grant.node].cpu += grant.request.cpu
 
     def resume(self, number: int) -> None:
-        """Return the lent cores to a grant. If they are in use, more cores than exist are in use for a while."""
+        """Take back the lent cores of a grant. If others use them, more cores than exist are in use for a while."""
         if number in self._paused:
             self._paused.discard(number)
             self._pools[self._grants[number].node].cpu -= self._grants[number].request.cpu

@@ -30,14 +30,14 @@ _FORMAT = 2
 
 _SPIN_NS = 60_000
 _POLITE_NS = 250_000
-"""Spinning before a reader sleeps, in seconds: until when it keeps the processor, and in total."""
+"""Time that a reader polls before it sleeps, in nanoseconds: without yielding the processor, and in total."""
 
 _CHUNK = 256 * 1024
 BUFFER = 4 * 2**20
 """Requested size of a socket's buffer, in bytes; most machines allow less."""
 
 _PATIENCE_MS = 1
-"""Pause of a non-blocking sender for an active reader, in seconds."""
+"""Time that a non-blocking sender waits for an active reader, in milliseconds."""
 
 
 class Kind:

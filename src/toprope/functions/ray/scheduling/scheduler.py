@@ -108,7 +108,7 @@ class Placing:
             self._backend.clock.after(watched.limit / 1000, watched.late)
 
     def asked(self, request: Request, options: InvokeOptions) -> Asked:
-        """Record a request to Ray, behind those that wait already."""
+        """Return the record of a request that Ray is given now, behind those that wait already."""
         on, _ = self._wishes(Wishes(options))
         bundles = self.resource_groups.bundle_for(options)
         return Asked(self._backend, request, on, bundles, list(self._waiting.values()))
