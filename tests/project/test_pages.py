@@ -54,6 +54,15 @@ def test_the_files_of_the_architecture_are_there():
     assert all(re.fullmatch(r"\| (`[\w/]+\.(py|cpp|h)`(, )?)+ \| .+ \|", line) for line in rows)
 
 
+def test_the_torch_that_make_setup_installs_is_the_one_that_the_versions_call_run():
+    page = (DOCS / "versions.md").read_text(encoding="utf-8")
+    pinned = re.search(r"^TORCH \?= torch==(\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    assert re.findall(r"^\| (\d[\w.]*) \| run \|", page, re.MULTILINE) == [pinned]
+    pythons = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert pythons
+    assert [each for each in pythons if not re.search(rf"^\| {re.escape(each)}[ .,]", page, re.MULTILINE)] == []
+
+
 MISSING = re.compile(
     r"\byet\b|\bso\s+far\b|\bfor\s+now\b|\bwill\s+(?:be|come|follow|get|have)\b|\bplanned\s+for\b"
     r"|\bnot\s+(?:built|implemented|supported)\b(?!\s+(?:for|in)\b)|\bdoes\s+not\s+exist\b|\b(?:future|later)\s+versions?\b"
