@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -17,66 +18,14 @@ pytestmark = pytest.mark.process
 HELD = ("base", "select", "kinds", "probing", "seeds", "memory", "device_string", "api", "npu", "cuda", "cpu")
 POINT = "[toprope.backends]\nabacus = abacus:Abacus\n"
 
-# The kind "abacus": two devices whose tensors lie on torch's "meta", which computes nothing.
-ABACUS = """
-import contextlib
-import torch
-from toprope.device import Availability, Capabilities, Device, Properties, State
+# The kind "abacus" of the page docs/adding.md: two devices whose tensors lie on torch's "meta", which computes nothing.
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "adding.md").read_text(encoding="utf-8")
+(ABACUS,) = (each for each in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Abacus(Device)" in each)
 
 
-seeds = []
+def abacus(priority):
+    return ABACUS.replace("priority = 100\n", f"priority = {priority}\n")
 
-
-class Abacus(Device):
-    kind = "abacus"
-    title = "Abacus"
-    priority = {priority}
-    dtype_order = ("int64",)
-
-    def __init__(self, index):
-        self.index, self.torch_device = index, torch.device("meta")
-
-    @classmethod
-    def look(cls):
-        return Availability("abacus", State.WORKS, count=2)
-
-    @classmethod
-    def current_index(cls):
-        return 1
-
-    capabilities = Capabilities(collectives="")
-
-    def properties(self):
-        return Properties("Wooden", total_memory=100, cores=10)
-
-    def as_current(self):
-        return contextlib.nullcontext()
-
-    def memory_info(self):
-        return 90, 100
-
-    def memory_allocated(self):
-        return 10
-
-    def memory_reserved(self):
-        return None
-
-    def max_memory_allocated(self):
-        return None
-
-    def manual_seed(self, seed): seeds.append((self.index, seed))
-    def on_stream(self, stream): return contextlib.nullcontext()
-    def set_current(self): ...
-    def reset_peak_memory(self): ...
-    def empty_cache(self): ...
-    def synchronize(self): ...
-    def stream(self, priority=0): ...
-    def current_stream(self): ...
-    def default_stream(self): ...
-    def event(self, *, timing=False): ...
-    def rng_state(self): ...
-    def set_rng_state(self, state): ...
-"""
 
 LOOK = """
 from toprope import device
@@ -92,7 +41,7 @@ def asked(*names):
 
 @pytest.mark.slow
 def test_a_kind_from_another_package(tmp_path):
-    install(tmp_path, "abacus", ABACUS.format(priority=100), entry_points=POINT)
+    install(tmp_path, "abacus", abacus(100), entry_points=POINT)
     code = (
         LOOK
         + """
@@ -121,7 +70,7 @@ tell(
 @pytest.mark.slow
 @pytest.mark.parametrize(("priority", "chosen"), [(400, "abacus:1"), (-1, "cpu")])
 def test_its_place_in_the_order_is_its_own(tmp_path, priority, chosen):
-    install(tmp_path, "abacus", ABACUS.format(priority=priority), entry_points=POINT)
+    install(tmp_path, "abacus", abacus(priority), entry_points=POINT)
     assert told(LOOK + "tell(list(asked(None)))", tmp_path) == [chosen]
 
 
@@ -132,7 +81,7 @@ def test_its_place_in_the_order_is_its_own(tmp_path, priority, chosen):
         ("raise OSError('no wood')", "the kind of device 'abacus' cannot be loaded: OSError: no wood"),
         ("", "the kind of device 'abacus' cannot be loaded: AttributeError: "),
         ("class Abacus: kind = 'abacus'", "abacus:Abacus is not a subclass of toprope.device.Device"),
-        (ABACUS.format(priority=1).replace('"abacus"', '"other"'), "with kind = 'abacus'"),
+        (abacus(1).replace('"abacus"', '"other"'), "with kind = 'abacus'"),
     ],
 )
 def test_a_package_that_is_broken_harms_only_who_asks_for_it(tmp_path, code, said):
@@ -146,7 +95,7 @@ def test_a_package_that_is_broken_harms_only_who_asks_for_it(tmp_path, code, sai
 
 
 def test_a_kind_of_our_own_cannot_be_replaced(tmp_path):
-    code = ABACUS.format(priority=900).replace('"abacus"', '"cpu"')
+    code = abacus(900).replace('"abacus"', '"cpu"')
     install(tmp_path, "abacus", code, entry_points="[toprope.backends]\ncpu = abacus:Abacus\n")
     name, kinds = told(LOOK + "tell(device.get('cpu').name, list(device.kinds()))", tmp_path)
     assert name != "Wooden"
@@ -154,7 +103,7 @@ def test_a_kind_of_our_own_cannot_be_replaced(tmp_path):
 
 
 def test_a_package_that_comes_later_is_found(tmp_path):
-    install(tmp_path, "abacus", ABACUS.format(priority=100), entry_points=POINT)
+    install(tmp_path, "abacus", abacus(100), entry_points=POINT)
     code = f"import sys\nfirst = list(asked('abacus'))\nsys.path.insert(0, {str(tmp_path)!r})\n"
     first, then = told(LOOK + code + "tell(first, *asked('abacus'))")
     assert first == ["DeviceNameError: there is no kind of device 'abacus'."]

@@ -33,6 +33,36 @@ def test_the_readme_links_the_page_of_every_package():
     assert sorted(page.name for page in (pages | {DOCS / "index.md"}) - linked(ROOT / "README.md")) == []
 
 
+# Paths in a page: from the root of the repository, or from the package's folder.
+PATH = re.compile(r"`((?:src|tests|scripts|benchmarks|examples|docs)/[\w./-]+\.\w+)`")
+OTHERS = {"docs/errors/name.md", "docs/NPU_INTEGRATION_GUIDE.md"}  # to be written; of another project
+
+
+def test_the_files_that_pages_name_are_there():
+    named = {(str(page.relative_to(ROOT)), path) for page in PAGES for path in PATH.findall(page.read_text("utf-8"))}
+    assert len(named) >= 40
+    assert sorted(each for each in named if each[1] not in OTHERS and not (ROOT / each[1]).exists()) == []
+
+
+def test_the_files_of_the_architecture_are_there():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 50
+    package = ROOT / "src" / "toprope"
+    named = set(re.findall(r"`([\w/]+\.(?:py|cpp|h))`", text))
+    assert sorted(path for path in named if not (package / path).is_file()) == []
+    assert all(re.fullmatch(r"\| (`[\w/]+\.(py|cpp|h)`(, )?)+ \| .+ \|", line) for line in rows)
+
+
+def test_the_torch_that_make_setup_installs_is_the_one_that_the_versions_call_run():
+    page = (DOCS / "versions.md").read_text(encoding="utf-8")
+    pinned = re.search(r"^TORCH \?= torch==(\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    assert re.findall(r"^\| (\d[\w.]*) \| run \|", page, re.MULTILINE) == [pinned]
+    pythons = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert pythons
+    assert [each for each in pythons if not re.search(rf"^\| {re.escape(each)}[ .,]", page, re.MULTILINE)] == []
+
+
 MISSING = re.compile(
     r"\byet\b|\bso\s+far\b|\bfor\s+now\b|\bwill\s+(?:be|come|follow|get|have)\b|\bplanned\s+for\b"
     r"|\bnot\s+(?:built|implemented|supported)\b(?!\s+(?:for|in)\b)|\bdoes\s+not\s+exist\b|\b(?:future|later)\s+versions?\b"
