@@ -11,5 +11,5 @@ for step in range(20):
     loss.backward()
     optimizer.step()
     if loss.item() < 0.1:
+        print(f"loss {loss.item():.2f} after {step + 1} steps")
         break
-print(f"loss {loss.item():.2f} after {step + 1} steps")

@@ -18,7 +18,7 @@ FIGURE = ROOT / "docs" / "figures" / "first-report.svg"
 
 CHARACTER, LINE, LEFT, TOP = 7.25, 18, 20, 34
 STYLE = (
-    ".window{fill:$band}.line{font:12px ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
+    ".window{fill:$band}.line{font:12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
     ".label{fill:$faint}.bold{font-weight:700}.found{fill:$alarm}"
 )
 

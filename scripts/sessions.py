@@ -33,7 +33,8 @@ COLUMNS = 110
 SECONDS = 280  # for one command
 
 _BLOCK = re.compile(
-    r"^<!-- (?P<what>tested|file: (?P<name>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^<!-- (?P<what>tested|file: (?P<name>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 _TIME = re.compile(r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|(?<=\[W)\d+ [\d:.]+")
 
