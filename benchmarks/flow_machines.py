@@ -33,8 +33,8 @@ from parts.ratios import ratio
 from toprope.flow.edge.codec import Codec
 from toprope.flow.edge.connections import Connections, Kind
 from toprope.flow.edge.links import InQueue, in_link, out_link
-from toprope.flow.stage_plan import Address, Route, Target
-from toprope.flow.stage_spec import TENSOR, Head, Message
+from toprope.flow.stage.plan import Address, Route, Target
+from toprope.flow.stage.spec import TENSOR, Head, Message
 
 SIZES = {"1 KB": (10**3, 200), "1 MB": (10**6, 60), "64 MB": (64 * 10**6, 4)}
 """Bytes of a payload, and how many are sent in a round."""

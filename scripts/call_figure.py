@@ -17,15 +17,15 @@ WIDTH, HEIGHT, LEFT, GAP = 220, 52, 30, 40
 STYLE = ".part{fill:$box}.pure{fill:$s2}.lane{fill:$band}.way{stroke:$ink;stroke-width:1.5;fill:none}.head{fill:$ink}"
 
 DRIVER = (
-    ("1 proxies.py", "method.invoke, checks arguments"),
+    ("1 api/proxies.py", "method.invoke, checks arguments"),
     ("2 local/session.py", "makes the call, returns a reference"),
     ("3 local/object_store.py", "arguments: pickle, shared memory"),
-    ("4 local/instances.py", "finds the instance, does what 5 says"),
+    ("4 local/instance_manager.py", "finds the instance, does what 5 says"),
     ("5 lifecycle.py", "decides: send, queue, fail, start, end"),
     ("6 local/dispatcher.py", "window of calls on their way"),
 )
-WAY = (("7 wire.py", "messages over a socket"),)
-WORKER = (("8 local/worker.py", "runs the method, sends its result"),)
+WAY = (("7 transport/wire.py", "messages over a socket"),)
+WORKER = (("8 local/worker/worker_process.py", "runs the method, sends its result"),)
 BACK = (
     ("9 local/reactor.py", "reads, unless the caller of get does"),
     ("6 local/dispatcher.py", "finds the call of the result"),

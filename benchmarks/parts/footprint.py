@@ -22,7 +22,7 @@ class Footprint:
     @staticmethod
     def now() -> Footprint:
         gc.collect()
-        pids = [os.getpid(), *(pid for pid in _children(os.getpid()) if b"local.forkserver" in _file(pid, "cmdline"))]
+        pids = [os.getpid(), *(pid for pid in _children(os.getpid()) if b"worker.forkserver" in _file(pid, "cmdline"))]
         resident = sum(int(_file(pid, "statm").split()[1]) for pid in pids) * os.sysconf("SC_PAGE_SIZE")
         descriptors = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
         return Footprint(resident, descriptors, sum(len(_children(pid)) for pid in pids))

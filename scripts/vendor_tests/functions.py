@@ -27,7 +27,7 @@ def children(pid):
 pid = os.getppid()
 while pid > 1:
     for each in children(pid):
-        if b"toprope.functions.local.forkserver" in Path(f"/proc/{{each}}/cmdline").read_bytes():
+        if b"toprope.functions.local.worker.forkserver" in Path(f"/proc/{{each}}/cmdline").read_bytes():
             for worker in children(each):
                 print("user", worker, each, "fnruntime")
             raise SystemExit

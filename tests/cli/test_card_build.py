@@ -84,7 +84,7 @@ def test_a_build_was_diagnosed_as_a_broken_torch(verb: str, empty_cache: dict[st
 def test_the_examiners_time_begins_after_the_build(
     verb: str, empty_cache: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from toprope.device.machine import Facts
+    from toprope.device.host.machine import Facts
 
     ready = []
 
@@ -92,7 +92,7 @@ def test_the_examiners_time_begins_after_the_build(
         ready.append(build.is_ready())
         return Facts()
 
-    monkeypatch.setattr("toprope.device.facts.gather", gather)
+    monkeypatch.setattr("toprope.device.doctor.facts.gather", gather)
     for name in [name for name in os.environ if name.startswith(("TOPROPE", "TORCH", "ASCEND"))]:
         monkeypatch.delenv(name)
     for name, value in (empty_cache | {"TOPROPE_SIM": "910B3"}).items():

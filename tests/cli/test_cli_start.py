@@ -18,8 +18,8 @@ from toprope.cli import yr
 from toprope.cli.choose import Asked, choose
 from toprope.cli.start import _simulated
 from toprope.errors import EnvironmentProblem, UsageError
-from toprope.functions import deployed
-from toprope.functions.deploy import WRONG_MODE, Deployment, begin, leftover, no_set
+from toprope.functions.deployment import state_file
+from toprope.functions.deployment.start_options import WRONG_MODE, Deployment, begin, leftover, no_set
 from toprope.settings import Settings
 from toprope.sim import cards
 from toprope.sim.spec import SimSpec
@@ -54,7 +54,7 @@ def runtime(tmp_path, monkeypatch):
     (tmp_path / "store").mkdir(mode=0o700)
     monkeypatch.setenv("TOPROPE_OBJECT_STORE", str(tmp_path / "store"))  # other programs of the user are not seen
     yield tmp_path / "toprope"
-    deployed.end()
+    state_file.end()
 
 
 def toprope(*words, status=0, **variables):
@@ -155,49 +155,49 @@ def test_variables_that_keep_masks_away_are_kept_by_presence():
 
 
 def test_what_was_started_is_the_users_alone_and_ends(runtime):
-    assert deployed.read() is None
-    assert deployed.end() is None
-    place = deployed.keep(Deployment(mode="count"))
+    assert state_file.read() is None
+    assert state_file.end() is None
+    place = state_file.keep(Deployment(mode="count"))
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-    assert deployed.read().mode == "count"
-    with pytest.raises(UsageError, match="it runs already"):
-        deployed.keep(Deployment())
-    assert deployed.end().mode == "count"
-    assert deployed.read() is None
+    assert state_file.read().mode == "count"
+    with pytest.raises(UsageError, match="a deployment is running already"):
+        state_file.keep(Deployment())
+    assert state_file.end().mode == "count"
+    assert state_file.read() is None
 
 
 def test_a_file_that_others_may_have_written_is_not_heeded(runtime):
-    place = deployed.keep(Deployment())
+    place = state_file.keep(Deployment())
     place.chmod(0o644)
-    assert deployed.read() is None
+    assert state_file.read() is None
     place.chmod(0o600)
-    assert deployed.read() is not None
+    assert state_file.read() is not None
     other = runtime / "other"
     shutil.copy(place, other)
     place.unlink()
     place.symlink_to(other)
-    assert deployed.read() is None
+    assert state_file.read() is None
 
 
 def test_what_was_started_before_a_boot_is_over(runtime, monkeypatch):
-    place = deployed.keep(Deployment())
-    found = deployed.read()
+    place = state_file.keep(Deployment())
+    found = state_file.read()
     place.write_text(replace(found, boot="another").format())
-    assert deployed.read() is None
+    assert state_file.read() is None
     place.write_text("{")
-    assert deployed.read() is None
+    assert state_file.read() is None
 
 
 def test_cards_that_run_on_are_the_cards_that_are_started(tmp_path):
     run, later = tmp_path / "run", tmp_path / "later"
     run.mkdir(), later.mkdir()
-    folder = deployed.share_cards(str(run))
-    deployed.join_cards(later, Deployment(cards=folder))
+    folder = state_file.share_cards(str(run))
+    state_file.join_cards(later, Deployment(cards=folder))
     (run / cards.FILE).write_bytes(b"held")
     assert (later / cards.FILE).read_bytes() == b"held"
     shutil.rmtree(folder)
-    assert Path(deployed.share_cards("")).is_dir()
+    assert Path(state_file.share_cards("")).is_dir()
 
 
 def test_a_run_joins_the_cards_that_were_started():
@@ -230,7 +230,7 @@ def test_start_status_stop(runtime, capsys, monkeypatch):
     told = capsys.readouterr()
     assert told.out.startswith("started (npu_collection_mode=hbm); 2 simulated Ascend 910B4")
     assert told.err == "toprope: without effect here: --port_policy\n"
-    found = deployed.read()
+    found = state_file.read()
     assert (found.cpu, found.custom_resources, found.labels) == (8000, {"ssd": 5}, {"zone": "b"})
     assert found.no_set == {"YR_NOSET_ASCEND_RT_VISIBLE_DEVICES": "0"}
     assert SimSpec.parse(found.sim) == SimSpec("910B4", 2, force=True)
@@ -240,7 +240,7 @@ def test_start_status_stop(runtime, capsys, monkeypatch):
     for each in ("npu_collection_mode=hbm", "2 simulated Ascend 910B4", "8000 millicores, ssd 5", "zone=b", "YR_NOSET"):
         assert each in shown
     assert call("start", "--master") == 2
-    assert "it runs already" in capsys.readouterr().err
+    assert "a deployment is running already" in capsys.readouterr().err
     assert call("stop", "--force") == 0
     assert capsys.readouterr().out == "stopped\n"
     assert not Path(found.cards).exists()
@@ -279,7 +279,7 @@ def test_status_lists_the_instances_of_programs_where_nothing_was_started(runtim
 def test_another_mode_is_refused_in_the_vendors_words(runtime, capsys, words):
     assert call("start", *words) == 1
     assert capsys.readouterr().err == "npu_collection_mode only support all, count, hbm, sfmd, topo, off\n"
-    assert deployed.read() is None
+    assert state_file.read() is None
 
 
 def test_without_cards_it_starts_and_says_so(runtime, capsys):
@@ -299,7 +299,7 @@ def test_what_makes_no_sense(runtime, capsys, monkeypatch):
     monkeypatch.setenv("TOPROPE_SIM", "910B4x2")
     assert call("start", "--master", "--count", "3") == 2
     assert "not those of the toprope run that this is in" in capsys.readouterr().err
-    assert deployed.read() is None
+    assert state_file.read() is None
 
 
 def test_cards_of_a_run_with_options_of_its_own_were_called_others(runtime, monkeypatch):
@@ -310,13 +310,13 @@ def test_cards_of_a_run_with_options_of_its_own_were_called_others(runtime, monk
 
 
 def test_ray_that_is_not_there_is_said(runtime, monkeypatch):
-    monkeypatch.setitem(sys.modules, "toprope.functions.ray.cluster", None)
+    monkeypatch.setitem(sys.modules, "toprope.functions.ray.cluster.commands", None)
     monkeypatch.setitem(sys.modules, "toprope.functions.ray", None)
-    assert deployed.address() == ""
+    assert state_file.address() == ""
     with pytest.raises(EnvironmentProblem, match="Ray cannot be used"):
-        deployed.cluster()
+        state_file.cluster()
     assert call("start", "--master", "--ray") == 3
-    assert deployed.read() is None
+    assert state_file.read() is None
 
 
 def test_blocking_ends_with_stop(runtime):
@@ -332,7 +332,7 @@ def test_yr_takes_its_configuration_in_front(runtime, tmp_path, capsys):
     config = tmp_path / "config.toml"
     config.write_text('[function_agent.args]\nnpu_collection_mode = "off"\n')
     assert yr.main(["-c", str(config), "start", "--master"]) == 0
-    assert deployed.read().mode == "off"
+    assert state_file.read().mode == "off"
     assert yr.main(["status"]) == yr.main(["stop"]) == yr.main([]) == 0
     assert "Usage: yr" in capsys.readouterr().out
     assert yr.main(["launch"]) == 2

@@ -13,8 +13,8 @@ from device_stand_ins import in_python
 from toprope.cli.child import SITE
 from toprope.cli.choose import Asked, Probe, choose
 from toprope.cli.probe import probe
-from toprope.device.doctor import diagnose
-from toprope.device.machine import Examination, Facts
+from toprope.device.doctor.diagnosis import diagnose
+from toprope.device.host.machine import Examination, Facts
 from toprope.errors import CardError
 from toprope.settings import Settings
 

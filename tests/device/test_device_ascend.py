@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from toprope.device.ascend import AscendMachine, look_at_machine, mask_text
-from toprope.device.libraries import advice, missing_library, reason
+from toprope.device.host.ascend import AscendMachine, look_at_machine, mask_text
+from toprope.device.host.libraries import advice, missing_library, reason
 
 CANN = "usr/local/Ascend/ascend-toolkit/latest"
 

@@ -17,7 +17,7 @@ from toprope import device
 from toprope.device import Availability, FallbackWarning, State, kinds, select
 from toprope.device.base import Device
 from toprope.device.cpu import CpuDevice
-from toprope.device.names import Asked, read_name
+from toprope.device.device_string import Asked, read_name
 from toprope.errors import (
     DeviceBrokenError,
     DeviceIndexError,

@@ -9,11 +9,20 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from toprope.device import software
-from toprope.device.ascend import AscendMachine
-from toprope.device.doctor import diagnose
-from toprope.device.doctor_software import explain_torch_npu
-from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Facts, Package, SmiCard, Step
+from toprope.device.doctor.diagnosis import diagnose
+from toprope.device.doctor.software_checks import explain_torch_npu
+from toprope.device.host import software
+from toprope.device.host.ascend import AscendMachine
+from toprope.device.host.machine import (
+    BackendResult,
+    DeviceResult,
+    DtypeResult,
+    Examination,
+    Facts,
+    Package,
+    SmiCard,
+    Step,
+)
 
 pytestmark = pytest.mark.native
 
@@ -312,7 +321,7 @@ def test_any_facts_can_be_reasoned_about(facts: Facts) -> None:
 
 def test_every_finding_is_on_the_page() -> None:
     page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/toprope/device").glob("doctor*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/toprope/device/doctor").glob("*.py"))
     named = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | {"no-cann", "cann-not-loaded", "nnal-incomplete"}
     assert len(named) > 25
     assert sorted(name for name in named if f"`{name}`" not in page) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from toprope.cli import main
-from toprope.device.examine import examine
+from toprope.device.doctor.torch_probe import examine
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -200,7 +200,7 @@ def test_the_switch_is_off_for_torchs_import_alone_and_found_again(tmp_path: Pat
 def test_a_plain_import_is_tried_where_there_are_backends_and_torch_would_load_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str, wanted: str | None
 ) -> None:
-    monkeypatch.setattr("toprope.device.examine._has_backends", lambda: True)
+    monkeypatch.setattr("toprope.device.doctor.torch_probe._has_backends", lambda: True)
     torch = "import os\nif os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] == '1': raise ValueError('broken')"
     variables = stub(tmp_path, torch=f"{torch}\n__version__ = 'x'") | {"TORCH_DEVICE_BACKEND_AUTOLOAD": switch}
     found = examine(variables, wait=60)
@@ -232,8 +232,8 @@ def _command_line(process: Path) -> str:
 def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from toprope.cli.doctor_text import codes_text, report
     from toprope.codes import explain
-    from toprope.device.doctor import diagnose
-    from toprope.device.machine import Facts
+    from toprope.device.doctor.diagnosis import diagnose
+    from toprope.device.host.machine import Facts
     from toprope.terminal import render, wants_colour
 
     monkeypatch.delenv("NO_COLOR", raising=False)

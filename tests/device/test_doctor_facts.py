@@ -7,13 +7,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from toprope.device import smi, software, versions
-from toprope.device.child_process import ended_by
-from toprope.device.doctor import diagnose
-from toprope.device.examine import examination
-from toprope.device.facts import gather
-from toprope.device.machine import BackendResult, DeviceResult, DtypeResult, Examination, Facts, SmiCard, Step
-from toprope.device.ratings import ratings
+from toprope.device.doctor.diagnosis import diagnose
+from toprope.device.doctor.facts import gather
+from toprope.device.doctor.ratings import ratings
+from toprope.device.doctor.torch_probe import examination
+from toprope.device.host import smi, software, versions
+from toprope.device.host.child_process import ended_by
+from toprope.device.host.machine import BackendResult, DeviceResult, DtypeResult, Examination, Facts, SmiCard, Step
 
 pytestmark = pytest.mark.process
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from toprope.codes import explain, in_text
-from toprope.device import smi
-from toprope.device.ascend import AscendMachine
-from toprope.device.doctor import diagnose
-from toprope.device.facts import gather
-from toprope.device.machine import DeviceResult, Examination, Facts, Package, SmiCard
+from toprope.device.doctor.diagnosis import diagnose
+from toprope.device.doctor.facts import gather
+from toprope.device.host import smi
+from toprope.device.host.ascend import AscendMachine
+from toprope.device.host.machine import DeviceResult, Examination, Facts, Package, SmiCard
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

@@ -11,9 +11,9 @@ import flow_balance as stages
 from flow_balance import COLS, ROWS, func
 from functions_session import session
 from toprope import flow as df
-from toprope.flow import flow_func as ff
-from toprope.flow.meta import MetaRunContext
-from toprope.flow.stage_spec import Head
+from toprope.flow.stage.spec import Head
+from toprope.flow.udf import flow_func as ff
+from toprope.flow.udf.run_context import MetaRunContext
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from toprope import flow as df
-from toprope.flow.export import FILE, export_model
-from toprope.flow.signature import input_count, output_count
-from toprope.flow.workspace import snake
+from toprope.flow.points.model_export import FILE, export_model
+from toprope.flow.points.signature import input_count, output_count
+from toprope.flow.points.workspace import snake
 
 FLOAT = df.DT_FLOAT
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.flow.deploy import addresses, parse, template
 from toprope.flow.exceptions import DfException
-from toprope.flow.graph_options import card, check_key, deploys, is_compile_only
-from toprope.flow.stage_spec import Deploy
+from toprope.flow.graph.deploy_file import addresses, parse, template
+from toprope.flow.graph.settings import card, check_key, deploys, is_compile_only
+from toprope.flow.stage.spec import Deploy
 
 RANGES = st.tuples(st.integers(0, 9), st.integers(0, 3)).map(lambda each: (each[0], each[0] + each[1]))
 

@@ -20,8 +20,9 @@ from toprope.flow.edge.links import InLink, InQueue, OutLink
 from toprope.flow.edge.ring_buffer import DONE, LOST, SENT, TAKEN, RingBuffer, WakeUp
 from toprope.flow.exceptions import DATA_ALIGN_FAILED, SHAPE_INVALID, DfException
 from toprope.flow.executor import runner
-from toprope.flow.metrics import Pages
-from toprope.flow.stage_spec import (
+from toprope.flow.observability.metrics import RingCounters
+from toprope.flow.observability.trace import chrome
+from toprope.flow.stage.spec import (
     EMPTY,
     EOS,
     FAILURE,
@@ -36,9 +37,8 @@ from toprope.flow.stage_spec import (
     Message,
     TimeBatch,
 )
-from toprope.flow.trace import chrome
 from toprope.flow.worker.batch import batcher, check
-from toprope.flow.worker.gather import Align, Order, Source
+from toprope.flow.worker.input_matching import Align, Order, Source
 from toprope.functions import interrupts
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)
@@ -189,7 +189,7 @@ def test_what_was_borrowed_is_lent_on_without_a_copy_and_given_back_at_the_end(e
     last = Codec(tmp_path, "l")
     put(link, codec, Message(TORCH, torch.arange(2.0**16)))
     arrive(receiver, queue, 1)
-    queue._codec._passes_on = True
+    queue._codec._forwards = True
     got = queue.take()
     sealed = queue._codec.seal(got.with_head(HEAD), 1, on_host=True)
     assert queue._codec._lender.used == 4096  # flags alone
@@ -220,8 +220,8 @@ def test_a_sender_waits_for_room_and_is_told_of_it(ends):
     arrive(receiver, queue, 2)
     threading.Timer(0.05, queue.take).start()
     assert link.wait(time.monotonic() + 5)
-    assert link.page.cells[5] > 50e6  # waited, in nanoseconds
-    assert (link.page.cells[SENT], link.page.cells[TAKEN]) == (2, 1)
+    assert link.ring.cells[5] > 50e6  # waited, in nanoseconds
+    assert (link.ring.cells[SENT], link.ring.cells[TAKEN]) == (2, 1)
 
 
 def test_overwrite_never_waits_and_the_newest_survive(ends):
@@ -232,7 +232,7 @@ def test_overwrite_never_waits_and_the_newest_survive(ends):
     arrive(receiver, queue, 3)
     receiver.pump(0.01)
     assert [queue.take().payload for _ in range(len(queue))] == [7, 8, 9]
-    assert link.page.cells[LOST] == 7
+    assert link.ring.cells[LOST] == 7
 
 
 def test_the_one_that_stands_in_is_sent_what_is_not_done_and_a_failure_for_what_was_begun(ends, tmp_path):
@@ -250,7 +250,7 @@ def test_the_one_that_stands_in_is_sent_what_is_not_done_and_a_failure_for_what_
     assert (failed.kind, failed.head.transaction_id, failed.ret_code, failed.replayed) == (FAILURE, 2, 564000, True)
     assert [queue.take().payload[0].item() for _ in range(3)] == [3, 4, 5]
     queue.links[-1].finish()
-    assert link.page.cells[DONE] == link.page.cells[SENT] == 4
+    assert link.ring.cells[DONE] == link.ring.cells[SENT] == 4
 
 
 def test_a_replayed_failure_of_what_has_arrived_already_is_dropped(ends):
@@ -401,7 +401,7 @@ def test_alignment_pairs_by_transaction_whatever_the_order(first, second):
 
 def test_a_group_that_stays_incomplete_is_handed_on_or_dropped(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("toprope.flow.worker.gather.clock", lambda: now[0])
+    monkeypatch.setattr("toprope.flow.worker.input_matching.clock", lambda: now[0])
     for drop in (False, True):
         both = queues(2)
         align = Align([Source(each) for each in both], 2, 10, drop)
@@ -433,7 +433,7 @@ def test_an_interrupt_waits_for_the_work_of_every_module_of_flow():
     folders = [Path(flow.__file__).parent, *(Path(each.__file__).parent for each in (edge, executor, worker))]
     assert runner.__file__.startswith(str(folders[0]))
     for folder in folders:
-        assert str(folder / "module.py").startswith(interrupts._rooms), folder
+        assert str(folder / "module.py").startswith(interrupts._packages), folder
 
 
 def test_metrics_tell_of_a_ring_buffer_that_is_not_whole_yet(tmp_path):
@@ -441,7 +441,7 @@ def test_metrics_tell_of_a_ring_buffer_that_is_not_whole_yet(tmp_path):
         edges, nodes, inputs = (), (), ()
 
     (tmp_path / "link-0-0-0-driver-0").touch()
-    assert Pages(tmp_path, One).quiet(["driver"]) == 0
+    assert RingCounters(tmp_path, One).quiet(["driver"]) == 0
 
 
 def test_a_chrome_trace_has_a_row_for_each_function():

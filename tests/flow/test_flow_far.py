@@ -14,9 +14,9 @@ from toprope.flow.edge.connections import Connections, Kind, Remote
 from toprope.flow.edge.links import InQueue, in_link, out_link
 from toprope.flow.edge.machines import Mirror, Reporter, begin, reach
 from toprope.flow.edge.ring_buffer import BYTES, DONE, LOST, SENT, TAKEN, RingBuffer
-from toprope.flow.stage_plan import DRIVER, HostPlan, Reach, Route, Target
-from toprope.flow.stage_spec import EMPTY, EOS, FAILURE, PICKLED, RAW, TENSOR, TORCH, Failure, Head, Message
-from toprope.flow.stage_status import Status
+from toprope.flow.stage.plan import DRIVER, HostPlan, Reach, Route, Target
+from toprope.flow.stage.spec import EMPTY, EOS, FAILURE, PICKLED, RAW, TENSOR, TORCH, Failure, Head, Message
+from toprope.flow.stage.status import Status
 from toprope.functions.local.folder import join_folder, leave_folder
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)
@@ -31,18 +31,18 @@ class Side:
         self.folder.mkdir()
         self.codec = Codec(self.folder, name)
         self.seen = []
-        self.hub = Connections(self.folder, name, self.handle, lambda peer: None, SECRET, name, "127.0.0.1")
-        self.book = self.hub.book = {}
-        self.queue = InQueue(self.hub, self.codec, depth, overwrites)
+        self.connections = Connections(self.folder, name, self.handle, lambda peer: None, SECRET, name, "127.0.0.1")
+        self.book = self.connections.book = {}
+        self.queue = InQueue(self.connections, self.codec, depth, overwrites)
 
     def handle(self, peer, message):
         self.seen.append(message.kind)
         if message.kind == Kind.LINK:
             *key, name = message.meta
-            in_link(self.hub, tuple(key), name, peer, self.queue)
+            in_link(self.connections, tuple(key), name, peer, self.queue)
 
     def arrive(self, count):
-        assert self.hub.wait(lambda: len(self.queue) >= count, time.monotonic() + 5)
+        assert self.connections.wait(lambda: len(self.queue) >= count, time.monotonic() + 5)
 
     def take(self):
         self.arrive(1)
@@ -53,8 +53,8 @@ class Side:
             link.finish()
 
     def close(self):
-        if not self.hub.closed:
-            self.hub.close()
+        if not self.connections.closed:
+            self.connections.close()
         self.codec.close()
 
 
@@ -66,7 +66,7 @@ def sides(tmp_path):
         found = [Side(tmp_path, name, **options) for name in names]
         made.extend(found)
         for one in made:
-            one.book.update({each.hub.name: each.hub.address for each in made})
+            one.book.update({each.connections.name: each.connections.address for each in made})
         return found
 
     yield make
@@ -76,8 +76,8 @@ def sides(tmp_path):
 
 def linked(sender, receiver, depth=4, overwrites=False):
     route = Route(0, 0, (), depth, overwrites, "next")
-    target = Target(receiver.hub.name, 0, 0, False)
-    link = out_link(sender.hub, (0, 0, 0), target, route, sender.codec)
+    target = Target(receiver.connections.name, 0, 0, False)
+    link = out_link(sender.connections, (0, 0, 0), target, route, sender.codec)
     link.connect()
     return link
 
@@ -88,7 +88,9 @@ def put(sender, link, message):
 
 
 def settled(sender, link, cell, wanted):
-    assert sender.hub.wait(lambda: link.page.cells[cell] == wanted, time.monotonic() + 5), list(link.page.cells[:10])
+    assert sender.connections.wait(lambda: link.ring.cells[cell] == wanted, time.monotonic() + 5), list(
+        link.ring.cells[:10]
+    )
 
 
 def test_every_kind_of_message_arrives_as_it_was(sides):
@@ -107,7 +109,7 @@ def test_every_kind_of_message_arrives_as_it_was(sides):
     def feed():  # some are larger than what sockets hold: whoever waits sends on
         for message in sent:
             put(sender, link, message)
-        sender.hub.wait(lambda: link.page.cells[DONE] == len(sent), time.monotonic() + 10)
+        sender.connections.wait(lambda: link.ring.cells[DONE] == len(sent), time.monotonic() + 10)
 
     feeding = threading.Thread(target=feed)
     feeding.start()
@@ -134,7 +136,7 @@ def test_every_kind_of_message_arrives_as_it_was(sides):
     receiver.finish()
     feeding.join(60)
     assert not feeding.is_alive()
-    assert link.page.cells[BYTES] > 2**23
+    assert link.ring.cells[BYTES] > 2**23
     # the sender has all of its memory back
     link._trim()
     sender.codec._lender.collect()
@@ -156,7 +158,9 @@ def test_a_full_edge_keeps_its_sender_waiting_and_an_overwriting_one_drops(sides
     link = linked(dropping, last, overwrites=True)
     for number in range(10):
         put(dropping, link, Message(RAW, b"%d" % number, Head(number + 1)))
-    assert last.hub.wait(lambda: last.queue.links and last.queue.links[0].page.cells[LOST] == 6, time.monotonic() + 5)
+    assert last.connections.wait(
+        lambda: last.queue.links and last.queue.links[0].ring.cells[LOST] == 6, time.monotonic() + 5
+    )
     assert [bytes(last.take().payload) for _ in range(4)] == [b"6", b"7", b"8", b"9"]
     last.finish()
     settled(dropping, link, LOST, 6)
@@ -182,7 +186,7 @@ def remote(secret, taken=None):
 
 def test_a_process_that_does_not_know_the_secret_is_let_in_nowhere(sides):
     (side,) = sides("a")
-    address = side.hub.address
+    address = side.connections.address
     for secret in (b"", b"t" * 32):
         stranger = remote(secret)
         with pytest.raises(OSError, match="no process of this graph"):
@@ -206,7 +210,7 @@ def test_a_process_that_does_not_know_the_secret_is_let_in_nowhere(sides):
         knows.connect(liar.address)
     knows.close()
     assert side.seen == []
-    assert side.hub._peers == {}
+    assert side.connections._peers == {}
 
 
 def test_a_connection_that_says_nothing_ends_and_keeps_no_other_out(sides, monkeypatch):
@@ -231,10 +235,10 @@ def test_what_a_dead_receiver_may_have_had_is_sent_again_marked_and_dropped_by_w
         put(sender, link, Message(TORCH, torch.full((4096,), float(number)), Head(number + 1)))
     assert [first.take().head.transaction_id for _ in range(3)] == [1, 2, 3]
     settled(sender, link, TAKEN, 3)
-    first.hub.close()
-    link.page.cells[TAKEN] = 2  # as if the last news had been lost with its machine
+    first.connections.close()
+    link.ring.cells[TAKEN] = 2  # as if the last news had been lost with its machine
     (second,) = sides("b-1", depth=16)
-    sender.book["b-1"] = second.hub.address
+    sender.book["b-1"] = second.connections.address
     link.move("b-1", Failure(RuntimeError("dead"), "", "b", 564000))
     got = [second.take() for _ in range(6)]
     assert [(each.head.transaction_id, each.kind, each.replayed) for each in got] == [
@@ -260,24 +264,24 @@ def test_what_a_dead_receiver_may_have_had_is_sent_again_marked_and_dropped_by_w
 
 def test_figures_of_another_machine_lie_in_the_drivers_folder(sides, tmp_path):
     driver, stage = sides(DRIVER, "stage")
-    driver.hub.connect("stage")
+    driver.connections.connect("stage")
     link = linked(stage, driver)
     (tmp_path / "m").mkdir()
     running = Status(tmp_path / "m" / "status-stage").cells(0)
     mirror = Mirror(tmp_path / "m", lambda name: {"stage": [running]}.get(name, []))
-    driver.hub._handle = lambda peer, message: mirror.take(message) or driver.handle(peer, message)
-    stage.hub.wait(lambda: stage.hub.peer(DRIVER) is not None, time.monotonic() + 5)
+    driver.connections._handle = lambda peer, message: mirror.take(message) or driver.handle(peer, message)
+    stage.connections.wait(lambda: stage.connections.peer(DRIVER) is not None, time.monotonic() + 5)
     put(stage, link, Message(RAW, b"x", Head(1)))
     began = time.monotonic_ns() - 10**9
-    reporter = Reporter(stage.hub, [link], [memoryview(np.array([5, began], "u8"))])
+    reporter = Reporter(stage.connections, [link], [memoryview(np.array([5, began], "u8"))])
     reported = mirror.reports(["stage"])
     assert not mirror.is_newer(reported)
-    assert driver.hub.wait(lambda: mirror.is_newer(reported), time.monotonic() + 5)
+    assert driver.connections.wait(lambda: mirror.is_newer(reported), time.monotonic() + 5)
     assert running[0] == 5
     assert abs(running[1] - began) < 5 * 10**8
-    page = RingBuffer(tmp_path / "m" / link.page.name, new=False)
-    assert page.cells[SENT] == 1
-    assert driver.queue.links[0].page.name == ""  # its counters are sent
+    ring = RingBuffer(tmp_path / "m" / link.ring.name, new=False)
+    assert ring.cells[SENT] == 1
+    assert driver.queue.links[0].ring.name == ""  # its counters are sent
     reporter.close()
 
 
@@ -302,7 +306,7 @@ def test_a_folder_is_shared_by_a_machines_processes_and_goes_with_the_last(tmp_p
         join_folder("far")
     folder.rmdir()
     os.symlink(tmp_path, folder)
-    with pytest.raises(OSError, match=r"belongs to somebody else|exists"):
+    with pytest.raises(OSError, match=r"belongs to another user|exists"):
         join_folder("far")
 
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 import flow_closures as closures
 from functions_session import session
 from toprope import flow as df
-from toprope.flow import flow_func as ff
-from toprope.flow import models, running
+from toprope.flow import running
 from toprope.flow.exceptions import DfException
-from toprope.flow.meta import MetaRunContext, PyMetaParams
-from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, StageContext
-from toprope.flow.template import command, main, source
+from toprope.flow.points import model_files
+from toprope.flow.points.template import command, main, source
+from toprope.flow.stage.spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, StageContext
+from toprope.flow.udf import flow_func as ff
+from toprope.flow.udf.run_context import MetaRunContext, PyMetaParams
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -162,7 +163,7 @@ def test_model_files_that_cannot_be_run_say_so(tmp_path, monkeypatch):
         (df.Framework.ONNX, "no.onnx", "is not there"), (df.Framework.MINDSPORE, "x.air", "need CANN"),
         (df.Framework.ONNX, "x.onnx", r"\[onnx\]"),
     ):  # fmt: skip
-        monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(model_files.importlib.util, "find_spec", lambda name: None)
         data = df.FlowData()
         graph = df.FlowGraph([df.GraphProcessPoint(framework, name).fnode(1, 1)(data)])
         assert graph.feed({data: 1}) == 4294967295

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import flow as df
-from toprope.flow.graph import forget_names, plan
-from toprope.flow.metrics import EdgeMetrics
-from toprope.flow.picture import svg
-from toprope.flow.stage_spec import StageFunction, StageSpec
+from toprope.flow.graph.nodes import forget_names, plan
+from toprope.flow.observability.metrics import EdgeMetrics
+from toprope.flow.observability.svg import svg
+from toprope.flow.stage.spec import StageFunction, StageSpec
 
 
 class Point:
@@ -154,7 +154,7 @@ def test_options_are_texts_and_init_comes_first():
     options = {}
     df.init(options)
     assert options == {"ge.graphRunMode": "0"}
-    df.init({"ge.exec.deviceId": "5"})  # is not heeded
+    df.init({"ge.exec.deviceId": "5"})  # is ignored
     assert df.FlowGraph([node(1, 1, data).outputs()]).run_options().device_index == 0
     assert code(df.FlowGraph, [node(1, 1, data).outputs()], {"a": 1}) == 145000
 

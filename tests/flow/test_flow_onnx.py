@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 import flow_closures as closures
 from functions_session import session
 from toprope import flow as df
-from toprope.flow import models
 from toprope.flow.exceptions import DfException
+from toprope.flow.points import model_files
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -103,13 +103,13 @@ def test_an_onnx_file_is_a_stage_and_an_input_that_does_not_fit_fails_alone():
 
 def test_what_onnxruntime_cannot_run_is_said(tmp_path):
     adder("sum.onnx", "a", "b")
-    run = models.load_onnx("sum.onnx")
+    run = model_files.load_onnx("sum.onnx")
     assert run(df.Tensor(np.ones(1, np.float32)), torch.tensor([2.0])).numpy().tolist() == [3]
     with pytest.raises(DfException, match="2 inputs, got 1"):
         run(1)
     adder("sequence.onnx", "a", output="sequence")
     with pytest.raises(DfException, match="outputs that are no tensors: list"):
-        models.load_onnx("sequence.onnx")(torch.ones(1))
+        model_files.load_onnx("sequence.onnx")(torch.ones(1))
     Path("broken.onnx").write_bytes(b"no model")
     with pytest.raises(DfException, match=r"cannot load broken\.onnx: .*INVALID_PROTOBUF"):
-        models.load_onnx("broken.onnx")
+        model_files.load_onnx("broken.onnx")

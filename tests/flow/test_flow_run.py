@@ -23,9 +23,9 @@ from toprope.flow.exceptions import (
     DfException,
 )
 from toprope.flow.executor.runner import Runner
-from toprope.flow.graph import plan
-from toprope.flow.stage_spec import EMPTY, EOS, PICKLED, TENSOR, CountBatch, Deploy, Head, Message, StageFunction
-from toprope.functions.serial import dumps
+from toprope.flow.graph.nodes import plan
+from toprope.flow.stage.spec import EMPTY, EOS, PICKLED, TENSOR, CountBatch, Deploy, Head, Message, StageFunction
+from toprope.functions.transport.serialization import dumps
 from toprope.sim import counters, tracing
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
@@ -163,7 +163,7 @@ def test_values_order_transactions_user_data_and_codes():
         assert fetch(runner, timeout=-2)[1] == FAILED
         assert feed(runner, 1, timeout=-2) == FAILED
         assert runner.feed({}, 100) == PARAM_INVALID
-        assert feed(runner, 1, transaction_id=77) == 0  # not heeded in a plain graph
+        assert feed(runner, 1, transaction_id=77) == 0  # ignored in a plain graph
         assert runner.fetch().head.transaction_id == 5
     assert feed(runner, 1) == FAILED
     assert fetch(runner)[1] == FAILED

@@ -12,12 +12,12 @@ from flow_graphs import data as flow_data
 from flow_graphs import node as flow_node
 from functions_session import session
 from toprope import flow as df
-from toprope.flow import flow_func as ff
 from toprope.flow import flow_graph
 from toprope.flow.exceptions import FAILED, MODEL_EXECUTE_TIMEOUT, QUEUE_EMPTY, QUEUE_FULL
 from toprope.flow.executor.placement import place
-from toprope.flow.graph import plan
-from toprope.flow.stage_spec import Deploy, RunOptions
+from toprope.flow.graph.nodes import plan
+from toprope.flow.stage.spec import Deploy, RunOptions
+from toprope.flow.udf import flow_func as ff
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -130,7 +130,7 @@ def test_a_feeder_that_waits_while_nobody_fetches_was_silent(monkeypatch, caplog
         while code == 0:  # 128 results lie at each output then
             code = graph.feed({data: 1}, timeout=1500)
         assert code == QUEUE_FULL
-        (warned,) = [each.getMessage() for each in caplog.records if "nobody fetches" in each.getMessage()]
+        (warned,) = [each.getMessage() for each in caplog.records if "unfetched results" in each.getMessage()]
         assert "output 0 of copies_fnode" in warned
         assert "output 1 of copies_fnode" in warned
         assert "do: " in warned
@@ -147,7 +147,7 @@ def test_a_feeder_that_waits_while_nobody_fetches_was_silent(monkeypatch, caplog
             pass
         fetched.set()
         consumer.join(60)
-        warned = [each.getMessage() for each in caplog.records if "nobody fetches" in each.getMessage()]
+        warned = [each.getMessage() for each in caplog.records if "unfetched results" in each.getMessage()]
         assert "output 1 of copies_fnode" in warned[-1]
         assert "output 0" not in warned[-1]
 

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from toprope import flow as df
 from toprope.flow.data_type import DTYPES
 from toprope.flow.registry import MsgTypeRegister, unwrap, wrap
-from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, TORCH
+from toprope.flow.stage.spec import EMPTY, PICKLED, RAW, TENSOR, TORCH
 
 NUMPY = [each for each in DTYPES if each.numpy]
 

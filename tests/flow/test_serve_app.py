@@ -392,7 +392,7 @@ def test_a_service_that_stops_answers_503(service, graph):
         (ValueError("too small"), 500, "ValueError: too small"),
         (DeadlineExceeded("there was no result within the deadline"), 504, "no result"),
         (DfException("the graph has ended", FAILED), 503, "the graph has ended"),
-        (DfException("a stage has made nothing of the input"), 500, "made nothing"),
+        (DfException("a stage made no result of the input"), 500, "made no result"),
         (TimeoutError("the user's own"), 500, "TimeoutError: the user's own"),
         (SystemExit(3), 500, "SystemExit: 3"),
         (KeyboardInterrupt(), 500, "KeyboardInterrupt"),

@@ -295,7 +295,7 @@ def test_an_input_of_which_nothing_is_made_is_reported():
     with graph:
         found = [outcome(each) for each in [graph.submit({data: each}) for each in range(6)]]
     assert [each for each in found if isinstance(each, list)] == [[0], [2], [4]]
-    assert all("has made nothing of the input" in str(each) for each in found[1::2])
+    assert all("made no result of the input" in str(each) for each in found[1::2])
 
 
 def test_a_callback_or_a_deserializer_that_leaves_ends_no_other_result(monkeypatch):

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from toprope import flow as df
 from toprope.flow.exceptions import DfException, DfTypeError
 from toprope.flow.futures import ResultStream
-from toprope.flow.graph import FlowData, FlowNode, plan
-from toprope.flow.metrics import EdgeMetrics, StageMetrics, stage_metrics
+from toprope.flow.graph.nodes import FlowData, FlowNode, plan
+from toprope.flow.graph.streams import stream_ends
+from toprope.flow.observability.metrics import EdgeMetrics, StageMetrics, stage_metrics
 from toprope.flow.service.prometheus import RequestFigures, exposition
-from toprope.flow.stage_plan import StagePlan
-from toprope.flow.stage_spec import (
+from toprope.flow.stage.plan import StagePlan
+from toprope.flow.stage.spec import (
     EMPTY,
     END,
     FAILURE,
@@ -27,10 +28,9 @@ from toprope.flow.stage_spec import (
     StageFunction,
     StageSpec,
 )
-from toprope.flow.stage_status import BUCKETS, CELLS, MORE_INPUTS, Recorder, Status
-from toprope.flow.streams import stream_ends
+from toprope.flow.stage.status import BUCKETS, CELLS, MORE_INPUTS, Recorder, Status
 from toprope.flow.worker.dynamic_batch import Collector, check_batch, chunks, rows_of
-from toprope.flow.worker.gather import Group
+from toprope.flow.worker.input_matching import Group
 
 # Options
 

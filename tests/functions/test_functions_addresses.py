@@ -10,7 +10,7 @@ import pytest
 
 from toprope import functions as yr
 from toprope.errors import EnvironmentProblem
-from toprope.functions.ray.reach import _text, check_ray, parted_address
+from toprope.functions.ray.cluster.address_check import _text, check_ray, parted_address
 
 SETTINGS = bytes(3) + b"\x04" + bytes(5)
 GRPC = b"\x88\x40\x0ccontent-type\x10application/grpc"  # :status 200, and the type

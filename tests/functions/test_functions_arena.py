@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from toprope import functions as yr
-from toprope.functions import arena as arena_module
-from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.backend import Backend
-from toprope.functions.serial import INLINE, Packed, pack, unpack
+from toprope.functions.transport import arena as arena_module
+from toprope.functions.transport.arena import Arena, Block, Reader
+from toprope.functions.transport.serialization import INLINE, Packed, pack, unpack
 
 MB = 2**20
 

@@ -57,5 +57,5 @@ def test_a_call_passes_the_files_of_the_page_and_no_others():
         finally:
             sys.setprofile(before)
         counter.terminate()
-    assert {"proxies.py", "local/session.py", "local/dispatcher.py", "wire.py"} <= seen
+    assert {"api/proxies.py", "local/session.py", "local/dispatcher.py", "transport/wire.py"} <= seen
     assert seen <= named, f"not on the page: {seen - named}"

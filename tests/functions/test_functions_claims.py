@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.functions import deployed
-from toprope.functions.cards import Card, Share, Use
-from toprope.functions.claims import Claims
-from toprope.functions.deploy import Deployment
-from toprope.functions.ledger import Ledger, Node
-from toprope.functions.resources import parse
+from toprope.functions.deployment import state_file
+from toprope.functions.deployment.reservations import Reservations
+from toprope.functions.deployment.start_options import Deployment
+from toprope.functions.scheduling.cards import Card, Share, Use
+from toprope.functions.scheduling.ledger import Ledger, Node
+from toprope.functions.scheduling.requests import parse
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -34,44 +34,44 @@ def test_what_others_hold_comes_and_goes_and_leaves_ones_own(own, elsewhere):
     assert use == Use(7 if own.wholes else None, own.hbm, own.stream, own.latency, own.sharers)
 
 
-def asks(ledger, claims, amount):
+def asks(ledger, reservations, amount):
     """A program asks for cards: the ids that it gets, None where it has to wait."""
     number = ledger.ask(parse({"NPU/.+/count": amount}, 0, 0))
-    with claims.known(ledger, "here"):
+    with reservations.synchronized(ledger, "here"):
         granted = {grant.number: grant for grant in ledger.serve()}
     return granted.get(number)
 
 
 def test_a_card_of_one_is_no_card_of_another(tmp_path):
-    programs = [(Ledger([NODE]), Claims(tmp_path / "held.json", "cards")) for _ in range(2)]
-    other = Ledger([NODE]), Claims(tmp_path / "held.json", "other cards")
+    programs = [(Ledger([NODE]), Reservations(tmp_path / "held.json", "cards")) for _ in range(2)]
+    other = Ledger([NODE]), Reservations(tmp_path / "held.json", "other cards")
     first = asks(*programs[0], 1)
     second = asks(*programs[1], 1)
     assert [first.cards["NPU"], second.cards["NPU"]] == [(0,), (1,)]
     assert asks(*programs[0], 1) is None
     assert asks(*other, 2).cards["NPU"] == (0, 1)
-    ledger, claims = programs[1]
+    ledger, reservations = programs[1]
     ledger.release(second.number)
-    with claims.known(ledger, "here"):
+    with reservations.synchronized(ledger, "here"):
         ledger.serve()
-    ledger, claims = programs[0]
-    with claims.known(ledger, "here"):
+    ledger, reservations = programs[0]
+    with reservations.synchronized(ledger, "here"):
         assert [grant.cards["NPU"] for grant in ledger.serve()] == [(1,)]
 
 
 def test_shares_of_a_card_add_up_over_programs(tmp_path):
-    programs = [(Ledger([NODE]), Claims(tmp_path / "held.json", "")) for _ in range(3)]
+    programs = [(Ledger([NODE]), Reservations(tmp_path / "held.json", "")) for _ in range(3)]
     granted = [asks(*program, 0.5) for program in programs]
     assert [grant.cards["NPU"] for grant in granted] == [(0,), (0,), (1,)]
     assert asks(*programs[0], 1) is None
 
 
-def test_an_entry_of_a_process_that_is_gone_is_not_heeded(tmp_path):
+def test_an_entry_of_a_process_that_is_gone_is_ignored(tmp_path):
     file = tmp_path / "held.json"
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     entry = ["", [["NPU", 0, 1, 0, 0, 0, 0], ["NPU", 1, 1, 0, 0, 0, 0]]]
     file.write_text(json.dumps({f"{gone.stdout.strip()} 1 1": entry, f"{os.getpid()} 1 1": entry}))
-    assert asks(Ledger([NODE]), Claims(file, ""), 2).cards["NPU"] == (0, 1)
+    assert asks(Ledger([NODE]), Reservations(file, ""), 2).cards["NPU"] == (0, 1)
 
 
 PROGRAM = """
@@ -94,9 +94,9 @@ yr.finalize()
 @pytest.fixture
 def runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    deployed.keep(Deployment(sim="910B3x2", cards=deployed.share_cards("")))
+    state_file.keep(Deployment(sim="910B3x2", cards=state_file.share_cards("")))
     yield tmp_path / "toprope"
-    deployed.end()
+    state_file.end()
 
 
 @pytest.mark.slow

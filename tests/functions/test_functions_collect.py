@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from toprope.errors import TopropeError
-from toprope.functions.collect import MODES, collect
-from toprope.functions.ledger import Card
+from toprope.functions.deployment.discover import MODES, collect
+from toprope.functions.scheduling.ledger import Card
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -193,7 +193,7 @@ def test_a_simulated_card_that_fails_gets_no_work(machine, monkeypatch):
 def test_looking_for_cards_loads_no_torch():
     code = (
         "import sys, os; os.environ['TOPROPE_SIM'] = '910B4x2'\n"
-        "from toprope.functions.collect import collect\n"
+        "from toprope.functions.deployment.discover import collect\n"
         "assert len(collect('all')) == 2\n"
         "print([name for name in ('torch', 'numpy', 'ray', 'cloudpickle') if name in sys.modules])"
     )

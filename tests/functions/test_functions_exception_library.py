@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from toprope.functions.exceptions import describe, fresh, read_error
-from toprope.functions.serial import dumps
+from toprope.functions.transport.serialization import dumps
 
 SKIPPED = {"antigravity", "idlelib", "lib2to3", "pydoc_data", "test", "this", "tkinter", "turtle", "turtledemo"}
 """Modules that do something when they are imported, or need a display."""

@@ -46,7 +46,7 @@ def _session():
 def settled(after):
     """Nothing is held: no card, no block of shared memory, no file of a worker that is gone."""
     gc.collect()
-    backend = yr.current.backend()
+    backend = yr.context.backend()
 
     def strangers():
         alive = {f"w{number}" for number in backend.reactor._all}
@@ -85,7 +85,7 @@ class Up:
 @pytest.mark.usefixtures("_session")
 def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     """On a loaded machine the one message by which a worker says so was lost, and its instance never there."""
-    processes = yr.current.backend().reactor
+    processes = yr.context.backend().reactor
     with monkeypatch.context() as patch:  # without the session's lock, which keeps the listening thread waiting
         patch.setattr(processes, "_epoll", _Late(processes._epoll))
         processes._warm.append(processes._new())

@@ -8,7 +8,7 @@ import pytest
 
 from functions_session import free, session, within
 from toprope import functions as yr
-from toprope.functions.fcc import context_of
+from toprope.functions.api.function_groups import context_of
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -145,7 +145,7 @@ def test_a_member_that_makes_no_sense_is_said_where_the_group_starts():
 def test_the_end_of_a_group_whose_member_made_no_sense_was_waited_for_as_long_as_a_hook_may_take():
     """Nobody was left who could tell that all members were gone."""
     members("nonsense and gone", 1, custom_resources={"NPU/.+/count": 1.5})
-    over = yr.current.backend().groups.terminate("nonsense and gone")
+    over = yr.context.backend().groups.terminate("nonsense and gone")
     assert yr.get(over, 20) is True
     (again,) = members("nonsense and gone", 1)  # the name is free
     group = yr.Group("nonsense and gone")

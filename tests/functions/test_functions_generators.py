@@ -11,7 +11,7 @@ import pytest
 
 from functions_world import session, sleep, until
 from toprope import functions as yr
-from toprope.functions import current
+from toprope.functions import context
 
 pytestmark = pytest.mark.process
 
@@ -69,7 +69,7 @@ class AsyncSource:
 
 def unwanted_is_empty() -> bool:
     """True once no worker is to be told of generators, and none has streams."""
-    backend = current.backend()
+    backend = context.backend()
     return not backend.unwanted and not any(each.streams for each in backend.reactor._all.values())
 
 

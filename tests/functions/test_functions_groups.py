@@ -7,17 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.functions.affinity import Wishes, instance_labels
 from toprope.functions.exceptions import YRequestError
-from toprope.functions.groups import (
-    bundle_node,
-    check_function_group,
-    check_name,
-    check_strategy,
-    parse_bundles,
-    rest_of_cards,
-)
-from toprope.functions.ledger import Card, Ledger, Node
 from toprope.functions.options import (
     Affinity,
     AffinityKind,
@@ -26,8 +16,18 @@ from toprope.functions.options import (
     LabelOperator,
     OperatorType,
 )
-from toprope.functions.resources import parse
-from toprope.functions.strategies import STRATEGIES, arrange
+from toprope.functions.scheduling.affinity import Wishes, instance_labels
+from toprope.functions.scheduling.bundles import (
+    bundle_node,
+    check_function_group,
+    check_name,
+    check_strategy,
+    parse_bundles,
+    rest_of_cards,
+)
+from toprope.functions.scheduling.ledger import Card, Ledger, Node
+from toprope.functions.scheduling.requests import parse
+from toprope.functions.scheduling.strategies import STRATEGIES, arrange
 
 
 def node(name, cards=2, cpu=4000, hbm=1000):

@@ -12,7 +12,7 @@ import pytest
 
 from functions_world import Thing, add, ended, env, numbers, opt, session, sleep, until
 from toprope import functions as yr
-from toprope.functions import current
+from toprope.functions import context
 
 pytestmark = pytest.mark.process
 
@@ -517,10 +517,10 @@ def test_what_can_never_be_had_here_is_said_at_once(caplog):
 
     with caplog.at_level(logging.WARNING, "toprope"):
         one = Thing.options(opt(3, schedule_timeout_ms=300)).invoke()
-        assert f"instance {one.instance_id} asks for what is not here: " in caplog.text
+        assert f"instance {one.instance_id} requests what this machine does not have: " in caplog.text
         assert "card count: Not Enough" in caplog.text
         two = function.options(opt(custom_resources={"GPU/.+/count": 1}, schedule_timeout_ms=300)).invoke()
-        assert "a function asks for what is not here: " in caplog.text
+        assert "a function requests what this machine does not have: " in caplog.text
         caplog.clear()
         both = Thing.options(opt(2)).invoke()
         with ended(both):
@@ -570,7 +570,7 @@ def test_after_its_end_a_session_is_of_no_use_and_a_new_one_is(tmp_path):
         ref.get()
     with pytest.raises(yr.YRequestError, match="not found"):
         yr.get(one.pid.invoke())
-    assert current.backend().job_id
+    assert context.backend().job_id
 
 
 @pytest.mark.parametrize("concurrency", [None, 4])

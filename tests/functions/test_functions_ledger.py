@@ -5,9 +5,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from toprope.functions.cards import STREAMS
-from toprope.functions.ledger import Card, Ledger, Node
-from toprope.functions.resources import CardRequest, Request, matches, parse
+from toprope.functions.scheduling.cards import STREAMS
+from toprope.functions.scheduling.ledger import Card, Ledger, Node
+from toprope.functions.scheduling.requests import CardRequest, Request, matches, parse
 
 B3 = tuple(Card(number, "NPU", "910B3", 64000) for number in range(2))
 B4 = tuple(Card(number, "NPU", "910B4", 32000) for number in range(4))

@@ -12,7 +12,8 @@ import pytest
 
 from functions_world import Thing, add, ended, fail, held, numbers, session, sleep, until
 from toprope import functions as yr
-from toprope.functions import current, wire
+from toprope.functions import context
+from toprope.functions.transport import wire
 
 pytestmark = pytest.mark.process
 
@@ -34,7 +35,7 @@ def thing(_session):
 def store() -> tuple[int, int]:
     """Bytes of the driver's memory, and blocks of workers, that hold values."""
     gc.collect()
-    backend = current.backend()
+    backend = context.backend()
     return backend.store.used, sum(backend.reactor._owned.values())
 
 
@@ -462,7 +463,7 @@ def test_a_generator_of_which_only_the_beginning_is_taken_leaves_nothing():
     assert yr.get(next(items)).sum() == 100_000
     del items
     assert until(empty)
-    assert until(lambda: not any(each.streams for each in current.backend().reactor._all.values()))
+    assert until(lambda: not any(each.streams for each in context.backend().reactor._all.values()))
 
 
 # Large values
@@ -755,7 +756,7 @@ def test_many_calls_leave_neither_memory_nor_descriptors(count):
         for pid, (files, memory) in zip(pids, before, strict=True):
             assert descriptors(pid) <= files + 4
             assert resident(pid) < memory + 16 * 2**20
-        backend = current.backend()
+        backend = context.backend()
         assert len(backend.reactor._timers) < 1000
         assert not any(each.streams for each in backend.reactor._all.values())
 
@@ -776,7 +777,7 @@ def test_instances_that_come_and_go_leave_nothing(count):
     work(10)
     gc.collect()
     assert until(empty)
-    backend = current.backend()
+    backend = context.backend()
     before = descriptors(os.getpid()), resident(os.getpid()), threading.active_count(), len(backend.reactor._all)
     work(count)
     gc.collect()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.functions.pairs import Pairs
+from toprope.functions.key_value_store import Pairs
 
 pytestmark = pytest.mark.pure
 

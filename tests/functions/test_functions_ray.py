@@ -25,8 +25,8 @@ from toprope.errors import EnvironmentProblem
 from toprope.extras import advice
 from toprope.functions.lifecycle import Stage
 from toprope.functions.options import GroupOptions
-from toprope.functions.ray import groups
 from toprope.functions.ray.failures import exited
+from toprope.functions.ray.scheduling import instance_groups
 
 pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.ray]
 
@@ -109,8 +109,8 @@ def cluster():
     """The address of a Ray of two nodes."""
     from ray.cluster_utils import Cluster
 
-    from toprope.functions.ray.nodes import begun_with, offer, read_auth
-    from toprope.functions.ray.start import import_ray
+    from toprope.functions.ray.cluster.startup import import_ray
+    from toprope.functions.ray.nodes.local_node import begun_with, offer, read_auth
 
     import_ray()
     before = dict(os.environ)
@@ -178,7 +178,7 @@ def free_cards():
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
-    from toprope.functions.ray.start import import_ray
+    from toprope.functions.ray.cluster.startup import import_ray
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EnvironmentProblem, match=re.escape(advice("cluster"))):
@@ -241,14 +241,14 @@ def test_cards_of_a_request_are_on_one_node_and_memory_is_not_given_twice(backen
         assert len({mask for (mask,) in masks}) == 2  # 20000 MB twice are more than a card has
         with pytest.raises(yr.YRequestError, match="card count: Not Enough"):
             yr.get(three.pid.invoke())
-    assert any("can never be met by the nodes there are" in record.getMessage() for record in caplog.records)
+    assert any("can never be met by the existing nodes" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.slow
 def test_instances_are_listed_with_and_without_a_handle_and_end_by_their_ids(backend, cluster):
     """One that had been killed stayed on the list; one that waits for its card was on none."""
-    from toprope.functions.ray.cluster import listing_of
-    from toprope.functions.ray.listing import listed
+    from toprope.functions.ray.cluster.commands import listing_of
+    from toprope.functions.ray.cluster.listing import listed
 
     named = Thing.options(opt(1, name="kept", namespace="here")).invoke()
     four = [Thing.options(opt(1)).invoke() for _ in range(3)]
@@ -305,7 +305,7 @@ def test_the_port_of_a_node_is_no_ray(backend, cluster):
     """A real server of gRPC that does not know Ray's calls: Ray itself went on trying for minutes."""
     import ray
 
-    from toprope.functions.ray.reach import check_ray
+    from toprope.functions.ray.cluster.address_check import check_ray
 
     check_ray(cluster)
     node = ray.nodes()[0]
@@ -407,9 +407,9 @@ def test_a_group_whose_member_ends_before_it_was_looked_at_had_started(answers, 
     )
     ray = SimpleNamespace(wait=lambda asked, **_: (asked, []), get=get, exceptions=SimpleNamespace(RayError=RayError))
     world = SimpleNamespace(instances=instances, ray=ray, ask=lambda *_: None)
-    of_session = groups.Groups(world)
+    of_session = instance_groups.Groups(world)
     of_session._give_back = lambda group: None
-    group = groups._Group("g", members, GroupOptions(same_lifecycle=True), Stage.WAITING, answers=answers)
+    group = instance_groups._Group("g", members, GroupOptions(same_lifecycle=True), Stage.WAITING, answers=answers)
     group.placement = SimpleNamespace(wait=lambda timeout: True)
     of_session._groups["g"] = group
     assert not of_session._check(group)

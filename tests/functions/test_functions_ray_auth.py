@@ -13,8 +13,8 @@ from toprope.errors import EnvironmentProblem
 
 ray = pytest.importorskip("ray")
 
-from toprope.functions.ray import nodes  # noqa: E402
-from toprope.functions.ray.start import start  # noqa: E402
+from toprope.functions.ray.cluster.startup import start  # noqa: E402
+from toprope.functions.ray.nodes import local_node  # noqa: E402
 
 MODE = "RAY_AUTH_MODE"
 
@@ -33,11 +33,11 @@ def modes(monkeypatch):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setenv(MODE, "token")
-    nodes.read_auth()
+    local_node.read_auth()
     monkeypatch.delenv(MODE)
     yield found
     monkeypatch.undo()
-    nodes.read_auth()
+    local_node.read_auth()
 
 
 def test_a_session_had_the_authentication_of_the_ray_before_it(modes):
@@ -97,56 +97,56 @@ def token(tmp_path, monkeypatch):
     for name in (MODE, "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / ".ray" / "auth_token"
-    monkeypatch.setattr(nodes, "_TOKEN", path)
+    monkeypatch.setattr(local_node, "_TOKEN", path)
     return path
 
 
 def test_a_token_is_made_for_its_user_alone_and_kept(token):
     before = os.umask(0)
     try:
-        nodes.keep_token()
+        local_node.keep_token()
     finally:
         os.umask(before)
     assert [each.stat().st_mode & 0o777 for each in (token.parent, token)] == [0o700, 0o600]
     text = token.read_text()
     assert len(text) == 64
-    nodes.keep_token()
+    local_node.keep_token()
     assert token.read_text() == text
 
 
 @pytest.mark.parametrize(("folder", "file"), [(0o700, 0o644), (0o700, 0o660), (0o777, 0o600), (0o1777, 0o600)])
 def test_a_token_that_others_could_read_or_replace_was_taken(token, folder, file):
-    nodes.keep_token()
+    local_node.keep_token()
     token.parent.chmod(folder)
     token.chmod(file)
-    with pytest.raises(EnvironmentProblem, match="who has Ray's token can run anything here") as caught:
-        nodes.keep_token()
+    with pytest.raises(EnvironmentProblem, match="anyone with Ray's token can run code here") as caught:
+        local_node.keep_token()
     assert "chmod go-rwx" in str(caught.value)
 
 
 def test_the_sockets_of_a_ray_lay_where_every_user_could_replace_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(nodes, "_TEMPORARY", tmp_path)
+    monkeypatch.setattr(local_node, "_TEMPORARY", tmp_path)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     folder = tmp_path / f"toprope-{os.getuid()}"
-    assert nodes.private_folder() == str(folder / "ray")
+    assert local_node.private_folder() == str(folder / "ray")
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert nodes.private_folder() == str(folder / "ray")
+    assert local_node.private_folder() == str(folder / "ray")
     folder.chmod(0o755)
     with pytest.raises(EnvironmentProblem, match="others may enter it") as caught:
-        nodes.private_folder()
+        local_node.private_folder()
     assert "set RAY_TMPDIR" in str(caught.value)
     folder.rmdir()
     folder.symlink_to(tmp_path)
     with pytest.raises(EnvironmentProblem, match="belongs to another user"):
-        nodes.private_folder()
+        local_node.private_folder()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert nodes.private_folder() is None
+    assert local_node.private_folder() is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("of", ["folder", "file"])
 def test_a_token_of_another_user_was_taken(token, of):
-    nodes.keep_token()
+    local_node.keep_token()
     os.chown(token if of == "file" else token.parent, 65534, 65534)
     with pytest.raises(EnvironmentProblem, match="owner 65534"):
-        nodes.keep_token()
+        local_node.keep_token()

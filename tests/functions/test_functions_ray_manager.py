@@ -7,10 +7,10 @@ import pytest
 from toprope import functions as yr
 from toprope.functions.handles import handles
 from toprope.functions.ray import manager as module
+from toprope.functions.ray.instance_record import Record
 from toprope.functions.ray.instances import Instances
 from toprope.functions.ray.manager import Manager, Placed
-from toprope.functions.ray.record import Record
-from toprope.functions.ray.view import Seen
+from toprope.functions.ray.nodes.cluster_view import Seen
 
 NODE = Seen("n1", "1.2.3.4", {"CPU": 8.0, "NPU": 2.0, "memory": 2.0**34}, {"CPU": 8.0, "NPU": 2.0, "memory": 2.0**34})
 

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.functions.arguments import lower
-from toprope.functions.cards import Card
 from toprope.functions.objects import ObjectRef
 from toprope.functions.ray import refs
-from toprope.functions.ray.mapping import amounts, card_labels, plain_key, share, whole_resources
-from toprope.functions.ray.view import (
+from toprope.functions.ray.nodes.cluster_view import (
     Seen,
     allowed_nodes,
     charged,
@@ -23,7 +21,9 @@ from toprope.functions.ray.view import (
     shortage,
     smallest_hbm,
 )
-from toprope.functions.resources import CardRequest, Request, parse
+from toprope.functions.ray.nodes.resource_mapping import amounts, card_labels, plain_key, share, whole_resources
+from toprope.functions.scheduling.cards import Card
+from toprope.functions.scheduling.requests import CardRequest, Request, parse
 
 
 def seen(name, cards=2, used=0.0, model="910B4", hbm=32768, scalars=None, labels=None, cpu=8.0, memory=16):
@@ -177,7 +177,7 @@ def test_an_argument_that_has_failed_fails_the_call():
 
 
 def test_a_class_has_its_methods_on_ray_without_arguments_too():
-    from toprope.functions.ray.actor import AsyncHost, Host, host_of
+    from toprope.functions.ray.worker.actor import AsyncHost, Host, host_of
 
     class Counter:
         limit = 3

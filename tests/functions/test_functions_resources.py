@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.functions.resources import (
+from toprope.functions.scheduling.requests import (
     CardRequest,
     InvalidRequestError,
     is_card_key,

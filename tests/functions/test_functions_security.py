@@ -18,11 +18,11 @@ import toprope.functions
 from functions_session import session
 from toprope import functions as yr
 from toprope.errors import EnvironmentProblem
-from toprope.functions import deployed
-from toprope.functions.deploy import Deployment
-from toprope.functions.ledger import Ledger
+from toprope.functions.deployment import state_file
+from toprope.functions.deployment.start_options import Deployment
 from toprope.functions.local import folder as folders
-from toprope.functions.nodes import Node
+from toprope.functions.scheduling.ledger import Ledger
+from toprope.functions.scheduling.nodes import Node
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -73,7 +73,7 @@ def living():
         with session():
             sharer = Sharer.invoke()
             array, kept = yr.get(sharer.share.invoke(), timeout=60), yr.put(np.ones(2**20, "u1"))
-            yield sharer, yr.current.backend(), strangers
+            yield sharer, yr.context.backend(), strangers
             del array, kept
             sharer.terminate()
     finally:
@@ -203,7 +203,7 @@ def test_a_folder_that_exists_or_is_a_link_is_not_used(base, tmp_path, monkeypat
 
 def test_a_store_where_everybody_may_rename_is_refused(base):
     base.chmod(0o777)
-    with pytest.raises(yr.YRRuntimeError, match="everybody may rename") as caught:
+    with pytest.raises(yr.YRRuntimeError, match="every user may rename") as caught:
         folders.shared_folder()
     assert caught.value.code == 4202
     base.chmod(0o1777)
@@ -276,9 +276,9 @@ def shared(monkeypatch):
 def test_another_user_can_neither_read_nor_replace_what_was_started(shared, tmp_path, monkeypatch):
     before = os.umask(0)
     try:
-        state = Path(deployed.share_cards(""))
-        path = deployed.keep(Deployment(cards=str(state)))
-        with deployed.claims().known(Ledger([Node("here", 1000, 1000)]), "here"):
+        state = Path(state_file.share_cards(""))
+        path = state_file.keep(Deployment(cards=str(state)))
+        with state_file.reservations().synchronized(Ledger([Node("here", 1000, 1000)]), "here"):
             pass
         folder, held = folders.join_folder("pipeline")
     finally:
@@ -293,10 +293,10 @@ def test_another_user_can_neither_read_nor_replace_what_was_started(shared, tmp_
 """
         )
         assert tried_by_nobody(code) == (18, [])
-        assert deployed.read().cards == str(state)
+        assert state_file.read().cards == str(state)
     finally:
         folders.leave_folder(folder, held)
-        deployed.end()
+        state_file.end()
     assert not state.exists()
 
 
@@ -304,21 +304,21 @@ def test_another_user_can_neither_read_nor_replace_what_was_started(shared, tmp_
 @pytest.mark.parametrize("made", ["os.mkdir(path, 0o700)", "os.mkdir(path, 0o777)", "os.symlink('/etc', path)"])
 def test_what_another_user_has_made_beforehand_is_refused(shared, made):
     """`toprope stop` ended in a PermissionError there; what lay there could have been taken for one's own."""
-    started = Deployment(boot=deployed._boot()).format()
+    started = Deployment(boot=state_file._boot()).format()
     names = ("toprope", f"toprope-{os.getuid()}-pipeline")
     for name in names:
         by_nobody(f"path = {str(shared / name)!r}\n{made}")
-    assert deployed.read() is None
-    assert deployed.end() is None
+    assert state_file.read() is None
+    assert state_file.end() is None
     with pytest.raises(EnvironmentProblem, match="belongs to another user") as caught:
-        deployed.keep(Deployment())
+        state_file.keep(Deployment())
     assert "set XDG_RUNTIME_DIR" in str(caught.value)
-    with pytest.raises(PermissionError, match="belongs to somebody else, or others may enter it"):
+    with pytest.raises(PermissionError, match="belongs to another user, or others may enter it"):
         folders.join_folder("pipeline")
     if "mkdir" in made:
         (shared / "toprope" / "started.json").write_text(started)  # even a file of one's own, as a hard link would be
         (shared / "toprope" / "started.json").chmod(0o600)
-        assert deployed.read() is None
+        assert state_file.read() is None
     assert all(os.path.lexists(shared / name) for name in names)
 
 
@@ -327,7 +327,7 @@ def test_cards_whose_folder_another_user_has_made_again_are_refused(shared, tmp_
     folder = shared / "toprope-cards-gone"
     by_nobody(f"os.mkdir({str(folder)!r}, 0o755)\nopen({str(folder / 'cards')!r}, 'w')")
     with pytest.raises(EnvironmentProblem, match="belongs to another user") as caught:
-        deployed.join_cards(tmp_path, Deployment(cards=str(folder)))
+        state_file.join_cards(tmp_path, Deployment(cards=str(folder)))
     assert "toprope stop" in str(caught.value)
 
 
@@ -336,19 +336,19 @@ def test_cards_whose_folder_another_user_has_made_again_are_refused(shared, tmp_
 READERS = {"loads", "load", "Unpickler"}
 SITES = {
     # what a worker's or the driver's own end of a pair of sockets has received, all of it
-    "wire.py": {"_parse": 1},
+    "transport/wire.py": {"_parse": 1},
     # the values in such messages
-    "serial.py": {"unpack": 2},
-    "local/requests.py": {"_request": 2},
+    "transport/serialization.py": {"unpack": 2},
+    "local/worker_requests.py": {"_request": 2},
     "exceptions.py": {"read_error": 1},
-    "local/relay.py": {"find": 1},
+    "local/worker/relay.py": {"find": 1},
     # the state of the process's own instance, in a value as above or from Ray
     "backend.py": {"restore": 1},
-    "local/worker.py": {"code": 1, "create": 1},
+    "local/worker/worker_process.py": {"code": 1, "create": 1},
     # a pickle that was made in the line before
     "exception_pickle.py": {"_can_travel": 1, "_is_kept": 1},
     # a function that the program itself has pickled, in a value as above
-    "fcc.py": {"__init__": 1},
+    "api/function_groups.py": {"__init__": 1},
 }
 RAY = "ray/"
 """There, pickles come from Ray's own object store and calls, which Ray unpickles itself."""

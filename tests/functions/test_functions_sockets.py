@@ -17,7 +17,7 @@ def test_the_socket_of_a_worker_lost_just_before_the_end_was_left_open(monkeypat
     yr.init(yr.Config(num_cpus=4))
     try:
         yr.get(slow.invoke(0), timeout=60)
-        processes = yr.current.backend().reactor
+        processes = yr.context.backend().reactor
         worker = next(each for each in processes._all.values() if each.pid)
         monkeypatch.setattr("toprope.functions.local.reactor.EXIT_NEWS", 60)
         monkeypatch.setattr(processes, "_ended", lambda process: None)
@@ -34,7 +34,7 @@ def test_the_socket_of_a_worker_whose_end_could_not_be_dealt_with_was_left_open(
     yr.init(yr.Config(num_cpus=4))
     try:
         yr.get(slow.invoke(0), timeout=60)
-        processes = yr.current.backend().reactor
+        processes = yr.context.backend().reactor
         workers = list(processes._all.values())
 
         def removed(number):

@@ -73,7 +73,7 @@ def size_of_a_turn():
     own = yr.get(one.own_memory.invoke())
     one.terminate(is_sync=True)
     files, processes = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
-    room = yr.current.backend().ledger.nodes[0].memory // LEAST[1] / SHARE
+    room = yr.context.backend().ledger.nodes[0].memory // LEAST[1] / SHARE
     limits = [psutil.virtual_memory().available // own, files // 3, room]
     limits += [] if processes == resource.RLIM_INFINITY else [processes]
     return max(2, min(int(SHARE * each) for each in limits))

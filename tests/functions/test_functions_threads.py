@@ -14,9 +14,9 @@ import pytest
 
 from functions_world import alive, ended, free_cards, opt, session, until
 from toprope import functions as yr
-from toprope.functions.ledger import Card, Grant, Node
 from toprope.functions.local.masks import mask
-from toprope.functions.resources import parse
+from toprope.functions.scheduling.ledger import Card, Grant, Node
+from toprope.functions.scheduling.requests import parse
 from toprope.sim import cards
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

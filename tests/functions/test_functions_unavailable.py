@@ -10,7 +10,7 @@ import pytest
 
 from toprope import functions
 from toprope.cli.child import SITE
-from toprope.functions.unavailable import TABLE, names
+from toprope.functions.api.unavailable import TABLE, names
 
 pytestmark = pytest.mark.process
 

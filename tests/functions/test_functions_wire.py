@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.functions import wire
 from toprope.functions.timers import Timers
-from toprope.functions.wire import Channel, Closed, Message
+from toprope.functions.transport import wire
+from toprope.functions.transport.wire import Channel, Closed, Message
 
 CHANNELS: list[Channel] = []
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from toprope import flow as df
-from toprope.flow import flow_func as ff
+from toprope.flow.udf import flow_func as ff
 
 ROWS, COLS = 2, 3
 

@@ -3,7 +3,7 @@
 import torch
 
 from toprope import flow as df
-from toprope.flow import flow_func as ff
+from toprope.flow.udf import flow_func as ff
 
 
 class Double(torch.nn.Module):

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 from toprope.flow.executor.runner import Runner
-from toprope.flow.graph import FlowData, FlowNode, plan
-from toprope.flow.stage_spec import (
+from toprope.flow.graph.nodes import FlowData, FlowNode, plan
+from toprope.flow.stage.spec import (
     EMPTY,
     PICKLED,
     TORCH,
@@ -19,7 +19,7 @@ from toprope.flow.stage_spec import (
     StageObject,
     StageSpec,
 )
-from toprope.functions.serial import dumps
+from toprope.functions.transport.serialization import dumps
 
 
 def data(name):

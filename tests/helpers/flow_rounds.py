@@ -15,7 +15,7 @@ from pathlib import Path
 from flow_graphs import chain, fetch, running, wrap
 from functions_session import session
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT
-from toprope.flow.stage_spec import EMPTY, EOS, Head, Message
+from toprope.flow.stage.spec import EMPTY, EOS, Head, Message
 
 
 def plain(x):

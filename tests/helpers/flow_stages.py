@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from toprope import flow as df
-from toprope.flow import flow_func as ff
+from toprope.flow.udf import flow_func as ff
 
 FLOAT = df.DT_FLOAT
 

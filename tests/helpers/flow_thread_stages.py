@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from toprope import flow as df
-from toprope.flow import flow_func as ff
+from toprope.flow.udf import flow_func as ff
 
 ONE = {"num_cpus": 1}
 """As many threads as a stage computes with: several stages have the same cores."""

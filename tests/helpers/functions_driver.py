@@ -17,7 +17,7 @@ import pytest
 
 from functions_faults import Victim, dies, lives, options, slow, within
 from toprope import functions as yr
-from toprope.functions.local.forkserver_client import Forkserver
+from toprope.functions.local.worker.forkserver_client import Forkserver
 
 NUMBERS = random.Random(sys.argv[1])
 MB = 2**20
@@ -34,7 +34,7 @@ def new_victim():
 
 
 def forkserver():
-    return yr.current.backend().reactor._forkserver._process.pid
+    return yr.context.backend().reactor._forkserver._process.pid
 
 
 # In the session
@@ -90,7 +90,7 @@ def forkserver_killed():
 
 
 def slow_runs():
-    pools = yr.current.backend().pools._pools.values()
+    pools = yr.context.backend().pools._pools.values()
     return any(call.kind == 4 for pool in pools for process in pool.workers for call in process.pending.values())
 
 
@@ -111,7 +111,7 @@ def full():
             codes.add(error.code)
     del held
     assert codes == {4202}
-    within(60, lambda: yr.current.backend().store.used == 0, "the store does not get empty")
+    within(60, lambda: yr.context.backend().store.used == 0, "the store does not get empty")
     assert yr.get(victim.sleep.invoke(0), timeout=30) == 0
     victim.terminate()
 

@@ -63,7 +63,7 @@ def children(pid: int) -> list[int]:
 def workers() -> list[int]:
     """Forkservers of this process, and their workers."""
     forkservers = [
-        pid for pid in children(os.getpid()) if b"local.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in children(os.getpid()) if b"worker.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     return [*forkservers, *(worker for pid in forkservers for worker in children(pid))]
 

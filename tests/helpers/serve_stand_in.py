@@ -8,9 +8,9 @@ import httpx
 
 from toprope.flow.data_type import DT_FLOAT, TensorDesc
 from toprope.flow.futures import QueueFull, ResultStream
-from toprope.flow.graph import FlowData, FlowNode, plan
+from toprope.flow.graph.nodes import FlowData, FlowNode, plan
 from toprope.flow.service import Limits, Service
-from toprope.flow.stage_spec import StageFunction, StageSpec
+from toprope.flow.stage.spec import StageFunction, StageSpec
 
 PAIRS = TensorDesc(DT_FLOAT, [-1, 2])
 

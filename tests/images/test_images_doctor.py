@@ -10,7 +10,7 @@ import pytest
 
 from images_tiny import QUIET
 from toprope.cli import main
-from toprope.device.machine import Facts
+from toprope.device.host.machine import Facts
 from toprope.errors import UnsupportedError
 from toprope.extras import advice
 from toprope.images.doctor import BESIDE, NEEDED, ImageFacts, Trial, diagnose, rows
@@ -119,8 +119,8 @@ def test_an_edit_that_fails_is_a_finding_with_what_to_do(tmp_path, monkeypatch) 
 
 @pytest.mark.parametrize(("facts", "status"), [(ImageFacts(ALL, GOOD), 0), (ImageFacts({}), 1)])
 def test_the_exit_status_is_that_of_the_findings(monkeypatch, capsys, facts, status) -> None:
-    monkeypatch.setattr("toprope.device.facts.gather", lambda **_: Facts(python="3.11"))
-    monkeypatch.setattr("toprope.device.doctor.diagnose", lambda _: ())
+    monkeypatch.setattr("toprope.device.doctor.facts.gather", lambda **_: Facts(python="3.11"))
+    monkeypatch.setattr("toprope.device.doctor.diagnosis.diagnose", lambda _: ())
     monkeypatch.setattr(Trial, "__init__", lambda self, **_: setattr(self, "_child", None))
     monkeypatch.setattr(Trial, "facts", lambda self: facts)
     assert main(["doctor", "--images"]) == status
@@ -136,7 +136,7 @@ def test_a_process_that_hangs_or_dies_is_given_up(monkeypatch, tmp_path) -> None
         def __enter__(self):
             real = subprocess.Popen
             monkeypatch.setattr(
-                "toprope.device.child_process.subprocess.Popen",
+                "toprope.device.host.child_process.subprocess.Popen",
                 lambda words, **options: real([sys.executable, "-c", self.code, words[-1]], **options),
             )
             self.trial = Trial(wait=self.wait)

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 import toprope
 from toprope.cli.group import group
 from toprope.cli.outputs import guarded
-from toprope.errors import TopropeError
+from toprope.errors import PackageError, TopropeError
 
 __all__ = ["VERBS", "main"]
 
@@ -32,9 +32,9 @@ VERBS = {
     "images": "Write a tiny model that edits pictures, to try everything offline.",
     "devices": "List the devices that a program would see, and why there are no others.",
     "explain": "Print a page of the documentation, such as the one that an error names; list the pages.",
-    "start": "Begin: settings and cards that this user's programs with functions have until `stop`.",
-    "status": "Say what `start` began.",
-    "stop": "End what `start` began.",
+    "start": "Start a deployment: settings and cards for this user's programs with functions, until `stop`.",
+    "status": "Show the deployment and the running instances.",
+    "stop": "End the deployment of `start`.",
 }
 """Every verb with its line in `toprope --help`. The verb `x` is the typer application `app` in toprope/cli/x.py."""
 
@@ -91,10 +91,20 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="toprope")
     except TopropeError as error:
-        sys.stderr.write(f"toprope: {error}\n")
-        return error.exit_status
+        return _reported(error)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from toprope.extras import advice
+
+        return _reported(PackageError("this needs torch, which is not installed.", sys.executable, advice("torch")))
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None  # click ends silently where a pipe was closed
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _reported(error: TopropeError) -> int:
+    sys.stderr.write(f"toprope: {error}\n")
+    return error.exit_status

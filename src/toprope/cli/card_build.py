@@ -11,8 +11,9 @@ from pathlib import Path
 import typer
 
 from toprope.cli.child import without_run
-from toprope.device.software import installed_version
+from toprope.device.host.software import installed_version
 from toprope.errors import BuildError, TopropeError
+from toprope.extras import advice
 from toprope.sim.build import ENDS_WITH_PARENT, is_ready
 from toprope.sim.spec import SimSpec
 from toprope.terminal import Display
@@ -47,6 +48,8 @@ def ensure(*, quiet: bool = False) -> None:
         typer.Exit: it cannot be built, and the reason has been printed.
     """
     torch = importlib.util.find_spec("torch")
+    if torch is None and not quiet:
+        Display().say(f"torch is not installed in {sys.executable}, so no program can use the card: {advice('torch')}")
     if torch is None or torch.origin is None or not Path(torch.origin).with_name("include").is_dir() or is_ready():
         return  # where there is no torch, or no whole one, the process that imports it says so
     if not quiet:

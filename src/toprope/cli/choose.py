@@ -178,7 +178,7 @@ def _spec(card: Mapping[str, str | int | None], settings: Settings) -> SimSpec:
 
 def _advice(found: Probe, otherwise: str) -> str:
     if found.state == "broken":
-        from toprope.device.libraries import advice  # `toprope run --help` needs none of it
+        from toprope.device.host.libraries import advice  # `toprope run --help` needs none of it
 
         return f"{advice(found.reason)}, or {otherwise}"
     if found.state == "no card":

@@ -28,8 +28,8 @@ def devices(
     from toprope.cli import card_build
     from toprope.cli.doctor import LOOKING
     from toprope.cli.doctor_text import devices_as_dict, devices_text
-    from toprope.device.doctor import diagnose
-    from toprope.device.facts import gather
+    from toprope.device.doctor.diagnosis import diagnose
+    from toprope.device.doctor.facts import gather
     from toprope.terminal import Display, say, show
 
     card_build.ensure_for_environment()

@@ -59,8 +59,8 @@ def doctor(
         return
     from toprope.cli import card_build
     from toprope.cli.doctor_text import as_dict, report
-    from toprope.device.doctor import diagnose
-    from toprope.device.facts import gather
+    from toprope.device.doctor.diagnosis import diagnose
+    from toprope.device.doctor.facts import gather
     from toprope.terminal import Display, say, show
 
     card_build.ensure_for_environment()

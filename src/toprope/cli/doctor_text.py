@@ -11,10 +11,10 @@ from rich.text import Text
 
 import toprope
 from toprope.codes import Explanation, Seen
-from toprope.device.doctor_masks import card_numbers, process_cards
-from toprope.device.finding import Finding
-from toprope.device.machine import DeviceResult, Facts
-from toprope.device.ratings import ratings
+from toprope.device.doctor.finding import Finding
+from toprope.device.doctor.mask_checks import card_numbers, process_cards
+from toprope.device.doctor.ratings import ratings
+from toprope.device.host.machine import DeviceResult, Facts
 from toprope.sizes import gibibytes
 from toprope.terminal import WIDTH, field, table, unbroken
 from toprope.visible import VARIABLE, explain

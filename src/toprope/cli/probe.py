@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from toprope.cli.child import without_run
 from toprope.cli.choose import Probe
-from toprope.device.examine import examine
-from toprope.device.libraries import reason
-from toprope.device.machine import Examination
-from toprope.device.software import installed_version
+from toprope.device.doctor.torch_probe import examine
+from toprope.device.host.libraries import reason
+from toprope.device.host.machine import Examination
+from toprope.device.host.software import installed_version
 
 __all__ = ["probe"]
 

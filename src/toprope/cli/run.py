@@ -20,7 +20,7 @@ from toprope.cli.group import verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
-    from toprope.functions.deploy import Deployment
+    from toprope.functions.deployment.start_options import Deployment
     from toprope.sim.rehearsal import Trouble
 
 __all__ = ["app"]
@@ -157,13 +157,13 @@ def run(
     from toprope.cli.child import end_as
     from toprope.cli.probe import probe
     from toprope.cli.program import command_line
-    from toprope.functions import deployed
+    from toprope.functions.deployment import state_file
     from toprope.settings import Settings
     from toprope.tiers.modes.names import asked_for
 
     command = command_line(program)
     asked_for(os.environ)  # a value that names no mode is an error before anything starts
-    begun = deployed.read()
+    begun = state_file.read()
     settings = Settings.load()
     choice = choose(
         device, chip=chip, count=count, hbm=hbm, settings=settings, probe=probe,
@@ -223,8 +223,8 @@ def _run(
     from toprope.cli.report import Outcome, as_json_line, as_text
     from toprope.compat import cuda, notes
     from toprope.compat.cuda_sites import merge
-    from toprope.device.software import installed_version
-    from toprope.functions.deployed import join_cards
+    from toprope.device.host.software import installed_version
+    from toprope.functions.deployment.state_file import join_cards
     from toprope.sim.counters import read_run
     from toprope.sim.module_numbers import read_run as read_deviations
     from toprope.sim.rehearsal_record import read_run as read_records

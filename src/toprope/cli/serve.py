@@ -38,21 +38,21 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 for any that is free.")] = 8000,
     max_ongoing_requests: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Requests that are accepted and not answered yet; more get 429.")
+        int, typer.Option(metavar="N", min=1, help="Largest number of unanswered requests; further ones get 429.")
     ] = 128,
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="The most of a request's body.")] = "32MiB",
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Largest request body.")] = "32MiB",
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.001, help="The longest time from a request to its answer.")
+        float, typer.Option(metavar="SECONDS", min=0.001, help="Time limit from a request to its answer.")
     ] = 60.0,
     start_timeout: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS", min=0.001, show_default=False,
-            help="How long the stages may take to start, such as to read weights. [default: the graph's, 1800]",
+            help="Time limit for the start of the stages, such as to read weights. [default: the graph's, 1800]",
         ),
     ] = None,
     shutdown_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long accepted requests may take after SIGTERM.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Time limit of accepted requests after SIGTERM.")
     ] = 30.0,
 ) -> None:  # fmt: skip
     """Serve a graph over HTTP: POST /predict, with /metrics, /healthz, /readyz and /docs.
@@ -92,7 +92,7 @@ def serve(
 
 
 def load_graph(target: str) -> FlowGraph:
-    """The graph that a file makes.
+    """Load the graph that a file defines.
 
     Args:
         target: "FILE.py" or "FILE.py:NAME".
@@ -130,7 +130,7 @@ def load_graph(target: str) -> FlowGraph:
 
 
 def _module(path: Path) -> object:
-    """The module that a file makes; it is not `__main__`, so what it runs as a program is left out."""
+    """Import a file as a module; its `__main__` part does not run."""
     import importlib.util
 
     sys.path.insert(0, str(path.resolve().parent))

@@ -1,4 +1,4 @@
-"""`toprope start`, and `yr start` under `toprope run`: settings and cards for the programs that follow."""
+"""`toprope start`, and `yr start` under `toprope run`: settings and cards for later programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toprope.cli.group import verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
-    from toprope.functions.deploy import Deployment
+    from toprope.functions.deployment.start_options import Deployment
 
 __all__ = ["app"]
 
@@ -36,17 +36,17 @@ def _names(*words: str) -> list[str]:
 )
 def start(
     context: typer.Context,
-    master: Annotated[bool, typer.Option("--master", help="Begin on this machine.")] = False,
+    master: Annotated[bool, typer.Option("--master", help="Start on this machine.")] = False,
     mode: Annotated[
         str | None,
         typer.Option(
             *_names("npu_collection_mode"),
             metavar="MODE",
-            help="How NPUs are found: all, count, hbm, sfmd, topo, off. [default: all]",
+            help="How NPUs are discovered: all, count, hbm, sfmd, topo, off. [default: all]",
         ),
     ] = None,
     gpus: Annotated[
-        str | None, typer.Option(*_names("gpu_collection_enable"), metavar="BOOL", help="Whether NVIDIA's cards count.")
+        str | None, typer.Option(*_names("gpu_collection_enable"), metavar="BOOL", help="Offer NVIDIA GPUs too.")
     ] = None,
     cpu: Annotated[
         int | None, typer.Option("-c", *_names("cpu_num"), metavar="MILLICORES", help="Cores. [default: all]")
@@ -68,7 +68,7 @@ def start(
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings in a TOML file.")] = None,
     address: Annotated[
         str | None,
-        typer.Option(*_names("master_address", "master_info"), metavar="ADDRESS", help="Join a Ray that runs there."),
+        typer.Option(*_names("master_address", "master_info"), metavar="ADDRESS", help="Join a Ray cluster."),
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Start Ray, for programs on more than one machine.")] = False,
     chip: Annotated[str | None, typer.Option(metavar="CHIP", help="Chip of simulated cards, such as 910B3.")] = None,
@@ -76,14 +76,14 @@ def start(
     hbm: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of a simulated card.")] = None,
     block: Annotated[str, typer.Option(metavar="BOOL", help="Wait until it is stopped.")] = "false",
 ) -> None:
-    """Begin: the programs of this user that follow have these settings and cards, until `stop`.
+    """Start a deployment: later programs of this user have its settings and cards, until `toprope stop`.
 
-    On one machine nothing runs in between. The cards are those of the `toprope run` that this is in, or those of
-    --chip and --count, or the real ones. Options that only a cluster of openYuanrong has are accepted.
+    On one machine no process runs meanwhile. The cards are those of the surrounding `toprope run`, or those of --chip
+    and --count, or the real ones. Options that only apply to an openYuanrong cluster are accepted and ignored.
     More: toprope explain functions.
     """
-    from toprope.functions import deployed
-    from toprope.functions.deploy import WRONG_MODE, begin, leftover, no_set
+    from toprope.functions.deployment import state_file
+    from toprope.functions.deployment.start_options import WRONG_MODE, begin, leftover, no_set
 
     options = {
         "npu_collection_mode": mode, "gpu_collection_enable": gpus, "cpu_num": cpu, "memory_num": memory,
@@ -101,22 +101,22 @@ def start(
             raise
         sys.stderr.write(f"{WRONG_MODE}\n")
         raise typer.Exit(1) from None
-    if deployed.read() is not None:
-        raise UsageError("it runs already.", do="toprope stop, or yr stop, ends it")
+    if state_file.read() is not None:
+        raise UsageError("a deployment is running already.", do="toprope stop, or yr stop, ends it")
     deployment = replace(deployment, no_set=no_set(os.environ), since=time.time(), sim=_simulated(chip, count, hbm))
-    cluster = deployed.cluster() if ray or address is not None else None
+    cluster = state_file.cluster() if ray or address is not None else None
     if deployment.sim:
-        deployment = replace(deployment, cards=deployed.share_cards(os.environ.get("TOPROPE_RUN_DIR", "")))
+        deployment = replace(deployment, cards=state_file.share_cards(os.environ.get("TOPROPE_RUN_DIR", "")))
     if cluster is not None:
         deployment = cluster.start(deployment) if address is None else cluster.join(address, deployment)
-    place = deployed.keep(deployment)
+    place = state_file.keep(deployment)
     _say(deployment, [*idle, *more], place)
     if block.lower() == "true":
         _wait()
 
 
 def _simulated(chip: str | None, count: int | None, hbm: str | None) -> str:
-    """The simulated cards that are begun: those asked for, which must be those of the run around this."""
+    """The spec of the simulated cards: the requested ones, which must match the surrounding `toprope run`."""
     from toprope.sim.spec import SimSpec
 
     around = os.environ.get("TOPROPE_SIM", "")
@@ -153,10 +153,10 @@ def _say(deployment: Deployment, idle: list[str], place: Path) -> None:
 
 
 def _wait() -> None:
-    from toprope.functions import deployed
+    from toprope.functions.deployment import state_file
 
     try:
-        while deployed.read() is not None:
+        while state_file.read() is not None:
             time.sleep(0.2)
     except KeyboardInterrupt:
-        deployed.end()
+        state_file.end()

@@ -1,4 +1,4 @@
-"""`toprope status`, and `yr status` under `toprope run`: what `start` began, and who uses its cards."""
+"""`toprope status`, and `yr status` under `toprope run`: the deployment, the instances, and the users of the cards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from toprope.cli.group import verb
 
 if TYPE_CHECKING:
-    from toprope.functions.deploy import Deployment
+    from toprope.functions.deployment.start_options import Deployment
 
 __all__ = ["app", "cards_of"]
 
@@ -22,12 +22,12 @@ app = verb()
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="What was started, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The deployment as JSON.")] = False,
 ) -> None:
-    """Say what was started, which instances there are, and who uses the cards. More: toprope explain functions."""
-    from toprope.functions import deployed
+    """Show the deployment, the running instances, and the users of the cards. More: toprope explain functions."""
+    from toprope.functions.deployment import state_file
 
-    found = deployed.read()
+    found = state_file.read()
     if as_json:
         typer.echo("null" if found is None else found.format())
         return
@@ -37,12 +37,12 @@ def status(
     shown = (item for name, value in rows for item in field(name, value, label_width=12, indent=2))
     show(f"System Status: {'STOPPED' if found is None else 'RUNNING'}", *shown)
     if found is not None and found.address:
-        typer.echo(deployed.cluster().status(found))
+        typer.echo(state_file.cluster().status(found))
 
 
 def cards_of(deployment: Deployment) -> str:
     """The cards that programs find, in a line."""
-    from toprope.functions.collect import collect
+    from toprope.functions.deployment.discover import collect
     from toprope.sim.spec import SimSpec
 
     if deployment.sim:

@@ -1,4 +1,4 @@
-"""`toprope stop`, and `yr stop` under `toprope run`: the end of what `start` began."""
+"""`toprope stop`, and `yr stop` under `toprope run`: ends the deployment of `start`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ app = verb()
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def stop(
-    force: Annotated[bool, typer.Option("--force", help="End Ray without waiting, where it was started.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill Ray at once, if it was started.")] = False,
 ) -> None:
-    """End what `start` began: its settings and cards. Programs that run go on as they are.
+    """End the deployment of `toprope start`: its settings and cards. Running programs are not affected.
 
     More: toprope explain functions.
     """
-    from toprope.functions import deployed
+    from toprope.functions.deployment import state_file
 
-    found = deployed.end()
+    found = state_file.end()
     if found is None:
         typer.echo("nothing runs")
         return
     if found.address:
-        deployed.cluster().stop(found, force)
+        state_file.cluster().stop(found, force)
     typer.echo("stopped")

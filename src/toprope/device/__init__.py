@@ -1,4 +1,4 @@
-"""One door to NPU, CUDA and CPU: which device, what it is, what works on it, and why there is none.
+"""One interface to NPU, CUDA and CPU: which device, what it is, what works on it, and why there is none.
 
     from toprope import device
 
@@ -6,10 +6,10 @@
     model.to(card.torch_device, card.best_dtype())
     weights = device.load("model.safetensors", card)
 
-Importing it imports no torch; the first question does.
+Importing it imports no torch; the first call does.
 """
 
-from toprope.device.actions import best_dtype, load, seed_all, why_not
+from toprope.device.api import best_dtype, load, seed_all, why_not
 from toprope.device.base import Availability, Capabilities, Device, FallbackWarning, Memory, Properties, State
 from toprope.device.kinds import kinds
 from toprope.device.memory import is_out_of_memory

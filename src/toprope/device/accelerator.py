@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from toprope.device.base import Availability, Capabilities, Device, Properties, State
-from toprope.device.libraries import reason
+from toprope.device.host.libraries import reason
 from toprope.device.seeds import draws_random_numbers
 from toprope.errors import UnsupportedError
 
@@ -22,7 +22,7 @@ __all__ = ["AcceleratorDevice"]
 
 
 class AcceleratorDevice(Device):
-    """One device of a kind of accelerator, such as "xpu". NPU and CUDA add what is theirs alone."""
+    """One device of a kind of accelerator, such as "xpu". Subclasses for NPU and CUDA add their own functions."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)

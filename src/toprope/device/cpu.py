@@ -1,4 +1,4 @@
-"""The CPU: what every program can fall back on, and where a question about memory or streams is never an error."""
+"""The CPU: the fallback of every program; its memory and stream functions never raise."""
 
 from __future__ import annotations
 

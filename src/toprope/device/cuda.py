@@ -13,7 +13,7 @@ import torch
 
 from toprope.device.accelerator import AcceleratorDevice
 from toprope.device.base import Availability, Capabilities, Properties, State
-from toprope.device.libraries import reason
+from toprope.device.host.libraries import reason
 
 __all__ = ["CudaDevice"]
 
@@ -33,7 +33,7 @@ class CudaDevice(AcceleratorDevice):
 
     @classmethod
     def look(cls) -> Availability:
-        """True if torch is built for GPUs and sees one, by torch's own questions."""
+        """State of this kind: whether torch is built for GPUs and sees one, by torch's own functions."""
         with warnings.catch_warnings(record=True) as said:  # torch warns here of a driver that is too old
             warnings.simplefilter("always")
             try:

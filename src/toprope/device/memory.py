@@ -50,7 +50,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class HasMemory(Protocol):
-    """The part of `toprope.device.Device` that tells of memory."""
+    """The part of `toprope.device.Device` that reports memory."""
 
     def memory(self) -> Any: ...  # noqa: D102
     def holders(self) -> tuple[str, ...]: ...  # noqa: D102
@@ -59,7 +59,7 @@ class HasMemory(Protocol):
 
 @contextmanager
 def needs_memory(device: HasMemory, doing: str) -> Iterator[None]:
-    """A context in which running out of memory is an error that says who holds the device's memory.
+    """Context manager: out-of-memory errors become an error that names the holders of the device's memory.
 
     Args:
         device: whose memory is needed.

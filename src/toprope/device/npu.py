@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from toprope.device import smi
 from toprope.device.accelerator import AcceleratorDevice
-from toprope.device.ascend import look_at_machine, mask_text
 from toprope.device.base import Availability, Capabilities, Properties, State
-from toprope.device.libraries import advice, reason
+from toprope.device.host import smi
+from toprope.device.host.ascend import look_at_machine, mask_text
+from toprope.device.host.libraries import advice, reason
+from toprope.device.host.software import installed_version
 from toprope.device.seeds import draws_random_numbers
-from toprope.device.software import installed_version
 from toprope.visible import VARIABLE
 
 __all__ = ["NpuDevice"]

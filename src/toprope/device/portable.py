@@ -59,7 +59,7 @@ def _choose() -> torch.device:
     """The device that toprope chooses: with an index where one was asked for, so that "the current one" stays so."""
     import torch
 
-    from toprope.device.names import read_name
+    from toprope.device.device_string import read_name
     from toprope.device.select import choose
 
     choice = choose(quiet=True)

@@ -1,4 +1,4 @@
-"""Dtypes that really work on a device: matmul, convolution and attention are run there, with results known before."""
+"""Probe of dtypes on a device: runs matmul, convolution and attention there, and checks the results."""
 
 from __future__ import annotations
 

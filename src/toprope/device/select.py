@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from toprope.device.base import Availability, Device, FallbackWarning, State
+from toprope.device.device_string import AUTO, Asked, read_name
 from toprope.device.kinds import device_class, kinds, look
-from toprope.device.names import AUTO, Asked, read_name
 from toprope.device.torch_import import check_torch
 from toprope.errors import (
     DeviceBrokenError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from toprope.device.libraries import advice, reason
+from toprope.device.host.libraries import advice, reason
 from toprope.errors import DeviceBrokenError, DeviceNotInstalledError, TopropeError
 
 __all__ = ["check_torch"]

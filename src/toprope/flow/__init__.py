@@ -14,8 +14,8 @@ graph.feed({data: image})
 df.finalize()
 """
 
-from toprope.flow import names
-from toprope.flow.names import *  # noqa: F403 - fifty names, listed there
+from toprope.flow import exports
+from toprope.flow.exports import *  # noqa: F403 - fifty names, listed there
 
 __all__: list[str] = []
-__all__ += names.__all__
+__all__ += exports.__all__

@@ -1,4 +1,4 @@
-"""What is fed becomes messages, and messages become what is fetched."""
+"""Conversion of fed values into messages, and of messages into fetched values."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from toprope.flow.exceptions import DATATYPE_INVALID, PARAM_INVALID, DfException
-from toprope.flow.graph import FlowData, Plan
-from toprope.flow.info import FlowInfo
+from toprope.flow.flow_info import FlowInfo
+from toprope.flow.graph.nodes import FlowData, Plan
 from toprope.flow.registry import is_torch_tensor, unwrap, wrap
-from toprope.flow.stage_spec import EMPTY, OWN_FLAGS, TENSOR, TORCH, Failure, Head, Message
+from toprope.flow.stage.spec import EMPTY, OWN_FLAGS, TENSOR, TORCH, Failure, Head, Message
 from toprope.flow.tensor import Tensor
 
 __all__ = ["any_message", "failure_error", "head_of", "info_of", "tensor_message", "tensor_of", "value_of", "values_of"]
 
 
 def head_of(info: FlowInfo | None) -> Head:
-    """What travels with a message, of what the user gave."""
+    """Build a message's head from the user's flow info."""
     if info is None:
         return Head()
     return Head(
@@ -26,7 +26,7 @@ def head_of(info: FlowInfo | None) -> Head:
 
 
 def info_of(head: Head) -> FlowInfo:
-    """What travels with a message, for the user."""
+    """Build the user's flow info from a message's head."""
     info = FlowInfo(head.start_time, head.end_time, head.flags & ~OWN_FLAGS, head.transaction_id)
     if head.user_data:
         info.set_user_data(head.user_data)
@@ -34,7 +34,7 @@ def info_of(head: Head) -> FlowInfo:
 
 
 def values_of(plan: Plan, feed: Any, partial: bool) -> dict[int, tuple[FlowData, Any]]:
-    """What is fed, by place of the graph's inputs; keys that are none of them are ignored.
+    """Return the fed values by index of the graph's inputs; unknown keys are ignored.
 
     Raises:
         DfException: it is no dict, has none of the inputs, or not all of them.
@@ -113,7 +113,7 @@ def tensor_of(message: Message) -> Tensor | None:
 
 
 def failure_error(failure: Failure, transaction: int) -> BaseException:
-    """What the user's code raised for an input, with where that was as a note."""
+    """Return the error that the user's code raised for an input, with its origin as a note."""
     error = failure.error
     notes = getattr(error, "__notes__", [])
     where = f"raised in stage {failure.stage} for input {transaction}" if failure.stage else f"for input {transaction}"

@@ -44,10 +44,10 @@ FLOW_FUNC_FAILED = 564000
 
 
 class DfException(Exception):  # noqa: N818 - the reference's name
-    """Something in a graph cannot be.
+    """A graph, or a call of it, is invalid.
 
     Attributes:
-        message: what.
+        message: what is invalid.
         error_code: the reference's code.
     """
 
@@ -61,19 +61,19 @@ class DfException(Exception):  # noqa: N818 - the reference's name
 
 
 class DfAbortException(DfException):
-    """The graph ends while something is waited for."""
+    """The graph ended during a wait."""
 
 
 class DfTypeError(DfException, TypeError):
-    """An argument is of a type that is not taken."""
+    """An argument has the wrong type."""
 
 
 class DfValueError(DfException, ValueError):
-    """The inputs and outputs of a class's functions do not fit each other."""
+    """The inputs and outputs of a class's functions do not match."""
 
 
 class DfAssertionError(DfException, AssertionError):
-    """A decorator was given what contradicts itself."""
+    """The arguments of a decorator contradict each other."""
 
 
 def as_exception(error: BaseException) -> Exception:

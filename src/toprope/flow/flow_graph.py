@@ -1,4 +1,4 @@
-"""A graph that is fed and fetched from."""
+"""`FlowGraph`: the user's class of a graph, which is fed and fetched from."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ from toprope.flow.exceptions import (
     DfException,
     with_notes,
 )
-from toprope.flow.graph import FlowData, FlowOutput, plan, unique_name
-from toprope.flow.graph_options import is_compile_only
-from toprope.flow.graph_settings import GraphSettings
-from toprope.flow.info import FlowFlag, FlowInfo
+from toprope.flow.flow_info import FlowFlag, FlowInfo
+from toprope.flow.graph.nodes import FlowData, FlowOutput, plan, unique_name
+from toprope.flow.graph.settings import GraphSettings, is_compile_only
+from toprope.flow.graph.streams import generators
 from toprope.flow.result import FlowResult
 from toprope.flow.session import logger
-from toprope.flow.stage_spec import EMPTY, START_TIMEOUT_MS, Head, Message, RunOptions
-from toprope.flow.streams import generators
+from toprope.flow.stage.spec import EMPTY, START_TIMEOUT_MS, Head, Message, RunOptions
 from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:
     from toprope.flow.executor.runner import Fetched, Runner
     from toprope.flow.futures import Futures, ResultStream
-    from toprope.flow.metrics import EdgeMetrics, StageMetrics
+    from toprope.flow.observability.metrics import EdgeMetrics, StageMetrics
 
 __all__ = ["FlowGraph"]
 
@@ -51,15 +50,15 @@ class FlowGraph(GraphSettings):
     """A graph.
 
     Args:
-        outputs: what is fetched, in this order; an output may stand there several times.
-        graph_options: options by their names, in addition to those of `init`.
+        outputs: the fetched outputs, in this order; an output may occur several times.
+        graph_options: options by name, in addition to those of `init`.
         name: its name.
         graphpp_builder_async: not needed here: nothing is compiled.
         colocate: whether neighbouring stages run as threads of one process. Not in the reference, as what follows.
         restarts: how often a stage whose process has died is started again.
         deadline_ms: how long a stage may work on one input; it fails then, and the stage is started again. 0: no limit.
         start_timeout_ms: how long all stages together may take to start, and one that is started again.
-        trace: whether what the stages do is kept, for `trace`.
+        trace: whether the work of the stages is recorded, for `trace`.
 
     Raises:
         DfException: outputs are no list of FlowOutput, `init` was not called (145001), or the nodes cannot be a graph.
@@ -79,7 +78,7 @@ class FlowGraph(GraphSettings):
         self.set_start_timeout(start_timeout_ms)
         self.name = unique_name(name, "FlowGraph")
         self._lock = threading.Lock()
-        self._settled = threading.Event()  # it runs, cannot run, or is closed
+        self._settled = threading.Event()  # started, failed or closed
         self._runner: Runner | None = None
         self._futures: Futures | None = None
         self._closed = False
@@ -88,12 +87,12 @@ class FlowGraph(GraphSettings):
 
     @property
     def error(self) -> BaseException | None:
-        """Why the last call returned 4294967295; None where none did."""
+        """The error of the last call that returned 4294967295; None if no call did."""
         broken = self._runner.error if self._runner is not None else None
         return convert.failure_error(broken, 0) if broken is not None else self._last_error
 
     def _started(self) -> Runner | None:
-        """The running graph; None where it cannot run, which is logged."""
+        """Return the running graph; None if it cannot run, which is logged."""
         with self._lock:
             if self._runner is None and not self._closed and self._last_error is None:
                 from toprope.flow.executor.runner import Runner
@@ -120,8 +119,8 @@ class FlowGraph(GraphSettings):
         """Feed tensors.
 
         Args:
-            feed_dict: what numpy can convert, by input. Empty where flow_info ends the sequence (EOS).
-            flow_info: what travels with them.
+            feed_dict: values that numpy can convert, by input. Empty if flow_info ends the sequence (EOS).
+            flow_info: the flow info of the input.
             timeout: milliseconds to wait for room; -1 for ever.
             partial_inputs: whether inputs may be left out.
 
@@ -235,7 +234,7 @@ class FlowGraph(GraphSettings):
             return FlowResult([], info, INNER_ERROR, error)
 
     def _fetch(self, indexes: Any, timeout: Any, *, aligned: bool) -> int | tuple[list[Message], Fetched]:
-        """What was asked for in the user's order, or a code."""
+        """Fetch results in the user's order. Return them, or a code."""
         try:
             places = self._places(indexes)
             if type(timeout) is not int:
@@ -261,7 +260,7 @@ class FlowGraph(GraphSettings):
         return [fetched.messages[unique.index(place)] for place in places], fetched
 
     def _wait_for_start(self, until: float | None) -> bool:
-        """Wait for the first input, which starts the graph; whether it has started, or never will.
+        """Wait for the first input, which starts the graph. Return True if it has started, or never will.
 
         Under strict nothing is waited for before the first input, as in the reference.
         """
@@ -297,15 +296,15 @@ class FlowGraph(GraphSettings):
         self, feed_dict: Mapping[FlowData, Any], *, flow_info: FlowInfo | None = None, deadline: float | None = None,
         wait: bool = True,
     ) -> Future[list[Any]]:  # fmt: skip
-        """Feed values, and have a future of what comes out: the list of values, or the user's own exception.
+        """Feed values. Return a future of the result: the list of values, or the user's own exception.
 
         From the first call on, results go to the futures alone, and `fetch` returns 145000. For asyncio:
         `await asyncio.wrap_future(graph.submit(...))`. A future that is cancelled or late leaves the others as they
-        are; what comes of its input is dropped.
+        are; the result of its input is dropped.
 
         Args:
             feed_dict: values by input, all of them.
-            flow_info: what travels with them.
+            flow_info: the flow info of the input.
             deadline: seconds from now after which the future fails with TimeoutError; None for none. Stages that have
                 not begun with the input then leave it out, as they do for a future that is cancelled.
             wait: whether to wait for room where the graph has none.
@@ -371,10 +370,10 @@ class FlowGraph(GraphSettings):
             return self._futures
 
     async def results(self, count: int | None = None) -> AsyncIterator[FlowResult]:
-        """The results as they come, for `async for`: so many, or until the end of the sequence or of the graph.
+        """Return an asynchronous iterator over the results, until the end of the sequence or of the graph.
 
         Args:
-            count: how many; None for no such end.
+            count: largest number of results; None for no limit.
         """
         import asyncio
 
@@ -388,7 +387,7 @@ class FlowGraph(GraphSettings):
                 return
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until everything that was fed has come out; it can be fetched afterwards.
+        """Wait until all results of the fed inputs have arrived; they can be fetched afterwards.
 
         Args:
             timeout: seconds; None for ever.
@@ -401,7 +400,7 @@ class FlowGraph(GraphSettings):
         return self._runner is None or self._runner.drain(timeout)
 
     def close(self) -> None:
-        """End the graph: what is under way is lost, its futures fail, nothing is left behind."""
+        """End the graph. Inputs in flight are lost, and their futures fail; nothing is left behind."""
         with self._lock:
             self._closed = True
             runner, self._runner = self._runner, None
@@ -412,7 +411,7 @@ class FlowGraph(GraphSettings):
             runner.close()
 
     def metrics(self) -> list[EdgeMetrics]:
-        """The figures of all edges; none before the graph runs."""
+        """Metrics of all edges; none before the graph runs."""
         return [] if self._runner is None else self._runner.metrics()
 
     def stage_metrics(self) -> list[StageMetrics]:
@@ -428,10 +427,10 @@ class FlowGraph(GraphSettings):
         return 0 if self._runner is None else self._runner.restarts
 
     def trace(self, path: str | Path | None = None) -> dict[str, Any]:
-        """What the stages did, in Chrome's format; of a graph that was made with trace=True.
+        """Return the work of the stages in Chrome's trace format; the graph must have `trace=True`.
 
         Args:
-            path: where to write it too; None for nowhere.
+            path: file to write it to as well; None for none.
         """
         found = {"traceEvents": []} if self._runner is None else self._runner.trace()
         if path is not None:
@@ -439,12 +438,12 @@ class FlowGraph(GraphSettings):
         return found
 
     def picture(self, path: str | Path | None = None) -> str:
-        """The graph as SVG, with the figures of its edges once it runs.
+        """Draw the graph as SVG, with the counters of its edges once it runs.
 
         Args:
-            path: where to write it too; None for nowhere.
+            path: file to write it to as well; None for none.
         """
-        from toprope.flow.picture import svg
+        from toprope.flow.observability.svg import svg
 
         text = svg(self._plan, self.metrics(), self.name)
         if path is not None:

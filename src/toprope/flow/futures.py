@@ -1,4 +1,4 @@
-"""Futures and streams of a graph's results: a thread fetches, and gives each result to its input's receiver."""
+"""Futures and streams of a graph's results: a thread fetches, and delivers each result to its input's receiver."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.flow.convert import info_of
 from toprope.flow.exceptions import FAILED, INNER_ERROR, QUEUE_FULL, DfAbortException, DfException, as_exception
-from toprope.flow.graph import Plan
+from toprope.flow.graph.nodes import Plan
 from toprope.flow.result import FlowResult
-from toprope.flow.stage_spec import END, MORE, Message
+from toprope.flow.stage.spec import END, MORE, Message
 from toprope.flow.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DeadlineExceeded", "Futures", "QueueFull", "ResultStream", "size_of"]
 
 _TURN_MS = 50
-"""How long the thread waits for a result before it looks at deadlines."""
+"""Time that the thread waits for a result before it checks deadlines, in milliseconds."""
 
 _MOST_RESULTS, _MOST_BYTES = 65536, 64 * 2**20
 """Results of one stream that nobody has taken, and bytes of their tensors; a stream with more is cancelled."""
@@ -139,7 +139,7 @@ class ResultStream:
 
 
 _Receiver = Future[list[Any]] | weakref.ref[ResultStream]
-"""Streams belong to their callers alone, so that one that nobody has any more is seen to be left."""
+"""Only callers hold strong references to streams, so that an abandoned stream is detected."""
 
 
 class Futures:
@@ -147,7 +147,7 @@ class Futures:
 
     Args:
         runner: the graph.
-        plan: what it runs.
+        plan: its plan.
         decode: makes a result of messages.
         is_ordered: whether results come in the order of their inputs, so that one that is passed over is lost.
     """
@@ -261,7 +261,7 @@ class Futures:
             lost = [self._waiting.pop(id)[0] for id in passed_over]
             self._changed.notify_all()
         for each in lost:
-            _fail(each, DfException("a stage has made nothing of the input, or a full edge has lost it"))
+            _fail(each, DfException("a stage made no result of the input, or a full edge dropped it"))
         give()
 
     def _given(self, result: FlowResult, flags: int) -> Callable[[], None]:
@@ -269,7 +269,7 @@ class Futures:
         transaction = result.info.transaction_id
         receiver, until = self._waiting.pop(transaction, (None, None))
         if receiver is None:
-            return _nothing  # nobody waits for it any more
+            return _nothing  # its receiver has given up
         if isinstance(receiver, Future):
             return functools.partial(_settle, receiver, result)
         stream = receiver()
@@ -292,7 +292,7 @@ class Futures:
         return stream.end if is_last else _nothing
 
     def _abandon(self, transaction: int) -> None:
-        """Nobody waits for the results of a transaction."""
+        """Cancel a transaction whose receiver has given up."""
         with self._changed:
             found = self._waiting.pop(transaction, None)
             self._changed.notify_all()
@@ -336,7 +336,7 @@ class Futures:
             return self._changed.wait_for(lambda: not self._waiting, timeout)
 
     def close(self) -> None:
-        """Fail what is open."""
+        """Fail the open futures and streams."""
         self._closed = True
         if threading.current_thread() is not self._thread:
             self._thread.join()

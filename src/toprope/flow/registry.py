@@ -1,4 +1,4 @@
-"""Types of messages: how values become bytes on their way, and what they are afterwards."""
+"""Registry of message types: serialization of values, and their reconstruction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from toprope.flow.exceptions import DfException
-from toprope.flow.stage_spec import EMPTY, PICKLED, RAW, TENSOR, TORCH
+from toprope.flow.stage.spec import EMPTY, PICKLED, RAW, TENSOR, TORCH
 from toprope.flow.tensor import Tensor
 
 __all__ = ["MsgTypeRegister", "msg_type_register", "unwrap", "wrap"]
@@ -28,7 +28,7 @@ class _Entry(NamedTuple):
 
 
 class MsgTypeRegister:
-    """The types of messages that are known. Tensors, and what pickle can take, need none of their own."""
+    """The registered message types. Tensors and picklable objects need no type of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class MsgTypeRegister:
             clz: the class; objects of this class itself are sent so, not those of subclasses.
             serialize_func: makes bytes of an object.
             deserialize_func: makes an object of a memoryview.
-            size_func: tells the number of bytes beforehand; it is not needed.
+            size_func: returns the number of bytes in advance; it is not needed.
 
         Raises:
             DfException: the number or the class is taken by another one.
@@ -67,7 +67,7 @@ class MsgTypeRegister:
             self._by_type[msg_type] = self._by_class[clz] = entry
 
     def registered(self, msg_type: int) -> bool:
-        """Whether a number is known."""
+        """True if a number is registered."""
         return msg_type in self._by_type or msg_type == PICKLED
 
     def get_msg_type(self, clz: type) -> int | None:
@@ -76,28 +76,28 @@ class MsgTypeRegister:
         return entry.msg_type if entry else None
 
     def get_serialize_func(self, msg_type: int) -> Callable[[Any], Any] | None:
-        """What makes bytes of objects; None for an unknown number."""
+        """Return the serializer; None for an unknown number."""
         entry = self._by_type.get(msg_type)
         if entry is None and msg_type == PICKLED:
-            from toprope.functions.serial import dumps
+            from toprope.functions.transport.serialization import dumps
 
             return dumps
         return entry.serialize if entry else None
 
     def get_deserialize_func(self, msg_type: int) -> Callable[[Any], Any] | None:
-        """What makes objects of bytes; None for an unknown number."""
+        """Return the deserializer; None for an unknown number."""
         entry = self._by_type.get(msg_type)
         if entry is None and msg_type == PICKLED:
             return pickle.loads
         return entry.deserialize if entry else None
 
     def get_size_func(self, msg_type: int) -> Callable[[Any], int] | None:
-        """What tells the number of bytes; None where there is no such thing."""
+        """Return the size function; None if there is none."""
         entry = self._by_type.get(msg_type)
         return entry.size if entry else None
 
     def deserialize_from_file(self, pkl: str, work_path: str | None = None) -> Any:
-        """What a pickle in a file holds; of a file that you trust.
+        """Load the pickle in a file, which must be trusted.
 
         Args:
             pkl: the file.
@@ -110,7 +110,7 @@ class MsgTypeRegister:
         """A pickle that makes the same types known where it is read; empty where there are none."""
         if not self._by_type:
             return b""
-        from toprope.functions.serial import dumps
+        from toprope.functions.transport.serialization import dumps
 
         return dumps(_Restored(tuple(self._by_type.values())))
 
@@ -177,6 +177,6 @@ def unwrap(kind: int, payload: Any) -> Any:
 
 
 def is_torch_tensor(value: Any) -> bool:
-    """Whether a value is a torch.Tensor, without importing torch; parameters and other subclasses count."""
+    """True for a torch.Tensor, including parameters and other subclasses; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)

@@ -1,4 +1,4 @@
-"""A result with everything that is known of it."""
+"""`FlowResult`: values, flow info, code and error of a result."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from toprope.flow.exceptions import MODEL_EXECUTE_TIMEOUT, QUEUE_EMPTY, DfException
-from toprope.flow.info import FlowInfo
+from toprope.flow.flow_info import FlowInfo
 
 __all__ = ["FlowResult"]
 
 
 @dataclass(frozen=True)
 class FlowResult:
-    """What `FlowGraph.fetch_result` gives.
+    """Result of `FlowGraph.fetch_result`.
 
     Attributes:
         values: one for each output; empty where there is no result.
-        info: what travels with them.
+        info: their flow info.
         code: 0, or the code that `fetch` would return.
-        error: what the user's code raised for this input, with its traceback as a note; None where nothing failed.
+        error: the user's exception for this input, with its traceback as a note; None if nothing failed.
     """
 
     values: list[Any]
@@ -29,14 +29,14 @@ class FlowResult:
 
     @property
     def is_late(self) -> bool:
-        """Whether there was no result within the time, and it failed for no other reason."""
+        """True if there was no result in time, for no other reason."""
         return self.error is None and self.code in (MODEL_EXECUTE_TIMEOUT, QUEUE_EMPTY)
 
     def get(self) -> list[Any]:
         """The values.
 
         Raises:
-            Whatever the user's code raised; DfException with the code where there are no values for another reason.
+            The user's exception; DfException with the code if there are no values for another reason.
         """
         if self.error is not None:
             raise self.error

@@ -1,4 +1,4 @@
-"""What a stage may ask about where it runs."""
+"""Location of the calling stage: its card, its instance number, and the number of instances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from toprope.flow.session import logger
-from toprope.flow.stage_spec import StageContext
+from toprope.flow.stage.spec import StageContext
 
 __all__ = [
     "get_running_device_id",
@@ -24,7 +24,7 @@ _thread = threading.local()
 
 
 def enter(context: StageContext) -> None:
-    """This thread belongs to a stage."""
+    """Mark this thread as a stage's."""
     global _process
     _process = _thread.context = context
 
@@ -68,12 +68,12 @@ def get_running_device_id() -> int | None:
 
 
 def get_running_instance_id() -> int | None:
-    """Which of the stage's instances this is. None outside stages, with an error in the log."""
+    """Return the number of this instance of the stage. None outside stages, with an error in the log."""
     found = _context("get_running_instance_id")
     return None if found is None else found.instance_id
 
 
 def get_running_instance_num() -> int | None:
-    """How many instances the stage has. None outside stages, with an error in the log."""
+    """Return the number of instances of the stage. None outside stages, with an error in the log."""
     found = _context("get_running_instance_num")
     return None if found is None else found.instance_num

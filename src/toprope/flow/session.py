@@ -1,4 +1,4 @@
-"""The beginning and the end of the dataflow API, and its options."""
+"""Start and end of the dataflow API, and its options."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from toprope.flow.exceptions import NOT_INIT, DfException
-from toprope.flow.graph import forget_names
+from toprope.flow.graph.nodes import forget_names
 
 __all__ = ["finalize", "given", "init", "is_strict", "logger", "options"]
 
 logger = logging.getLogger("DATAFLOW")
-"""Says what is wrong where a call returns a code. Level: ASCEND_GLOBAL_LOG_LEVEL, 0 debug to 3 errors (default)."""
+"""Logger that explains returned codes. Level: ASCEND_GLOBAL_LOG_LEVEL, 0 debug to 3 errors (default)."""
 
 STRICT = "toprope.strict"
-"""Option under which the reference's quirks hold too."""
+"""Option that enables the reference's quirks."""
 
 _LEVELS = {"0": logging.DEBUG, "1": logging.INFO, "2": logging.WARNING, "3": logging.ERROR, "4": logging.CRITICAL}
 
@@ -105,7 +105,7 @@ def given() -> Mapping[str, str] | None:
 
 
 def is_strict(graph_options: Mapping[str, str] | None = None) -> bool:
-    """Whether the reference's quirks are wanted: by option "toprope.strict", or by TOPROPE_FLOW_STRICT=1."""
+    """True if the reference's quirks are enabled, by option "toprope.strict" or TOPROPE_FLOW_STRICT=1."""
     for each in (graph_options, _options):
         if each is not None and STRICT in each:
             return each[STRICT] == "1"

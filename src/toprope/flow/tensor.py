@@ -22,7 +22,7 @@ class Tensor:
 
     Args:
         data: a number, a list, an array or a Tensor; it is copied.
-        tensor_desc: what the tensor is to be; where the dtype differs it is cast, with a warning. A negative number in
+        tensor_desc: dtype and shape; data of another dtype are cast, with a warning. A negative number in
             its shape stands for any.
 
     Raises:
@@ -79,7 +79,7 @@ class Tensor:
         return int(self._array.nbytes)
 
     def get_element_cnt(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return int(self._array.size)
 
     def reshape(self, shape: list[int] | tuple[int, ...]) -> int:

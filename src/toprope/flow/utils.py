@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toprope.flow.deploy import template
+from toprope.flow.graph.deploy_file import template
 
 if TYPE_CHECKING:
     from toprope.flow.flow_graph import FlowGraph

@@ -19,8 +19,8 @@
 Functions and instances run in processes of this machine, or, by `Config(server_address="ray")`, on Ray.
 """
 
-from toprope.functions import names
-from toprope.functions.names import *  # noqa: F403 - a hundred names, listed there
+from toprope.functions import exports
+from toprope.functions.exports import *  # noqa: F403 - a hundred names, listed there
 
 __all__: list[str] = []
-__all__ += names.__all__
+__all__ += exports.__all__

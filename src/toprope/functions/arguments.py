@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toprope.functions.objects import ObjectRef
-from toprope.functions.serial import SIMPLE
+from toprope.functions.transport.serialization import SIMPLE
 
 __all__ = ["Slot", "lift", "lower"]
 
 
 class Slot:
-    """Stands for an argument that is a reference, until its object is there.
+    """Placeholder for an argument that is a reference, until its object is available.
 
     Args:
         index: its place among those arguments of the call.

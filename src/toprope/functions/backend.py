@@ -1,16 +1,16 @@
-"""Typed interface of the backends: local processes, Ray, and in a worker the way to its driver."""
+"""Typed interface of the backends: local processes, Ray, and a worker's relay to its driver."""
 
 from __future__ import annotations
 
 import pickle
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
+from toprope.functions.objects import ObjectBackend, ObjectRef
 
 if TYPE_CHECKING:
-    from toprope.functions.objects import ObjectRef
     from toprope.functions.options import GroupOptions, InvokeOptions
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Code:
-    """A function or class as workers get it.
+    """A function or class in the form that is sent to workers.
 
     Attributes:
         target: the function or class.
@@ -51,18 +51,18 @@ class Code:
         self._blob: bytes | None = None
 
     def blob(self) -> bytes:
-        """The pickle of it, by value where it is of the program's own file."""
+        """Return its pickle: by value if it is defined in the program's own file."""
         if self._blob is None:
-            from toprope.functions.serial import dumps
+            from toprope.functions.transport.serialization import dumps
 
             self._blob = dumps(self.target)
         return self._blob
 
     def identify(self, blob: bytes | None = None) -> str:
-        """The key by which workers know it, the same for the same pickle.
+        """Return the key by which workers know it; equal pickles have equal keys.
 
         Args:
-            blob: its pickle where that is not `blob()`.
+            blob: its pickle; None for `blob()`.
         """
         if not self.key:
             import hashlib
@@ -89,10 +89,10 @@ def listed_names(named: Iterable[tuple[str, str]], namespace: str, all_namespace
 
 
 def restore(instance: Any, state: bytes | None) -> None:
-    """Give an instance the attributes that it had when its state was kept.
+    """Give an instance the attributes of its saved state.
 
     Raises:
-        YRRuntimeError: nothing was kept.
+        YRRuntimeError: no state was saved.
     """
     if state is None:
         raise YRRuntimeError("Failed to load state", CODES["get failed"])
@@ -101,30 +101,30 @@ def restore(instance: Any, state: bytes | None) -> None:
 
 
 class KeyValuePairs(Protocol):
-    """Key-value pairs of a session; see `toprope.functions.pairs.Pairs`."""
+    """Key-value pairs of a session; see `toprope.functions.key_value_store.Pairs`."""
 
     def set_all(self, pairs: Mapping[str, bytes], *, only_new: bool = False, ttl: float = 0) -> str:
-        """Keep pairs, all or none: the first key that was refused, "" for none."""
+        """Store pairs, all or none. Return the first key that was refused, "" if none was."""
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """The bytes of keys, None for one that is not there."""
 
     def delete(self, keys: Sequence[str]) -> list[str]:
-        """Forget keys; those that were not there are returned."""
+        """Delete keys. Return those that did not exist."""
 
 
 class ResourceGroups(Protocol):
-    """Bundles of resources that are there all at once."""
+    """Resource groups: bundles of resources that are granted all together or not at all."""
 
     def create(self, name: str, bundles: list[dict[str, float]], strategy: str) -> ObjectRef:
-        """Ask for the bundles of a group: an object that is there when it has them.
+        """Request the bundles of a group. Return an object that is available once all are granted.
 
         Raises:
             TypeError, ValueError, YRequestError: the group cannot be, or there is one of this name (1001).
         """
 
     def remove(self, name: str) -> None:
-        """Give back what a group has; instances and functions that use it end.
+        """Release the bundles of a group; instances and functions that use it end.
 
         Raises:
             YRRuntimeError: there is no such group.
@@ -145,11 +145,11 @@ class InstanceGroups(Protocol):
     """Groups of instances that start all or none."""
 
     def start(self, name: str, options: GroupOptions, bundle_size: int = 1) -> ObjectRef:
-        """Start all members of a group or none: an object that is there when they run.
+        """Start all members of a group or none. Return an object that is available once they run.
 
         Args:
             name: of the group.
-            options: how its members live together.
+            options: time limit, life cycle and strategy of its members.
             bundle_size: number of members, one after the other, that go to one node.
 
         Raises:
@@ -158,10 +158,10 @@ class InstanceGroups(Protocol):
         """
 
     def terminate(self, name: str) -> ObjectRef | None:
-        """End all members of a group: an object that is there when they are gone; None without such a group."""
+        """End all members. Return an object that is available once they are gone; None if there is no such group."""
 
     def waited(self, name: str) -> ObjectRef:
-        """The object that is there when all members of a group run.
+        """Return the object that is available once all members of a group run.
 
         Raises:
             YRRuntimeError: there is no such group.
@@ -169,7 +169,7 @@ class InstanceGroups(Protocol):
 
 
 class Forwarded:
-    """A part of a backend that another process has: every call is sent there, to `Backend.perform`.
+    """Proxy of a part of a backend in another process: every call is sent to `Backend.perform` there.
 
     Args:
         part: the attribute of the other process's backend.
@@ -184,8 +184,8 @@ class Forwarded:
         return lambda *arguments, **keywords: self._send(self._part, method, arguments, keywords)
 
 
-class Backend(ABC):
-    """Runs functions and instances. Every wait has a limit, and says what it waited for when it is over.
+class Backend(ObjectBackend):
+    """Runs functions and instances. Every wait has a limit; its error says what was waited for.
 
     Attributes:
         job_id: names the session.
@@ -198,54 +198,6 @@ class Backend(ABC):
     pairs: KeyValuePairs
     resource_groups: ResourceGroups
     groups: InstanceGroups
-
-    # Objects
-
-    @abstractmethod
-    def put(self, value: Any) -> ObjectRef:
-        """Keep a value for those who get its reference."""
-
-    @abstractmethod
-    def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
-        """The objects, in order; with `allow_partial` None in place of one that is not there in time or failed.
-
-        Args:
-            timeout: seconds; -1 for no limit.
-
-        Raises:
-            YRTimeoutError: the time is over.
-            Whatever the calls that make them raised.
-        """
-
-    @abstractmethod
-    def wait(
-        self, refs: Sequence[ObjectRef], count: int, timeout: float | None
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-        """The references whose objects are there, at most `count`, and the others; both in order."""
-
-    @abstractmethod
-    def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
-        """Cancel the calls of functions that make these objects."""
-
-    @abstractmethod
-    def is_done(self, entry: Any) -> bool:
-        """Whether an object is there."""
-
-    @abstractmethod
-    def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
-        """Call back when an object is there."""
-
-    @abstractmethod
-    def object_id(self, entry: Any) -> str:
-        """A name for an object."""
-
-    def reduce_ref(self, ref: ObjectRef) -> tuple[Any, ...]:
-        """How a reference is pickled outside of what this backend sends itself.
-
-        Raises:
-            TypeError: it cannot be.
-        """
-        raise TypeError("an ObjectRef can be sent in arguments, results and objects that are put, and not otherwise")
 
     # Functions and instances
 
@@ -275,12 +227,12 @@ class Backend(ABC):
     def terminate(self, instance: str, is_sync: bool) -> None:
         """End an instance."""
 
-    def unreferenced(self, instance: str) -> None:  # noqa: B027  nothing to do unless a backend can free instances
-        """A handle to an instance is gone. May be called at any moment, in any thread, so the work is put off."""
+    def unreferenced(self, instance: str) -> None:
+        """Note that a handle to an instance was deleted. Called at any time, in any thread: the work is deferred."""
 
     @abstractmethod
     def is_alive(self, instance: str) -> bool:
-        """Whether an instance is there."""
+        """True if the instance exists."""
 
     @abstractmethod
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
@@ -305,7 +257,7 @@ class Backend(ABC):
         """The "id" and "ip" of this node, and the "namespace" of named instances that name none."""
 
     def perform(self, part: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Do what another process asks for.
+        """Execute a call that another process requested.
 
         Args:
             part: attribute whose method it is; "" for the backend's own.
@@ -320,7 +272,7 @@ class Backend(ABC):
     # For the instance of this process
 
     def save_state(self) -> None:
-        """Keep the state of the instance of this process.
+        """Save the state of the instance of this process.
 
         Raises:
             YRRuntimeError: there is none.
@@ -328,10 +280,10 @@ class Backend(ABC):
         self._refuse("save_state")
 
     def load_state(self) -> None:
-        """Give the instance of this process the state that was kept last.
+        """Restore the instance of this process to the state that was saved last.
 
         Raises:
-            YRRuntimeError: there is none, or nothing was kept.
+            YRRuntimeError: there is no instance, or no state was saved.
         """
         self._refuse("load_state")
 

@@ -1,4 +1,4 @@
-"""Exceptions on their way between processes: pickled by their parts, and not by a call of their class.
+"""Pickling of exceptions between processes: by their parts, without a call of their constructor.
 
 Python pickles an exception as its class and `args`, and calls the class with them. A constructor that takes other
 arguments fails then, or changes the text; notes, causes and what a group's members hold are lost. Here an exception is

@@ -98,7 +98,7 @@ class YRError(Exception):
 
     @property
     def cause(self) -> BaseException | None:
-        """What it was raised from."""
+        """The exception that it was raised from."""
         return self.__cause__
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ class YRError(Exception):
 
 
 class YRRuntimeError(YRError, RuntimeError):
-    """Something could not be done."""
+    """An operation failed."""
 
 
 class YRValueError(YRError, ValueError):
@@ -123,7 +123,7 @@ class YRTypeError(YRError, TypeError):
 
 
 class YRTimeoutError(YRRuntimeError, TimeoutError):
-    """A wait is over before what was waited for has come."""
+    """A time limit was reached."""
 
     module_code = _DATA
 
@@ -136,7 +136,7 @@ class GetTimeoutError(YRTimeoutError):
 
 
 class MissingInstanceError(YRRuntimeError, TimeoutError):
-    """There is no instance of a name, and none came in time.
+    """No instance has this name, and none appeared in time.
 
     Args:
         id: namespace and name.
@@ -188,12 +188,12 @@ class YRInvokeError(YRRuntimeError):
         self.traceback_str = traceback_str
 
     def origin_error(self) -> BaseException:
-        """What was raised."""
+        """The exception that the user's code raised."""
         return self.origin
 
     @property
     def cause(self) -> BaseException:
-        """What was raised."""
+        """The exception that the user's code raised."""
         return self.origin
 
     def __getattr__(self, name: str) -> Any:
@@ -220,7 +220,7 @@ class YRInvokeError(YRRuntimeError):
 
 
 def invoke_error(origin: BaseException, traceback_str: str = "") -> BaseException:
-    """What a caller gets for what the user's code raised: an error that is both ours and of the user's own class.
+    """Return the caller's error for one that the user's code raised: of our class and of the user's class.
 
     An error that is one of ours already is handed on as it is.
     """
@@ -274,14 +274,14 @@ def unreadable(error: BaseException) -> YRRuntimeError:
 
 
 def said(error: BaseException) -> str:
-    """An error in one line: without the traceback, and without its code, which another code is to follow."""
+    """Format an error as one line, without its traceback and its code; the caller adds a code."""
     if isinstance(error, YRInvokeError):
         return f"{type(error.origin).__name__}: {_text_of(error.origin)}"
     return error.message if isinstance(error, YRError) else str(error)
 
 
 def fresh(error: BaseException) -> BaseException:
-    """A copy of an error that is kept for several callers, for one: once raised it holds the caller's frames."""
+    """Copy a stored error for one of its callers: a raised error holds the caller's frames."""
     try:
         found = copy.copy(error)
     except Exception:
@@ -303,13 +303,13 @@ def _text_of(error: BaseException) -> str:
         return f"<{type(error).__name__}, whose text cannot be made>"
 
 
-_ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 def describe(error: BaseException) -> tuple[Portable, str]:
-    """An error in a form that another process can be sent, and its traceback as text."""
+    """Return an error in a form that can be sent to another process, and its traceback as text."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_ROOM):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frames = frames.tb_next  # how we called it is of no interest
     text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
     found = Portable(error)

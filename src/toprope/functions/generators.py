@@ -1,4 +1,4 @@
-"""Results of generator functions and methods: references to the items, as they come."""
+"""Results of generator functions and methods: references to the items, in order."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Items(ABC):
 
     @abstractmethod
     def take(self) -> ObjectRef | None:
-        """The next reference, None after the last; waits for it."""
+        """Wait for the next reference; None after the last."""
 
     @abstractmethod
     async def take_async(self) -> ObjectRef | None:
         """As `take`, without blocking the event loop."""
 
     def close(self) -> None:  # noqa: B027  nothing to do where no call makes items any more
-        """Want no more items: the call that makes them ends after the item under way."""
+        """Stop the generator: its call ends after the current item."""
 
 
 class ListedItems(Items):
-    """References that are all there.
+    """References that are known in advance.
 
     Args:
         refs: the references.
@@ -51,7 +51,7 @@ class ListedItems(Items):
 class ObjectRefGenerator:
     """The items of a call of a generator: references, by `for` or, in a coroutine, by `async for`.
 
-    Where the generator raises, the last reference stands for the error. Once it is closed or deleted, the call ends
+    If the generator raises, the last reference holds the error. Once it is closed or deleted, the call ends
     after the item under way.
     """
 
@@ -79,7 +79,7 @@ class ObjectRefGenerator:
         return ref
 
     def close(self) -> None:
-        """Want no more items: the call ends after the item under way, and one that has not begun never runs."""
+        """Stop the generator: its call ends after the current item; a call that has not started never runs."""
         items, self._items = self._items, None
         if items is not None:
             items.close()

@@ -19,19 +19,19 @@ class Handles:
         self._counting = threading.Lock()
 
     def add(self, id: str, number: int) -> None:
-        """A handle was made (1), or is gone (-1)."""
+        """Count a handle: 1 for a new one, -1 for a deleted one."""
         self._news.append((id, number))
 
     def sent(self, id: str) -> None:
-        """A handle was pickled: another process may have one from now on, and nobody knows for how long."""
+        """Note that a handle was pickled: from now on another process may hold one for an unknown time."""
         self._sent.add(id)
 
     def forget(self, id: str) -> None:
-        """An instance has ended."""
+        """Forget an instance that has ended."""
         self._sent.discard(id)
 
     def count(self, id: str) -> int | None:
-        """Handles to an instance; None where other processes may have some."""
+        """Return the number of handles to an instance; None if other processes may hold some."""
         with self._counting:
             while self._news:
                 changed, number = self._news.popleft()
@@ -42,4 +42,4 @@ class Handles:
 
 
 handles = Handles()
-"""Those of this process."""
+"""Handles of this process."""

@@ -1,8 +1,8 @@
-"""Ctrl-C in the middle of a session's own work waits until that work is done.
+"""Defers KeyboardInterrupt while the session changes its own state.
 
 Python raises KeyboardInterrupt wherever the main thread happens to be: between the moment in which bytes have left a
 socket and that in which somebody has noted them, for example. A program that catches it and goes on, as notebooks do,
-would wait for ever for the results that were lost so. While there is a session, the handler of SIGINT looks where the
+would wait for ever for the results that were lost. While there is a session, the handler of SIGINT looks where the
 main thread is: in the user's code and where we wait, the interrupt is raised at once; else it looks again a moment
 later. Calls pay nothing for it.
 """
@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 __all__ = ["Guard", "interruptible", "protect", "wait"]
 
-_ROOM = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_rooms: tuple[str, ...] = (_ROOM,)
-_PICKLING = os.path.join(_ROOM, "serial.py")
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_packages: tuple[str, ...] = (_PACKAGE,)
+_PICKLING = os.path.join(_PACKAGE, "transport", "serialization.py")
 _MOMENT = 0.001
 _LONGEST = 2.0
 """Seconds after which an interrupt is raised wherever the main thread is."""
@@ -39,18 +39,18 @@ def interruptible(function: _Function) -> _Function:
 
 
 def protect(file: str) -> None:
-    """Have Ctrl-C wait for the work of another room too.
+    """Defer KeyboardInterrupt in another package too.
 
     Args:
         file: one of its files.
     """
-    global _rooms
-    _rooms = (*_rooms, os.path.dirname(os.path.abspath(file)) + os.sep)
+    global _packages
+    _packages = (*_packages, os.path.dirname(os.path.abspath(file)) + os.sep)
 
 
 @interruptible
 def wait(event: threading.Event, timeout: float | None) -> bool:
-    """Wait for an event; whether it is set."""
+    """Wait for an event; return True if it is set."""
     return event.wait(timeout)
 
 
@@ -67,7 +67,7 @@ class Guard:
                 signal.signal(signal.SIGINT, self._handle)
 
     def remove(self) -> None:
-        """Put back the handler that was there, unless somebody has put another one there since."""
+        """Restore the previous handler, unless another one was installed since."""
         if self._before is not None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGINT) == self._handle:
                 signal.signal(signal.SIGINT, self._before)
@@ -91,12 +91,12 @@ class Guard:
 
 
 def _is_at_work(frame: FrameType | None) -> bool:
-    """Whether a stack is in the middle of our own work, and not of the user's code or of a wait."""
+    """True if the stack is inside the session's own code, and not in the user's code or in a wait."""
     while frame is not None:
         code = frame.f_code
         if code in _waits:
             return False
-        if code.co_filename.startswith(_rooms):
+        if code.co_filename.startswith(_packages):
             return code.co_filename != _PICKLING  # which runs the user's code, and undoes what it has begun
         frame = frame.f_back
     return False

@@ -1,4 +1,4 @@
-"""Life cycle of instances, of their groups and of calls of functions: pure state machines that backends drive.
+"""Life cycles of instances, instance groups and function calls: pure state machines, driven by the backends.
 
 A backend calls a method for each event, and carries out the commands that it returns, in their order. The machines
 decide; they start, send and wait for nothing. A command may bring about further events before the next one is carried
@@ -15,9 +15,9 @@ from enum import Enum, StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from toprope.functions.exceptions import CODES, YRequestError, YRError, YRInvokeError, YRRuntimeError, said
-from toprope.functions.groups import check_strategy
 from toprope.functions.options import GroupOptions, InvokeOptions
-from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.scheduling.bundles import check_strategy
+from toprope.functions.scheduling.requests import InvalidRequestError, Request, parse
 
 __all__ = [
     "GRACE",
@@ -55,10 +55,10 @@ class Call(Protocol):
 
     @property
     def is_begun(self) -> bool:
-        """True if a part of its result has been handed on: it cannot run again."""
+        """True if a part of its result has been delivered: it cannot be retried."""
 
     def cancel_error(self) -> BaseException:
-        """What a cancelled call raises."""
+        """Return the error of a cancelled call."""
 
 
 class Worker(Protocol):
@@ -79,13 +79,13 @@ W = TypeVar("W", bound=Worker)
 A = TypeVar("A")
 
 GRACE = 30.0
-"""Seconds that an instance's hook may take at its end, where the options say nothing."""
+"""Default time limit of an instance's shutdown hook, in seconds."""
 
 _LONGEST_ID = 64
 
 
 class State(StrEnum):
-    """Where an instance is in its life."""
+    """State of an instance."""
 
     WAITING = "waits for resources"
     STARTING = "its constructor runs"
@@ -95,7 +95,7 @@ class State(StrEnum):
 
 
 class Stage(StrEnum):
-    """Where a group is in its life."""
+    """State of an instance group."""
 
     GATHERING = "waits until Group.invoke starts it"
     WAITING = "waits for the resources of all its members"
@@ -159,7 +159,7 @@ class Life(Generic[C]):
 
     Attributes:
         lives: number of times that it may still be brought back.
-        state: where it is in its life.
+        state: its state.
         error: what calls of it raise; None while it lives.
         saved: its newest checkpoint.
         queue: calls that have not been sent.
@@ -174,26 +174,26 @@ class Life(Generic[C]):
 
     @property
     def is_over(self) -> bool:
-        """True from the moment at which it is to end."""
+        """True once its end was requested."""
         return self.error is not None
 
     def granted(self) -> list[Command]:
-        """It has its resources."""
+        """Event: its resources were granted."""
         if self.state is not State.WAITING:
             return [Do.GIVE_BACK]
         return self._start()
 
     def not_started(self, error: BaseException) -> list[Command]:
-        """There is no process for it."""
+        """Event: no process could be started for it."""
         self._has_process = False
         return self.fail(error)
 
     def late(self, error: BaseException) -> list[Command]:
-        """Its time to get resources is over."""
+        """Event: the time limit for its resources was reached."""
         return self.fail(error) if self.state is State.WAITING else []
 
     def constructed(self, checkpoint: bytes | None = None) -> list[Command]:
-        """Its constructor has run; one that may come back has made its first checkpoint."""
+        """Event: its constructor has run; an instance that can be restarted has its first checkpoint."""
         if self.state is not State.STARTING:
             return []
         self.state = State.READY
@@ -201,14 +201,14 @@ class Life(Generic[C]):
         return [Do.SEND]
 
     def submit(self, call: C) -> list[Command]:
-        """A call was made."""
+        """Event: a call was made."""
         if self.error is not None:
             return [Fail([call], self.error)]
         self.queue.append(call)
         return [Do.SEND] if self.state is State.READY else []
 
     def end(self, error: BaseException) -> list[Command]:
-        """It is to end, after the calls that were sent; others raise the error from now on."""
+        """Event: end it after the calls that were sent; other calls raise the error from now on."""
         if self.is_over:
             return []
         if not self._has_process:
@@ -217,7 +217,7 @@ class Life(Generic[C]):
         return [*self._fail_queue(error), Do.STOP]
 
     def fail(self, error: BaseException) -> list[Command]:
-        """It cannot live: refused, not started, its constructor raised, or its process is gone."""
+        """Event: it failed: refused, not started, its constructor raised, or its process was lost."""
         if self.state is State.DEAD:
             return []
         before, self.state, self.error = self.state, State.DEAD, error
@@ -228,7 +228,7 @@ class Life(Generic[C]):
         return [*commands, Do.STOP if self._has_process else Do.FREE]
 
     def lost(self, sent: Sequence[C], error: BaseException, *, may_return: bool) -> list[Command]:
-        """Its process is gone.
+        """Event: its process was lost.
 
         Args:
             sent: calls that it had and that have no result, in their order.
@@ -245,7 +245,7 @@ class Life(Generic[C]):
         return [Fail(sent, error), *self.fail(self.error or error)]
 
     def unused(self, *, is_busy: bool) -> list[Command]:
-        """Nobody can call it any more; it ends once nothing is left for it to do."""
+        """Event: no handle is left; it ends once all its calls have ended."""
         if is_busy or self.queue or self.state not in (State.WAITING, State.READY):
             return []
         return self.end(freed())
@@ -268,7 +268,7 @@ class GroupLife(Generic[M]):
         name: what users call it.
         members: in the order in which they were created; their ranks.
         options: how they live together; set when the group starts.
-        stage: where the group is in its life.
+        stage: the group's state.
         error: why it failed.
     """
 
@@ -280,7 +280,7 @@ class GroupLife(Generic[M]):
     _up: list[M] = field(default_factory=list)
 
     def join(self, member: M) -> None:
-        """An instance is to start with the group.
+        """Add an instance to the group before its start.
 
         Raises:
             YRequestError: the group has started (1010).
@@ -291,7 +291,7 @@ class GroupLife(Generic[M]):
         self.members.append(member)
 
     def start(self, options: GroupOptions) -> list[Command]:
-        """The group is to start.
+        """Event: start the group.
 
         Raises:
             ValueError: a timeout or strategy that cannot be.
@@ -307,14 +307,14 @@ class GroupLife(Generic[M]):
         return [Do.PLACE] if self.error is None else self.fail(said(self.error))
 
     def granted(self) -> list[Command]:
-        """All members have their resources."""
+        """Event: the resources of all members were granted."""
         if self.stage is not Stage.WAITING:
             return []
         self.stage = Stage.STARTING
         return [Do.LAUNCH]
 
     def up(self, member: M) -> list[Command]:
-        """The constructor of a member has run."""
+        """Event: the constructor of a member has run."""
         if member not in self._up:
             self._up.append(member)
         if self.stage is not Stage.STARTING or len(self._up) < len(self.members):
@@ -323,7 +323,7 @@ class GroupLife(Generic[M]):
         return [Do.READY]
 
     def gone(self, member: M, name: str, end: Gone) -> list[Command]:
-        """A member, the instance of this name, has ended."""
+        """Event: a member, the instance of this name, has ended."""
         if member in self._up:
             self._up.remove(member)
         if not end.crashed:
@@ -339,24 +339,24 @@ class GroupLife(Generic[M]):
         return []
 
     def late(self, why: str) -> list[Command]:
-        """Its time to get resources is over."""
+        """Event: the time limit for its resources was reached."""
         if self.stage is not Stage.WAITING:
             return []
         return self.fail(f"it cannot be scheduled within {self.options.timeout} s. {why}")
 
     def fail(self, why: str) -> list[Command]:
-        """It cannot start: none of its members lives."""
+        """Event: it cannot start; no member stays alive."""
         self.stage = Stage.ENDED
         self.error = YRequestError(f"group {self.name} failed to start: {why}", CODES["group schedule failed"])
         return [End(self.error, failed=True)]
 
     def terminate(self) -> list[Command]:
-        """All members are to end."""
+        """Event: end all members."""
         self.stage = Stage.ENDED
         return [End(terminated())]
 
     def freed(self) -> list[Command]:
-        """No member holds anything any more. A group that has failed before its start says so where it is started."""
+        """Event: no member holds resources any more. A group that failed before its start raises at its start."""
         if self.stage is Stage.GATHERING and self.error is not None:
             return []
         self.stage = Stage.ENDED
@@ -388,7 +388,7 @@ class PoolLife(Generic[C, W, A]):
     error: BaseException | None = None
 
     def submit(self, call: C) -> list[Command]:
-        """The arguments of a call are there."""
+        """Event: the arguments of a call are available."""
         if call.cancelled:
             return []
         if self.error is not None:
@@ -397,14 +397,14 @@ class PoolLife(Generic[C, W, A]):
         return [Do.SEND]
 
     def next_call(self) -> tuple[W, C] | None:
-        """The next call to send, and to which worker; None while there is no work or no room."""
+        """Return the next call to send, and its worker; None if there is no call or no free worker."""
         if not self.queue:
             return None
         worker = self._free_worker()
         return None if worker is None else (worker, self.queue.popleft())
 
     def next_call_for(self, worker: W) -> C | None:
-        """The next call for a worker that has just done one; None where it has enough, or is idle from now on."""
+        """Return the next call for a worker that has finished one; None if it is busy, or idle from now on."""
         if not worker.is_open:
             return None
         if self.queue and worker.load < self.at_once:
@@ -415,29 +415,29 @@ class PoolLife(Generic[C, W, A]):
 
     @property
     def wanted(self) -> int:
-        """Number of workers to ask for in addition to those that are there, starting or asked for."""
+        """Return the number of workers to request in addition to those that exist, start or are requested."""
         starting = len(self.workers) - len(self.up)
         wanted = math.ceil(len(self.queue) / self.at_once) - len(self.asked) - starting
         return max(0, min(wanted, self.most - len(self.workers) - len(self.asked)))
 
     def granted(self, request: A) -> list[Command]:
-        """There are resources for one more worker."""
+        """Event: resources for one more worker were granted."""
         self.asked.remove(request)
         return [Do.START] if self.queue else [Do.GIVE_BACK]
 
     def late(self, request: A) -> bool:
-        """The time of a request for a worker is over: whether the calls fail, since there is no worker at all."""
+        """Event: the time limit of a worker request was reached. True if the calls fail, since no worker exists."""
         self.asked.remove(request)
         return bool(self.queue) and not self.workers
 
     def refused(self, error: BaseException) -> list[Command]:
-        """There can be no worker: none is free in time, it cannot be started, or not be set up."""
+        """Event: no worker can be had: none is free in time, or it cannot be started or set up."""
         calls = list(self.queue)
         self.queue.clear()
         return [Fail(calls, error)] if calls else []
 
     def failed(self, call: C, error: BaseException) -> list[Command]:
-        """A call has raised, or its worker is gone. It runs again while tries are left and the error allows it."""
+        """Event: a call raised, or its worker was lost. It is retried while tries are left and the error allows it."""
         if self.error is None and call.tries > 0 and not call.cancelled and not call.is_begun and _may_run_again(error):
             call.tries -= 1
             self.queue.append(call)
@@ -445,7 +445,7 @@ class PoolLife(Generic[C, W, A]):
         return [Fail([call], self.error or error)]
 
     def lost(self, worker: W, begun: Sequence[C], never_begun: Sequence[C], error: BaseException) -> list[Command]:
-        """A worker is gone.
+        """Event: a worker was lost.
 
         Args:
             worker: it.
@@ -472,7 +472,7 @@ class PoolLife(Generic[C, W, A]):
         return commands
 
     def cancel(self, call: C, *, force: bool) -> list[Command]:
-        """A call that has no result is cancelled; one that runs is ended by force with its worker, if it runs alone."""
+        """Event: a call was cancelled. If it runs alone in its worker, the worker is killed."""
         call.cancelled = True
         if call in self.queue:
             self.queue.remove(call)
@@ -481,7 +481,7 @@ class PoolLife(Generic[C, W, A]):
         return [Fail([call], call.cancel_error())]
 
     def close(self, error: BaseException) -> list[Command]:
-        """Its resource group goes: its workers end, and its calls with them."""
+        """Event: its resource group was removed; its workers and calls end."""
         self.error = error
         return [Do.WITHDRAW, *self.refused(error), Kill(list(self.workers))]
 
@@ -499,7 +499,7 @@ class PoolLife(Generic[C, W, A]):
 
 
 def _may_run_again(error: BaseException) -> bool:
-    """Whether a call that failed so may run again: also after the user's own errors."""
+    """True if a call may be retried after this error; the user's own errors are retried too."""
     if isinstance(error, YRInvokeError):
         return True
     return isinstance(error, YRError) and error.code in (1003, 1007, 1009, 2002, 3001, 3002, 3008, 4202, 4203, 4204)
@@ -516,7 +516,7 @@ def terminated() -> YRRuntimeError:
 
 
 def too_late(limit: int, why: str, code: int) -> YRequestError:
-    """The error of what has not got its resources within `limit` ms."""
+    """Return the error of a request that has no resources after `limit` ms."""
     return YRequestError(f"the instance cannot be scheduled within {limit} ms. {why}", code)
 
 
@@ -537,11 +537,11 @@ def grace_of(options: InvokeOptions) -> float:
 def admitted(
     options: InvokeOptions, check: Callable[[Request], None], *, id: str = "", is_async: bool = False
 ) -> tuple[Request, BaseException | None]:
-    """The resources that a function or instance asks for, and why it cannot be.
+    """Return the resources that a function or instance requests, and the error if the request is refused.
 
     Args:
-        options: what was asked for.
-        check: refuses what the backend does not have, with an error of those that are returned.
+        options: its options.
+        check: raises for resources that the backend does not have; its error is returned.
         id: of an instance.
         is_async: whether it has a coroutine method.
     """

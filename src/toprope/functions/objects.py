@@ -1,30 +1,30 @@
-"""References to objects, and what a session knows of each object."""
+"""References to objects, and the session's entry for each object."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.serial import BlockKey, Packed, local
+from toprope.functions.transport.serialization import BlockKey, Packed, local
 
 if TYPE_CHECKING:
     import asyncio
 
-    from toprope.functions.backend import Backend
 
-__all__ = ["Entry", "ObjectRef", "SharedValue", "Value", "given", "parted"]
+__all__ = ["Entry", "ObjectBackend", "ObjectRef", "SharedValue", "Value", "given", "parted"]
 
 
 class Value:
     """A pickled value.
 
     Attributes:
-        data, spec, parts: as `serial.Packed` has them.
-        refs: the objects that references in it mean.
+        data, spec, parts: as in `serialization.Packed`.
+        refs: the objects that its references refer to.
     """
 
     __slots__ = ("data", "parts", "refs", "spec")
@@ -43,13 +43,13 @@ class Value:
 
 
 class SharedValue(Value):
-    """A value that lies in shared memory, which is given back when nobody knows the value any more.
+    """A value in shared memory, which is released when the last reference to the value is gone.
 
     Args:
         packed: the value.
-        refs: the objects that references in it mean.
+        refs: the objects that its references refer to.
         owner: number of the process whose shared memory it lies in; 0 is the driver.
-        gone: told of the memory at the end.
+        gone: called with the blocks to release at the end.
     """
 
     __slots__ = ("_gone", "_owner")
@@ -70,13 +70,13 @@ class SharedValue(Value):
 
 
 class Entry:
-    """What the driver knows of an object: whether it is there, its value or error, and who waits for it.
+    """The driver's entry for an object: its value or error once available, and its callbacks.
 
     Attributes:
-        done: whether the value or the error is there.
-        value: the value; None before, and where there is an error.
+        done: whether the value or the error is available.
+        value: the value; None until it is available, and for an error.
         error: what getting it raises.
-        source: who makes it, for whoever waits to read from; None while nobody does.
+        source: the worker that computes it, to read from while waiting; None if none does.
         call: the call that makes it, None for an object that was put.
     """
 
@@ -93,7 +93,7 @@ class Entry:
         self._callbacks: list[Callable[[], None]] | None = None
 
     def finish(self, value: Value | None, error: BaseException | None = None) -> None:
-        """The value or the error is there; later ones are ignored."""
+        """Set the value or the error; later ones are ignored."""
         if self.done:
             return
         self.value = value
@@ -108,7 +108,7 @@ class Entry:
             _follow(callbacks or [])
 
     def event(self) -> threading.Event:
-        """An event that is set when it is done."""
+        """Return an event that is set when it is done."""
         event = self._event
         if event is None:
             with _callbacks_lock:
@@ -118,7 +118,7 @@ class Entry:
         return event
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back when it is done, at once where it is; in whichever thread brings the news, so it must be quick."""
+        """Call back when it is done, at once if it is. Runs in the thread that sets the result, so it must be quick."""
         with _callbacks_lock:
             if self._callbacks is None:
                 self._callbacks = []
@@ -130,7 +130,7 @@ class Entry:
             callback()
 
     def forget(self, callback: Callable[[], None]) -> None:
-        """Do not call back any more."""
+        """Remove a callback."""
         with _callbacks_lock:
             if self._callbacks is not None:
                 self._callbacks = [each for each in self._callbacks if each is not callback] or None
@@ -147,7 +147,7 @@ _following = _Following()
 
 
 def _follow(callbacks: Sequence[Callable[[], None]]) -> None:
-    """Call back. What finishes meanwhile joins the queue and is not called within: chains may be of any length."""
+    """Run callbacks. Those that become due meanwhile are queued, not nested: chains may be of any length."""
     queue = _following.queue
     if queue is not None:
         queue.extend(callbacks)
@@ -157,14 +157,64 @@ def _follow(callbacks: Sequence[Callable[[], None]]) -> None:
         while queue:
             try:
                 queue.popleft()()
-            except Exception:  # the others are not to be lost with it
+            except Exception:  # the other callbacks must still run
                 logging.getLogger("toprope").exception("a callback of an object has failed")
     finally:
         _following.queue = None
 
 
+class ObjectBackend(ABC):
+    """The part of a backend that keeps objects, on which references rely."""
+
+    @abstractmethod
+    def put(self, value: Any) -> ObjectRef:
+        """Store a value and return a reference to it."""
+
+    @abstractmethod
+    def get(self, refs: Sequence[ObjectRef], timeout: float, allow_partial: bool) -> list[Any]:
+        """Return the objects, in order; with `allow_partial` None for one that is late or failed.
+
+        Args:
+            timeout: seconds; -1 for no limit.
+
+        Raises:
+            YRTimeoutError: the time limit was reached.
+            The error of a call that makes one of them.
+        """
+
+    @abstractmethod
+    def wait(
+        self, refs: Sequence[ObjectRef], count: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """Return the references whose objects are available, at most `count`, and the others; both in order."""
+
+    @abstractmethod
+    def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
+        """Cancel the function calls that make these objects."""
+
+    @abstractmethod
+    def is_done(self, entry: Any) -> bool:
+        """True once the object is available."""
+
+    @abstractmethod
+    def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
+        """Call back once the object is available."""
+
+    @abstractmethod
+    def object_id(self, entry: Any) -> str:
+        """Return a name for an object."""
+
+    def reduce_ref(self, ref: ObjectRef) -> tuple[Any, ...]:
+        """Reduce a reference for a pickle that this backend does not send itself.
+
+        Raises:
+            TypeError: it cannot be.
+        """
+        raise TypeError("an ObjectRef can be sent in arguments, results and objects that are put, and not otherwise")
+
+
 class ObjectRef:
-    """A reference to an object that a call will make, or that was put. Equal to others of the same object.
+    """A reference to the result of a call, or to an object that was put. References to one object are equal.
 
     As an argument of a call the callee gets the object itself; inside of a list, a dictionary or an object it stays a
     reference.
@@ -172,7 +222,7 @@ class ObjectRef:
 
     __slots__ = ("__weakref__", "_backend", "_entry")
 
-    def __init__(self, backend: Backend, entry: Any) -> None:
+    def __init__(self, backend: ObjectBackend, entry: Any) -> None:
         self._backend = backend
         self._entry = entry
 
@@ -191,19 +241,19 @@ class ObjectRef:
         return self._backend.get([self], timeout, False)[0]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the object is there; whether it is."""
+        """Wait until the object is available; return True if it is."""
         return bool(self._backend.wait([self], 1, timeout)[0])
 
     def done(self) -> bool:
-        """Whether the object, or an error in its place, is there."""
+        """True once the object, or an error in its place, is available."""
         return self._backend.is_done(self._entry)
 
     def is_exception(self) -> bool:
-        """Whether it is done and an error."""
+        """True if it is done and an error."""
         return self.done() and self.exception() is not None
 
     def exception(self, timeout: float = 300) -> BaseException | None:
-        """What getting the object raises; None for nothing."""
+        """Return the error that getting the object raises; None if it raises none."""
         try:
             self.get(timeout)
         except Exception as error:
@@ -271,7 +321,7 @@ class ObjectRef:
 
 
 def _apart(action: Callable[[], None]) -> None:
-    """Do something in a thread of its own: whoever brings the news must go on reading."""
+    """Run an action in its own thread: the thread that sets results must go on reading."""
     threading.Thread(target=action, name="toprope callback", daemon=True).start()
 
 
@@ -283,17 +333,17 @@ def _soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
 
 
 def given(refs: list[ObjectRef], returns: int | None) -> Any:
-    """What the caller of a call with so many values is given: None for none, its reference for one, else the list."""
+    """Return the caller's result for N return values: None for 0, the reference for 1, else the list."""
     return None if not refs else refs[0] if returns == 1 else refs
 
 
 def parted(refs: Sequence[ObjectRef], ready: Sequence[int]) -> tuple[list[ObjectRef], list[ObjectRef]]:
-    """The references at these places, and the others; both in their order."""
+    """Split references into those at these places and the others; both keep their order."""
     chosen = set(ready)
     return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
 
 
 def _meant(index: int) -> Any:
-    """What a reference stands for where it arrives."""
+    """Resolve a reference where its pickle is read."""
     assert local.values is not None
     return local.values[index]

@@ -32,7 +32,7 @@ _MOST = 2**31 - 1
 
 
 class _Options:
-    """Refuses attributes that are no options: a wrong name would be taken silently, and do nothing."""
+    """Rejects unknown attributes: a misspelled option would otherwise be ignored silently."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         kind = type(self)
@@ -63,7 +63,7 @@ class Config(_Options):
 
     Attributes:
         server_address: where functions run: "" for processes of this machine, "ray" or "ray://host:port" for Ray.
-        num_cpus: cores of this machine that may be given out; None for all that the process may use.
+        num_cpus: cores of this machine to schedule on; None for all that the process may use.
         custom_resources: amounts of named resources of this machine.
         labels: names and values that affinities may ask for.
         ns: default namespace of named instances.
@@ -137,7 +137,7 @@ class Config(_Options):
     free_unreferenced: bool = False
 
     def environment(self) -> dict[str, str]:
-        """Variables of all workers; what a call or an instance asks for goes before them."""
+        """Environment variables of all workers; those of a call or an instance take precedence."""
         found: dict[str, str] = dict((self.runtime_env or {}).get("env_vars", {}))
         path = self.custom_envs.get(_LIBRARIES)
         if path is not None:
@@ -145,7 +145,7 @@ class Config(_Options):
         return found
 
     def check(self) -> None:
-        """Refuse values that cannot be.
+        """Reject invalid values.
 
         Raises:
             ValueError: the message names field and value.
@@ -165,25 +165,25 @@ class Config(_Options):
 
 
 class AffinityKind:
-    """What an affinity is about."""
+    """Subject of an affinity: nodes or instances."""
 
     RESOURCE, INSTANCE = 10, 20
 
 
 class AffinityType:
-    """How strongly, and which way."""
+    """Strength and direction of an affinity."""
 
     PREFERRED, PREFERRED_ANTI, REQUIRED, REQUIRED_ANTI = 10, 11, 20, 21
 
 
 class AffinityScope:
-    """Where instances count as near."""
+    """Scope within which instances count as near."""
 
     POD, NODE = 1, 2
 
 
 class OperatorType:
-    """How a label is compared."""
+    """Comparison operators for labels."""
 
     LABEL_IN, LABEL_NOT_IN, LABEL_EXISTS, LABEL_NOT_EXISTS = 1, 2, 3, 4
 
@@ -203,7 +203,7 @@ class LabelOperator(_Options):
     values: list[str] = field(default_factory=list)
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether it holds for these labels."""
+        """True if it holds for these labels."""
         there = self.key in labels
         if self.operator_type == OperatorType.LABEL_EXISTS:
             return there
@@ -215,7 +215,7 @@ class LabelOperator(_Options):
 
 @dataclass
 class Affinity(_Options):
-    """Where an instance is to run, or not: near what has these labels."""
+    """Place an instance near, or away from, nodes or instances with these labels."""
 
     affinity_kind: int
     affinity_type: int
@@ -223,7 +223,7 @@ class Affinity(_Options):
     affinity_scope: int | None = None
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether all of its comparisons hold for these labels."""
+        """True if all of its comparisons hold for these labels."""
         return all(each.holds(labels) for each in self.label_operators)
 
 
@@ -237,7 +237,7 @@ class ResourceGroupOptions(_Options):
 
 @dataclass
 class GroupOptions(_Options):
-    """How the instances of a group live together.
+    """Start and life cycle of an instance group.
 
     Attributes:
         timeout: seconds to start all of them, -1 for no limit.
@@ -252,7 +252,7 @@ class GroupOptions(_Options):
 
 @dataclass
 class FunctionGroupOptions(_Options):
-    """Resources of each member of a function group, and how members lie on cards and hosts."""
+    """Resources of each member of a function group, and the placement of members on cards and hosts."""
 
     cpu: int | None = None
     memory: int | None = None
@@ -266,7 +266,7 @@ class FunctionGroupOptions(_Options):
 
 @dataclass
 class InvokeOptions(_Options):
-    """What a call or an instance asks for.
+    """Options of a call or an instance.
 
     Attributes:
         cpu: millicores; `cpu_limit` is accepted and must not be below it.
@@ -345,7 +345,7 @@ class InvokeOptions(_Options):
                 raise TypeError(f"invalid type for '{name}', actual: {type(value)}, expect: {expect}")
 
     def check_ranges(self) -> None:
-        """Refuse what the options of a function refuse when they are given.
+        """Check the ranges that the options of a function must have.
 
         Raises:
             ValueError: the message names field, value and range.
@@ -357,7 +357,7 @@ class InvokeOptions(_Options):
                 raise ValueError(f"invalid {name}: {value}, should be in [{low}, {_MOST}]")
 
     def check(self, *, is_async: bool = False) -> None:
-        """Refuse what no instance can have.
+        """Check the options of an instance.
 
         Raises:
             TypeError, ValueError, YRequestError: field, value, and what is expected.
@@ -392,7 +392,7 @@ class InvokeOptions(_Options):
             raise ValueError("The actor name must be specified to use `get_if_exists`.")
 
     def calls_at_once(self, *, is_async: bool) -> int:
-        """How many calls an instance works on at once."""
+        """Number of calls that an instance runs concurrently."""
         return (1000 if is_async else 1) if self.concurrency is None else self.concurrency
 
     def environment(self) -> dict[str, str]:

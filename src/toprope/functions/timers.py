@@ -26,17 +26,17 @@ class Timer:
         self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
-        """Cancel it and forget what it would have done; no effect after it has happened."""
+        """Cancel it and release its action; no effect once it has run."""
         if self.action is not None:
             self.action = None
             self._timers.cancelled()
 
 
 class Timers:
-    """Actions by their time. Any thread may add some; one thread runs them.
+    """Queue of delayed actions. Any thread may add actions; one thread runs them.
 
     Args:
-        wake: called when an action is added that is to happen before all others.
+        wake: called when an action becomes the next one to run.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ class Timers:
         self._cancelled = 0
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Do something after a number of seconds."""
+        """Run an action after a number of seconds."""
         timer = Timer(self, action)
         with self._lock:
             heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._numbers), timer))
@@ -57,7 +57,7 @@ class Timers:
         return timer
 
     def cancelled(self) -> None:
-        """An action has been called off: once those are many, they are thrown out."""
+        """Count a cancelled action; many of them are removed from the queue together."""
         with self._lock:
             self._cancelled += 1
             if self._cancelled > max(_FEW, len(self._heap) // 2):
@@ -72,7 +72,7 @@ class Timers:
             return min(1.0, max(0.0, self._heap[0][0] - time.monotonic())) if self._heap else 1.0
 
     def run(self) -> None:
-        """Do what is due."""
+        """Run the actions that are due."""
         while True:
             with self._lock:
                 if not self._heap or self._heap[0][0] > time.monotonic():
@@ -89,7 +89,7 @@ class Timers:
 
 
 class Clock:
-    """Timers with a thread of their own, which begins with the first action."""
+    """Timers with their own thread, which starts with the first action."""
 
     def __init__(self) -> None:
         self._news = threading.Event()
@@ -99,7 +99,7 @@ class Clock:
         self._lock = threading.Lock()
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Do something after a number of seconds; it may ask Ray, and so wait for a moment."""
+        """Run an action after a number of seconds; it may block briefly on Ray."""
         timer = self._timers.after(seconds, action)
         with self._lock:
             if self._thread is None and not self._closed:
@@ -108,7 +108,7 @@ class Clock:
         return timer
 
     def close(self) -> None:
-        """Nothing is done any more."""
+        """Run no further actions."""
         self._closed = True
         self._news.set()
         if self._thread is not None and self._thread is not threading.current_thread():

@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any
 
-from toprope.device.child_process import Child, facts_in
-from toprope.device.finding import Finding
+from toprope.device.doctor.finding import Finding
+from toprope.device.host.child_process import Child, facts_in
 from toprope.extras import advice
 
 __all__ = ["NEEDED", "ImageFacts", "Trial", "diagnose", "rows"]

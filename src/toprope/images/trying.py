@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from toprope.device.child_process import say
+from toprope.device.host.child_process import say
 
 __all__ = ["main", "try_edit"]
 

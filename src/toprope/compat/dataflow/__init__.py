@@ -2,7 +2,7 @@
 
 from toprope import flow
 from toprope.compat.missing import missing_from
-from toprope.flow import *  # noqa: F403 - the names are those of the room's door
+from toprope.flow import *  # noqa: F403 - the names are those of the package
 from toprope.flow.registry import MsgTypeRegister
 
 from . import dataflow, flow_func, utils

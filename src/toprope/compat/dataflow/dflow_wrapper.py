@@ -9,9 +9,9 @@ from toprope.flow.exceptions import (
     SHAPE_INVALID,
     SUBHEALTHY,
 )
-from toprope.flow.messages import MsgType
-from toprope.flow.stage_spec import CountBatch, TimeBatch
+from toprope.flow.stage.spec import CountBatch, TimeBatch
 from toprope.flow.tensor import Tensor
+from toprope.flow.udf.messages import MsgType
 
 __all__ = [
     "DATATYPE_INVALID",

@@ -2,7 +2,7 @@
 
 from toprope import functions
 from toprope.compat.missing import missing_from
-from toprope.functions import *  # noqa: F403 - the names are those of the room's door
+from toprope.functions import *  # noqa: F403 - the names are those of the package
 
 __all__ = functions.__all__
 

@@ -7,7 +7,7 @@ from toprope.functions import (  # type: ignore[attr-defined]  # PortForwarding 
     UserTLSConfig,
     options,
 )
-from toprope.functions.fcc import DeviceInfo, FunctionGroupContext, SchedulingAffinityType, ServerInfo
+from toprope.functions.api.function_groups import DeviceInfo, FunctionGroupContext, SchedulingAffinityType, ServerInfo
 from toprope.functions.options import *  # noqa: F403 - all of them
 
 __all__ = [

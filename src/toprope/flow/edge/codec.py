@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from toprope.flow.stage_spec import EMPTY, FAILURE, PICKLED, TENSOR, TORCH, Failure, Head, Message
-from toprope.functions.arena import Arena, Block, Reader
+from toprope.flow.stage.spec import EMPTY, FAILURE, PICKLED, TENSOR, TORCH, Failure, Head, Message
 from toprope.functions.exceptions import describe
-from toprope.functions.serial import BlockKey, pack, unpack
+from toprope.functions.transport.arena import Arena, Block, Reader
+from toprope.functions.transport.serialization import BlockKey, pack, unpack
 
 __all__ = ["INLINE", "RECEIVERS", "Borrower", "Codec", "Lender", "Own", "Sealed"]
 
@@ -76,7 +76,7 @@ class Lender(Arena):
         return cell
 
     def free(self, block: Block) -> None:
-        """Take a block back."""
+        """Free a block."""
         if not block.size:
             self._cells.append(block)
             return
@@ -84,18 +84,18 @@ class Lender(Arena):
         super().free(Block(block.segment, block.offset - RECEIVERS, block.size + RECEIVERS))
 
     def lent(self, blocks: Sequence[Block], receivers: int, kept: Any = None) -> None:
-        """Take blocks back once this number of receivers has given them back, and keep an object alive until then."""
+        """Free blocks once this number of receivers has released them, and keep an object alive until then."""
         with self._guard:
             self._out += [(block, receivers, kept) for block in blocks]
 
     def give_back(self, block: Block, place: int) -> None:
-        """Give a block back for a receiver that cannot."""
+        """Release a block for a receiver that cannot."""
         flags = self._flags.get((block.segment, block.offset))
         if flags is not None:
             flags[place] = 1
 
     def collect(self) -> None:
-        """Take back what has been given back, the oldest first."""
+        """Free the released blocks, the oldest first."""
         if not self._out:
             return
         with self._guard:
@@ -154,7 +154,7 @@ def _lent_type() -> Any:
 
 
 class Borrower(Reader):
-    """The blocks of others, as this process sees them."""
+    """Blocks of other processes, mapped into this one."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -163,22 +163,22 @@ class Borrower(Reader):
         self._guard = threading.Lock()
 
     def view(self, block: Block, unused: Callable[[], None]) -> memoryview:
-        """The bytes of a block; `unused` is called when nothing here lies in them any more."""
+        """Map the bytes of a block; `unused` is called once they are no longer used here."""
         return self.writable(block, unused).toreadonly()
 
     def writable(self, block: Block, unused: Callable[[], None]) -> memoryview:
-        """The bytes of a block that nobody else reads. As `view`."""
+        """Map the bytes of a block that no other process reads. As `view`."""
         piece = _lent_type()((block.size,), "u1", self._segment(block.segment).bytes, block.offset)
         piece.unused = unused
         return memoryview(piece)
 
     def array(self, key: BlockKey, flags: BlockKey, place: int, dtype: str = "u1", shape: Sequence[int] = ()) -> Any:
-        """The bytes of a block as an array of numpy, which is given back with its last view.
+        """Map a block as an array of numpy; the block is released with the array's last view.
 
         Args:
             key: the block, or any piece of a segment.
-            flags: the block in front of which it is said that it was given back.
-            place: which of its receivers this process is.
+            flags: the block whose flags record the release.
+            place: index of this process among the receivers.
             dtype: of numpy.
             shape: of the array; of bytes for none.
         """
@@ -197,7 +197,7 @@ class Borrower(Reader):
         return None
 
     def give_back(self, place: int, key: BlockKey) -> None:
-        """A receiver uses a block no more."""
+        """Release a block for one receiver."""
         self._segment(key[0]).bytes[key[1] - RECEIVERS + place] = 1
 
     def _segment(self, name: str) -> _Mapped:
@@ -213,11 +213,11 @@ class Borrower(Reader):
 
 
 class Own(Reader):
-    """Blocks of others for values that may be written to.
+    """Writable blocks of other processes.
 
     Args:
         borrower: the blocks.
-        copies: whether others read them too, so that what is written to must be a copy.
+        copies: whether other processes read them too, so that writes need a copy.
     """
 
     def __init__(self, borrower: Borrower, *, copies: bool) -> None:
@@ -225,7 +225,7 @@ class Own(Reader):
         self._copies = copies
 
     def view(self, block: Block, unused: Callable[[], None]) -> memoryview:
-        """The bytes of a block, or a copy of them; `unused` is called when nothing here lies in the block any more."""
+        """Map or copy the bytes of a block; `unused` is called once the block is no longer used here."""
         if self._copies:
             return memoryview(bytearray(self._borrower.view(block, unused)))
         return self._borrower.writable(block, unused)
@@ -234,10 +234,10 @@ class Own(Reader):
 # Messages
 
 INLINE = 8 * 1024
-"""Bytes of an array, tensor or the user's own type from which on it lies in shared memory."""
+"""Size from which an array, a tensor or a user's type is passed in shared memory, in bytes."""
 
 _LONG = 256 * 1024
-"""Bytes whose copy takes longer than it takes a process to wake up."""
+"""Size from which a copy takes longer than the wake-up of a process, in bytes."""
 
 _Place = tuple[BlockKey | None, BlockKey | None]
 """The piece of shared memory with the bytes, and the block with its flags; None for both: in the message."""
@@ -252,17 +252,17 @@ _OF_NUMPY = frozenset(
 
 
 class Sealed:
-    """A message as it travels.
+    """A serialized message.
 
     Attributes:
-        meta: plain values: the head, the kind, and where the payload lies.
+        meta: plain values: the head, the kind, and the location of the payload.
         parts: bytes that travel in the message.
         size: bytes of the payload, as far as they are known.
         to_host: copies from a card to the host that it took.
         shared: tensors in it that are passed by reference.
         blocks: shared memory that it lies in.
-        kept: what must live until the receivers have taken it.
-        windows: senders' ends that keep it.
+        kept: objects that must live until the receivers have taken it.
+        windows: number of senders' ends that keep it.
         soon: called before anything that takes long.
     """
 
@@ -304,12 +304,12 @@ class Codec:
     Args:
         folder: where shared memory lies.
         name: of the process.
-        passes_on: whether what was borrowed is lent on without a copy. For stages, whose functions have returned; a
+        forwards: whether received blocks are forwarded without a copy. For stages, whose functions have returned; a
             program may change what it has fed.
     """
 
-    def __init__(self, folder: Path, name: str, *, passes_on: bool = False) -> None:
-        self._passes_on = passes_on
+    def __init__(self, folder: Path, name: str, *, forwards: bool = False) -> None:
+        self._forwards = forwards
         self._lender = Lender(folder, name)
         self._borrower = Borrower(folder)
         self._on_card: Any = None  # made when the first tensor on a card is met: the driver never needs it
@@ -319,11 +319,11 @@ class Codec:
     def seal(
         self, message: Message, receivers: int, on_host: bool, soon: Callable[[], None] | None = None
     ) -> Sealed:  # fmt: skip
-        """A message, ready to be sent.
+        """Serialize a message.
 
         Args:
             message: the message.
-            receivers: how many processes will be sent it.
+            receivers: number of processes that it will be sent to.
             on_host: whether a tensor has to leave its card.
             soon: called before anything that takes long.
 
@@ -386,8 +386,8 @@ class Codec:
         return (_HOST_TENSOR, _name(tensor.dtype), tuple(tensor.shape), *place)
 
     def _borrowed(self, value: Any, address: int, size: int, sealed: Sealed) -> _Place | None:
-        """Lend on what was borrowed: where it lies, and a block for its flags alone; None for memory of our own."""
-        found = self._borrower.locate(address, size) if self._passes_on and size >= INLINE else None
+        """Forward a received block: its location, and a block for its flags only; None for our own memory."""
+        found = self._borrower.locate(address, size) if self._forwards and size >= INLINE else None
         if found is None:
             return None
         flags = self._lender.new_flags()
@@ -396,7 +396,7 @@ class Codec:
         return found, (flags.segment, flags.offset, flags.size)
 
     def _bytes(self, raw: memoryview, sealed: Sealed) -> _Place:
-        """Put bytes into the message, or into a block: the block, twice, since its flags are its own."""
+        """Put bytes into the message, or into a block. Return the block twice: it holds the bytes and the flags."""
         size = raw.nbytes
         sealed.size += size
         if size and raw.format != "B":
@@ -413,11 +413,11 @@ class Codec:
         return key, key
 
     def collect(self) -> None:
-        """Take back what receivers have given back."""
+        """Free the blocks that receivers have released."""
         self._lender.collect()
 
     def done(self, sealed: Sealed) -> None:
-        """One of those that keep a message needs it no more."""
+        """Count down the senders' ends that keep a message."""
         sealed.windows -= 1
         if sealed.windows <= 0:
             if sealed.blocks:
@@ -428,13 +428,13 @@ class Codec:
             sealed.kept = None
 
     def give_back(self, sealed: Sealed, place: int) -> None:
-        """A receiver has died: it uses nothing of a message any more."""
+        """Release a message's blocks for a receiver that has died."""
         for block in sealed.blocks:
             self._lender.give_back(block, place)
         self.done(sealed)
 
     def flat(self, sealed: Sealed) -> tuple[tuple[Any, ...], list[Any]]:
-        """A message, which is on no card, for a process on another machine: what it is, and all of its bytes."""
+        """Serialize a message on the host for another machine: its meta data, and all of its bytes."""
         *head, form = sealed.meta
         if form[0] == _PICKLE:
             inline = iter(sealed.parts)
@@ -451,21 +451,21 @@ class Codec:
     # In
 
     def arrived(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> Sealed:
-        """A message that has come, not opened yet.
+        """Return a received message, not yet deserialized.
 
         Args:
-            place: which of its receivers this process is.
+            place: index of this process among the receivers.
             meta, parts: as they were sent.
         """
         sealed = Sealed(meta, parts)
         sealed.place = place
         form = meta[10]
         if form[0] == _ON_CARD:
-            self._cards().meet(form[1])  # what is known of the memory now is safe should the sender die
+            self._cards().meet(form[1])  # memory that is opened now stays valid if the sender dies
         return sealed
 
     def open(self, sealed: Sealed) -> tuple[Message, int]:
-        """A message with its value, and the number of copies from card to card that it will take."""
+        """Deserialize a message. Return it with the number of copies from card to card that it will take."""
         kind, form = sealed.meta[8], sealed.meta[10]
         between = 0
         try:
@@ -487,7 +487,7 @@ class Codec:
         if what == _PICKLE:
             parts = list(sealed.parts)
             data = parts.pop(0) if form[1] else None
-            # what is unpickled is the receiver's own, and may be written to
+            # unpickled objects are the receiver's own, and writable
             own = Own(self._borrower, copies=form[3])
             return unpack(data, form[2], [bytearray(each) for each in parts], own, self._giver(sealed.place), own=True)
         key = form[-2]
@@ -500,8 +500,8 @@ class Codec:
                 found = self._array(form, sealed, form[1], form[2]).view(numpy.ndarray)
             else:
                 found = numpy.frombuffer(bytearray(sealed.parts[0]), dtype=form[1]).reshape(form[2])
-            # others may read the same memory; a stage may hold what it passes on
-            found.flags.writeable = not form[3] and not self._passes_on
+            # other processes may read the same memory; a stage may hold what it forwards
+            found.flags.writeable = not form[3] and not self._forwards
             return found
         import torch
 
@@ -550,7 +550,7 @@ def _raw(tensor: Any) -> memoryview:
 
 
 def _portable(failure: Failure) -> Failure:
-    """A failure whose error is read as what it was in another process, whatever arguments its class wants."""
+    """Return a failure whose error can be unpickled in another process, whatever its constructor takes."""
     found, text = describe(failure.error)
     error: Any = found  # pickled here, and an exception where it arrives
     return Failure(error, failure.traceback or text, failure.stage, failure.code)

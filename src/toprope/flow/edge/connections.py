@@ -1,4 +1,4 @@
-"""Connections of one process of a graph: sockets to the others, and the wait of all its threads for news from them.
+"""Connections of one process of a graph: sockets to the others, and a wait for messages, shared by its threads.
 
 Processes on one machine use Unix sockets in the graph's private folder, those on several machines TCP after the
 authentication of `multiprocessing.connection` with the graph's secret. Messages by TCP are neither encrypted nor
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from toprope.flow.edge.ring_buffer import WakeUp
-from toprope.flow.stage_plan import Address
+from toprope.flow.stage.plan import Address
 from toprope.functions.interrupts import interruptible
-from toprope.functions.wire import Channel, Closed, Message
+from toprope.functions.transport.wire import Channel, Closed, Message
 
 __all__ = ["Connections", "Kind", "Peer", "Remote"]
 
@@ -33,7 +33,7 @@ SPIN_NS = 100_000
 """Nanoseconds that a reader spins before it sleeps."""
 
 _SHORT_NS = 1_000_000
-"""A sleep that was shorter was hardly worth it: the reader spins before the next one."""
+"""Shortest worthwhile sleep, in nanoseconds: after a shorter one the reader spins before the next."""
 
 _LOOK_NS = 2_000_000
 """Nanoseconds between polls of the sockets while there is always something in the slots."""
@@ -338,7 +338,7 @@ class Connections:
         return True
 
     def look(self) -> None:
-        """Read what has come, without waiting. Raises whatever ends a wait."""
+        """Read the available messages, without waiting. Raises like `wait`."""
         self.check()
         if self._reading.acquire(blocking=False):
             try:
@@ -372,7 +372,7 @@ class Connections:
             self._wake_up.signal()
 
     def pump(self, timeout: float) -> None:
-        """Read what has come; waits for something. For the thread that holds the right to read."""
+        """Wait for messages and read them. For the thread that holds the right to read."""
         woken, now = self._woken, time.perf_counter_ns()
         if self._drain():
             if now - self._looked < _LOOK_NS:
@@ -394,7 +394,7 @@ class Connections:
         self._drain()
 
     def _drain(self) -> bool:
-        """Take what is in the slots of links; whether there was anything."""
+        """Take the messages from the slots of all links. Return True if there were any."""
         found = False
         for link in self.links:
             if link.drain():

@@ -39,7 +39,7 @@ class Cards:
     # Out
 
     def lend(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...]]:
-        """The tensor to keep, and what a receiver needs to see it. The work on it is done when this returns.
+        """Share a tensor: return the tensor to keep, and its description for a receiver. Waits for its pending work.
 
         Raises:
             RuntimeError: the memory cannot be shared.
@@ -47,7 +47,7 @@ class Cards:
         try:
             return tensor, self._lend(tensor)
         except RuntimeError:
-            # what was borrowed itself cannot be lent on, neither here nor by the handles of CUDA: a copy on its card
+            # a received tensor cannot be forwarded, neither here nor by the handles of CUDA: copy it on its card
             tensor = tensor.clone()
             return tensor, self._lend(tensor)
 

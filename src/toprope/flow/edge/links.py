@@ -1,6 +1,6 @@
 """The two ends of an edge between two processes: a ring buffer on one machine, a socket between machines.
 
-The sender may have as many messages under way as the edge is deep. On one machine it reads in the ring buffer how many
+The sender may have as many messages in flight as the edge is deep. On one machine it reads in the ring buffer how many
 were taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message
 until the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first
 had not begun with, and a failure in place of the others. Between machines a receiver may have taken more than its
@@ -31,9 +31,9 @@ from toprope.flow.edge.ring_buffer import (
     RingBuffer,
     fence,
 )
-from toprope.flow.stage_plan import Route, Target
-from toprope.flow.stage_spec import FAILURE, MORE, TENSOR, TORCH, Failure, Head, Message
-from toprope.functions.wire import Closed
+from toprope.flow.stage.plan import Route, Target
+from toprope.flow.stage.spec import FAILURE, MORE, TENSOR, TORCH, Failure, Head, Message
+from toprope.functions.transport.wire import Closed
 
 __all__ = ["InLink", "InQueue", "OutLink", "in_link", "out_link"]
 
@@ -55,10 +55,10 @@ class OutLink:
     """The sender's end of an edge to one process.
 
     Args:
-        hub: of this process.
+        connections: of this process.
         key: edge, instance of the source, instance of the target.
         target: name of the process at the other end.
-        depth: messages that may be on their way.
+        depth: largest number of messages in flight.
         overwrites: whether the receiver drops the oldest message in place of keeping the sender waiting.
         codec: makes messages of values.
         on_host: whether tensors have to leave their card for this receiver.
@@ -66,10 +66,17 @@ class OutLink:
     """
 
     def __init__(
-        self, hub: Connections, key: tuple[int, int, int], target: str, depth: int, overwrites: bool, codec: Codec,
-        on_host: bool, name: str,
-    ) -> None:  # fmt: skip
-        self._hub = hub
+        self,
+        connections: Connections,
+        key: tuple[int, int, int],
+        target: str,
+        depth: int,
+        overwrites: bool,
+        codec: Codec,
+        on_host: bool,
+        name: str,
+    ) -> None:
+        self._connections = connections
         self.key = key
         self.target = target
         self.depth = depth
@@ -82,19 +89,19 @@ class OutLink:
         self._sent = 0
         self._peer: Peer | None = None
         self._generation = 0
-        self.page = self._new_page(depth)
+        self.ring = self._new_ring(depth)
 
     def connect(self) -> None:
         """Connect to the receiver; one that is gone will be replaced by another, see `move`."""
         with self._lock:
             try:
-                peer = self._peer = self._hub.connect(self.target)
+                peer = self._peer = self._connections.connect(self.target)
                 self._announce(peer)
             except (OSError, Closed):
                 self._peer = None
 
     def _announce(self, peer: Peer) -> None:
-        self._hub.send(peer, Kind.LINK, 0, (*self.key, self.page.name))
+        self._connections.send(peer, Kind.LINK, 0, (*self.key, self.ring.name))
 
     def is_free(self) -> bool:
         """True if a message can be sent now."""
@@ -103,18 +110,18 @@ class OutLink:
             return False
         if self.overwrites:
             return not peer.full
-        return self._sent - self.page.cells[TAKEN] < self.depth and not peer.full
+        return self._sent - self.ring.cells[TAKEN] < self.depth and not peer.full
 
     def wait(self, until: float | None) -> bool:
         """Wait until a message can be sent; whether it can."""
         if self.is_free():
             return True
-        cells = self.page.cells
-        began = self._hub.clock()
+        cells = self.ring.cells
+        began = self._connections.clock()
         cells[WAITS] = 1
-        free = self._hub.wait(self.is_free, until)
-        self.page.cells[WAITS] = 0
-        self.page.cells[WAITED] += self._hub.clock() - began
+        free = self._connections.wait(self.is_free, until)
+        self.ring.cells[WAITS] = 0
+        self.ring.cells[WAITED] += self._connections.clock() - began
         return free
 
     def send(self, sealed: Sealed, place: int) -> None:
@@ -135,45 +142,45 @@ class OutLink:
         """Wake the receiver while a message for it is still being made."""
         peer = self._peer
         if peer is not None and not peer.gone and self.is_free():
-            self._hub.wake_early(peer)
+            self._connections.wake_early(peer)
 
     def _put(self, sealed: Sealed, place: int) -> None:
-        cells, peer = self.page.cells, self._peer
+        cells, peer = self.ring.cells, self._peer
         cells[BYTES] += sealed.size
         if sealed.to_host or sealed.shared:
             cells[TO_HOST] += sealed.to_host
             cells[SHARED] += sealed.shared
-        fits = self.page.put(self._sent, (place, sealed.meta, sealed.parts))
+        fits = self.ring.put(self._sent, (place, sealed.meta, sealed.parts))
         if peer is None or peer.gone:
             return  # what is in the window is sent to the next one
         try:
             if fits:
-                self._hub.wake_peer(peer)
+                self._connections.wake_peer(peer)
             else:
-                self._hub.send(peer, Kind.DATA, 0, (self.key, place, sealed.meta), sealed.parts)
+                self._connections.send(peer, Kind.DATA, 0, (self.key, place, sealed.meta), sealed.parts)
         except Closed:
             pass
 
     def _trim(self) -> None:
-        """Release messages that the receiver is done with."""
-        done, window = self.page.cells[DONE], self._window
+        """Release the messages that the receiver has finished."""
+        done, window = self.ring.cells[DONE], self._window
         while window and window[0].number <= done:
             self._codec.done(window.popleft().sealed)
 
     @property
     def unfinished(self) -> int:
-        """Messages that the receiver is not done with."""
-        return self._sent - int(self.page.cells[DONE])
+        """Number of messages that the receiver has not finished."""
+        return self._sent - int(self.ring.cells[DONE])
 
     def move(self, target: str, failure: Failure) -> None:
         """Send to the successor of a receiver that has died."""
         with self._lock:
-            taken = self.page.cells[TAKEN]
+            taken = self.ring.cells[TAKEN]
             self._trim()
             left, self._window, self._sent = self._window, deque(), 0
             self.target = target
             self._generation += 1
-            self.page = self._new_page(max(self.depth, len(left)))
+            self.ring = self._new_ring(max(self.depth, len(left)))
             self.connect()
             for each in left:
                 sealed, place = each.sealed, each.place
@@ -185,9 +192,9 @@ class OutLink:
                 self._window.append(_Sent(self._sent, sealed, place))
                 self._put(sealed, place)
 
-    def _new_page(self, slots: int) -> RingBuffer:
-        name = "link-{}-{}-{}-{}-{}".format(*self.key, self._hub.name, self._generation)
-        return RingBuffer(self._hub.folder / name, slots=self._slots(slots))
+    def _new_ring(self, slots: int) -> RingBuffer:
+        name = "link-{}-{}-{}-{}-{}".format(*self.key, self._connections.name, self._generation)
+        return RingBuffer(self._connections.folder / name, slots=self._slots(slots))
 
     def _slots(self, depth: int) -> int:
         # where nothing limits the messages that are under way, they go by the socket
@@ -201,13 +208,13 @@ class _RemoteOutLink(OutLink):
 
     def _announce(self, peer: Peer) -> None:
         peer.links[_reverse(self.key)] = self
-        self._hub.send(peer, Kind.LINK, 0, (*self.key, ""))
+        self._connections.send(peer, Kind.LINK, 0, (*self.key, ""))
 
     def credit(self, peer: Peer, figures: Sequence[int]) -> None:
         """Take over the counters that the receiver has sent."""
         if peer is self._peer:
             for cell, figure in zip(_CREDIT, figures, strict=True):
-                self.page.cells[cell] = figure
+                self.ring.cells[cell] = figure
 
     def move(self, target: str, failure: Failure) -> None:
         """Send to the successor of a receiver that has died."""
@@ -219,7 +226,7 @@ class _RemoteOutLink(OutLink):
                 self._again = False
 
     def _put(self, sealed: Sealed, place: int) -> None:
-        cells, peer = self.page.cells, self._peer
+        cells, peer = self.ring.cells, self._peer
         cells[SENT] = self._sent
         cells[BYTES] += sealed.size
         cells[TO_HOST] += sealed.to_host
@@ -229,12 +236,12 @@ class _RemoteOutLink(OutLink):
         if self._again:
             meta = (*meta[:9], True, meta[10])
         try:
-            self._hub.send(peer, Kind.DATA, 0, (self.key, 0, meta), parts)
+            self._connections.send(peer, Kind.DATA, 0, (self.key, 0, meta), parts)
         except Closed:
             pass
 
     def _trim(self) -> None:
-        done, window = self.page.cells[DONE], self._window
+        done, window = self.ring.cells[DONE], self._window
         while window and window[0].number <= done:
             each = window.popleft()
             self._codec.give_back(each.sealed, each.place)
@@ -252,13 +259,13 @@ class InLink:
     """The receiver's end of an edge from one process.
 
     Args:
-        page: the ring buffer.
+        ring: the ring buffer.
         peer: the sender.
         queue: where messages go.
     """
 
-    def __init__(self, page: RingBuffer, peer: Peer, queue: InQueue) -> None:
-        self.page = page
+    def __init__(self, ring: RingBuffer, peer: Peer, queue: InQueue) -> None:
+        self.ring = ring
         self.peer = peer
         self.queue = queue
         self.taken = 0
@@ -268,13 +275,13 @@ class InLink:
 
     def drain(self) -> bool:
         """Move messages that have come into the queue; whether there were any. For the thread that reads."""
-        page = self.page
-        sent, drained = page.cells[SENT], self._drained
+        ring = self.ring
+        sent, drained = ring.cells[SENT], self._drained
         if sent == drained:
             return False
         fence()
         while drained < sent:
-            record = page.get(drained + 1)
+            record = ring.get(drained + 1)
             if record is None:
                 if not self._apart:
                     break  # its socket is slower
@@ -289,44 +296,44 @@ class InLink:
         """Keep a message that has come by the socket."""
         self._apart.append((place, meta, parts))
 
-    def take(self, hub: Connections, transaction: int) -> None:
+    def take(self, connections: Connections, transaction: int) -> None:
         """Count a message as taken: its sender may send another. One that waits is woken for several at a time."""
         self.taken += 1
         self._begun.append(transaction)
-        cells = self.page.cells
+        cells = self.ring.cells
         cells[TAKEN] = self.taken
         if cells[WAITS] and cells[SENT] - self.taken <= self.queue.depth // 2:
             cells[WAITS] = 0
             try:
-                hub.send(self.peer, Kind.WAKE, 0)
+                connections.send(self.peer, Kind.WAKE, 0)
             except Closed:
                 pass
 
     def finish(self) -> None:
-        """Count all that were taken as done with."""
+        """Mark all taken messages as finished."""
         self._begun.clear()
-        self.page.cells[DONE] = self.taken
+        self.ring.cells[DONE] = self.taken
 
     def finish_until(self, transaction: int) -> None:
-        """Count those of this transaction and of those before it as done with."""
+        """Mark the taken messages up to this transaction as finished."""
         while self._begun and self._begun[0] <= transaction:
             self._begun.popleft()
-        self.page.cells[DONE] = self.taken - len(self._begun)
+        self.ring.cells[DONE] = self.taken - len(self._begun)
 
 
 class _RemoteInLink(InLink):
     """The receiver's end of an edge from another machine: it sends its counters.
 
     Args:
-        hub: of this process.
+        connections: of this process.
         key: edge, instance of the source, instance of the target.
         peer: the sender.
         queue: where messages go.
     """
 
-    def __init__(self, hub: Connections, key: tuple[int, int, int], peer: Peer, queue: InQueue) -> None:
+    def __init__(self, connections: Connections, key: tuple[int, int, int], peer: Peer, queue: InQueue) -> None:
         super().__init__(RingBuffer(None), peer, queue)
-        self._hub = hub
+        self._connections = connections
         self._name = _reverse(key)
         self._step = max(1, queue.depth // 8)
         self._reported = 0
@@ -342,34 +349,34 @@ class _RemoteInLink(InLink):
             self.queue.add(self, *apart.popleft())
         return True
 
-    def take(self, hub: Connections, transaction: int) -> None:
+    def take(self, connections: Connections, transaction: int) -> None:
         """Count a message as taken, at once: one that kills this process must not be sent to the next one too."""
         self.taken += 1
         self._begun.append(transaction)
-        self.page.cells[TAKEN] = self.taken
+        self.ring.cells[TAKEN] = self.taken
         self._report()
 
     def finish(self) -> None:
-        """Count all that were taken as done with."""
+        """Mark all taken messages as finished."""
         super().finish()
         self._finished()
 
     def finish_until(self, transaction: int) -> None:
-        """Count those of this transaction and of those before it as done with."""
+        """Mark the taken messages up to this transaction as finished."""
         super().finish_until(transaction)
         self._finished()
 
     def _finished(self) -> None:
-        done = self.page.cells[DONE]
+        done = self.ring.cells[DONE]
         # messages that are still to be taken report it too; a queue may keep what was taken
         if done != self._reported and (done - self._reported >= self._step or self.taken == self._come):
             self._report()
 
     def _report(self) -> None:
-        self._reported = self.page.cells[DONE]
+        self._reported = self.ring.cells[DONE]
         try:
-            figures = tuple(self.page.cells[cell] for cell in _CREDIT)
-            self._hub.send(self.peer, Kind.CREDIT, 0, (self._name, figures))
+            figures = tuple(self.ring.cells[cell] for cell in _CREDIT)
+            self._connections.send(self.peer, Kind.CREDIT, 0, (self._name, figures))
         except Closed:
             pass
 
@@ -390,14 +397,14 @@ class InQueue:
     """The messages of one input, of all processes that send to it.
 
     Args:
-        hub: of this process.
+        connections: of this process.
         codec: makes values of messages.
         depth: messages that wait at most.
         overwrites: whether the oldest is dropped where there are more.
     """
 
-    def __init__(self, hub: Connections, codec: Codec, depth: int, overwrites: bool = False) -> None:
-        self._hub = hub
+    def __init__(self, connections: Connections, codec: Codec, depth: int, overwrites: bool = False) -> None:
+        self._connections = connections
         self._codec = codec
         self.depth = depth
         self._overwrites = overwrites
@@ -406,7 +413,7 @@ class InQueue:
         self._seen: dict[int, int] = {}
         self._open_streams: set[int] = set()
         """Parts with several results whose end has not come."""
-        self.page: RingBuffer | None = None
+        self.ring: RingBuffer | None = None
         """Counters of an edge inside this process."""
         self.links: list[InLink] = []
         self.on_room: Callable[[], None] | None = None
@@ -422,7 +429,7 @@ class InQueue:
         sealed = self._codec.arrived(place, meta, parts)
         part = _part(sealed.head)
         if sealed.replayed and part in self._seen and part not in self._open_streams:
-            link.take(self._hub, sealed.head.transaction_id)  # the stage had sent it before it died
+            link.take(self._connections, sealed.head.transaction_id)  # the stage had sent it before it died
             return
         if sealed.head.flags & MORE and not sealed.replayed:
             self._open_streams.add(part)
@@ -432,11 +439,11 @@ class InQueue:
         if self._overwrites and len(self._items) > self.depth:
             lost = self._items.popleft()
             self._open(lost)
-            link.page.cells[LOST] += 1
+            link.ring.cells[LOST] += 1
 
     def put(self, message: Message) -> None:
         """Add a message of this process."""
-        payload, page = message.payload, self.page
+        payload, ring = message.payload, self.ring
         is_on_card = message.kind == TORCH and payload.device.type != "cpu"
         if self.on_host and is_on_card:
             message = replace(message, payload=payload.cpu())
@@ -444,18 +451,18 @@ class InQueue:
         is_lost = self._overwrites and len(self._items) > self.depth
         if is_lost:
             self._items.popleft()
-        if page is not None:
-            cells = page.cells
+        if ring is not None:
+            cells = ring.cells
             cells[SENT] += 1
             cells[BYTES] += payload.nbytes if message.kind in (TORCH, TENSOR) else 0
             cells[TO_HOST] += self.on_host and is_on_card
             cells[SHARED] += is_on_card and not self.on_host
             cells[LOST] += is_lost
-            self._settle(page)
+            self._settle(ring)
 
-    def _settle(self, page: RingBuffer) -> None:
+    def _settle(self, ring: RingBuffer) -> None:
         """Count messages that have left this queue: inside a process those that are taken are done with."""
-        page.cells[TAKEN] = page.cells[DONE] = page.cells[SENT] - len(self._items)
+        ring.cells[TAKEN] = ring.cells[DONE] = ring.cells[SENT] - len(self._items)
 
     @property
     def is_full(self) -> bool:
@@ -486,8 +493,8 @@ class InQueue:
         """The next message."""
         item = self._items.popleft()
         message = self._open(item)
-        if self.page is not None:
-            self._settle(self.page)
+        if self.ring is not None:
+            self._settle(self.ring)
         if self.on_room is not None:
             self.on_room()
         return message
@@ -505,24 +512,28 @@ class InQueue:
         assert item.link is not None
         message, between = self._codec.open(item.sealed)
         if between:
-            item.link.page.cells[BETWEEN] += between
-        item.link.take(self._hub, message.head.transaction_id)
+            item.link.ring.cells[BETWEEN] += between
+        item.link.take(self._connections, message.head.transaction_id)
         return message
 
 
-def out_link(hub: Connections, key: tuple[int, int, int], target: Target, route: Route, codec: Codec) -> OutLink:
+def out_link(
+    connections: Connections, key: tuple[int, int, int], target: Target, route: Route, codec: Codec
+) -> OutLink:
     """The sender's end of an edge to a process, on this machine or on another one."""
-    is_remote = hub.is_remote(target.host)
+    is_remote = connections.is_remote(target.host)
     kind = _RemoteOutLink if is_remote else OutLink
-    return kind(hub, key, target.host, route.depth, route.overwrites, codec, target.on_host or is_remote, route.name)
+    return kind(
+        connections, key, target.host, route.depth, route.overwrites, codec, target.on_host or is_remote, route.name
+    )
 
 
-def in_link(hub: Connections, key: tuple[int, int, int], name: str, peer: Peer, queue: InQueue) -> InLink:
+def in_link(connections: Connections, key: tuple[int, int, int], name: str, peer: Peer, queue: InQueue) -> InLink:
     """The receiver's end of an edge, whose ring buffer has this name; "" for one from another machine."""
     if name:
-        link = InLink(RingBuffer(hub.folder / name, new=False), peer, queue)
+        link = InLink(RingBuffer(connections.folder / name, new=False), peer, queue)
     else:
-        link = _RemoteInLink(hub, key, peer, queue)
+        link = _RemoteInLink(connections, key, peer, queue)
     queue.links = [*(each for each in queue.links if not each.peer.gone), link]
-    hub.add_link(peer, key, link)
+    connections.add_link(peer, key, link)
     return link

@@ -1,4 +1,4 @@
-"""A graph on several machines: the folder of each of its processes, and the figures that they send to the driver."""
+"""Graph on several machines: the folder of each of its processes, and the counters that they send to the driver."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from toprope.flow.edge.connections import Connections, Kind, Peer
 from toprope.flow.edge.links import OutLink
 from toprope.flow.edge.ring_buffer import RingBuffer
-from toprope.flow.stage_plan import DRIVER, HostPlan, Reach
+from toprope.flow.stage.plan import DRIVER, HostPlan, Reach
 from toprope.functions.local.folder import join_folder, leave_folder
-from toprope.functions.wire import Closed, Message
+from toprope.functions.transport.wire import Closed, Message
 
-__all__ = ["Mirror", "Place", "Reporter", "begin", "connections", "reach"]
+__all__ = ["Mirror", "Place", "Reporter", "begin", "make_connections", "reach"]
 
 _EVERY = 0.05
 """Seconds between two reports."""
@@ -82,7 +82,7 @@ def begin(plan: HostPlan) -> Place:
     return Place(folder, node, host, True, hold)
 
 
-def connections(
+def make_connections(
     plan: HostPlan, place: Place, handle: Callable[[Peer, Message], None], lost: Callable[[Peer], None]
 ) -> Connections:
     """Make the connections of the process of this plan, see `Connections`."""
@@ -94,13 +94,13 @@ class Reporter:
     """Sends the counters in this process's folder to the driver on another machine.
 
     Args:
-        hub: of this process.
+        connections: of this process.
         links: the sending ends.
-        status: the figures of each function, see `toprope.flow.stage_status`.
+        status: the figures of each function, see `toprope.flow.stage.status`.
     """
 
-    def __init__(self, hub: Connections, links: Sequence[OutLink], status: Sequence[memoryview]) -> None:
-        self._hub = hub
+    def __init__(self, connections: Connections, links: Sequence[OutLink], status: Sequence[memoryview]) -> None:
+        self._connections = connections
         self._links = links
         self._status = status
         self._end = threading.Event()
@@ -109,14 +109,14 @@ class Reporter:
 
     def _report(self) -> None:
         while not self._end.wait(_EVERY):
-            peer = self._hub.peer(DRIVER)
+            peer = self._connections.peer(DRIVER)
             if peer is None or peer.gone:
                 continue
             now = time.monotonic_ns()
             status = tuple((cells[0], max(0, now - cells[1]), *cells[2:]) for cells in self._status)
-            pages = tuple((link.page.name, tuple(link.page.cells[:16])) for link in self._links)
+            rings = tuple((link.ring.name, tuple(link.ring.cells[:16])) for link in self._links)
             try:
-                self._hub.send(peer, Kind.FIGURES, 0, (self._hub.name, status, pages))
+                self._connections.send(peer, Kind.FIGURES, 0, (self._connections.name, status, rings))
             except Closed:
                 continue
 
@@ -137,26 +137,26 @@ class Mirror:
     def __init__(self, folder: Path, status: Callable[[str], Sequence[memoryview]]) -> None:
         self._folder = folder
         self._status = status
-        self._pages: dict[str, RingBuffer] = {}
+        self._rings: dict[str, RingBuffer] = {}
         self._reports: dict[str, int] = {}
 
     def take(self, message: Message) -> bool:
-        """Take a report; whether the message was one."""
+        """Handle a report. Return False if the message is none."""
         if message.kind != Kind.FIGURES:
             return False
-        name, status, pages = message.meta
+        name, status, rings = message.meta
         now = time.monotonic_ns()
         for cells, (transaction, elapsed, *times) in zip(self._status(name), status, strict=False):
             cells[1] = now - elapsed
             cells[0] = transaction
             for place, figure in enumerate(times, 2):
                 cells[place] = figure
-        for page_name, figures in pages:
-            page = self._pages.get(page_name)
-            if page is None:
-                page = self._pages[page_name] = RingBuffer(self._folder / page_name)
+        for ring_name, figures in rings:
+            ring = self._rings.get(ring_name)
+            if ring is None:
+                ring = self._rings[ring_name] = RingBuffer(self._folder / ring_name)
             for cell, figure in enumerate(figures):
-                page.cells[cell] = figure
+                ring.cells[cell] = figure
         self._reports[name] = self._reports.get(name, 0) + 1
         return True
 
@@ -165,5 +165,5 @@ class Mirror:
         return {name: self._reports.get(name, 0) for name in apart}
 
     def is_newer(self, before: Mapping[str, int]) -> bool:
-        """True if each has reported twice since it had made these reports: the first may have been under way then."""
+        """True if each has sent two more reports than these: the first may have been in flight already."""
         return all(self._reports.get(name, 0) >= count + 2 for name, count in before.items())

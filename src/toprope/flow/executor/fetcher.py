@@ -1,4 +1,4 @@
-"""Fetching: the results that have come to the driver, put together and handed out."""
+"""Fetching: assembles the results that have arrived at the driver, and returns them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from toprope.flow.exceptions import (
     SUCCESS,
     USER_RAISE_EXCEPTION,
 )
-from toprope.flow.stage_spec import FAILURE, Failure, Head, Message, RunOptions
-from toprope.flow.worker.gather import Align, Gather, Order, Source
+from toprope.flow.stage.spec import FAILURE, Failure, Head, Message, RunOptions
+from toprope.flow.worker.input_matching import Align, Gather, Order, Source
 
 __all__ = ["Fetched", "Fetcher"]
 
 _SETTLE = 1.0
-"""Seconds without news after which a graph that cannot go on has nothing left to fetch."""
+"""Time without a message after which a broken graph has no more results, in seconds."""
 
 _LONG = 60.0
 """Seconds of waiting after which the log says what is waited for."""
 
 _ANY = 1024
-"""Groups that wait where several instances bring results out of order."""
+"""Number of waiting groups if several instances deliver results out of order."""
 
 _log = logging.getLogger("toprope")
 
@@ -41,7 +41,7 @@ class Fetched(NamedTuple):
 
     Attributes:
         messages: one for each place that was asked for; none where there is no result.
-        head: what travels with them.
+        head: their head.
         code: 0, or what is wrong.
         errors: why messages have failed.
     """
@@ -56,7 +56,7 @@ class Fetcher:
     """The results of a graph.
 
     Args:
-        hub: the connections of the driver.
+        connections: of the driver.
         queues: what has come, for each output.
         options: how the graph runs.
         is_scattered: whether results may come out of order.
@@ -65,13 +65,13 @@ class Fetcher:
 
     def __init__(
         self,
-        hub: Connections,
+        connections: Connections,
         queues: Sequence[InQueue],
         options: RunOptions,
         is_scattered: bool,
         explain: Callable[[], str],
     ) -> None:
-        self._hub = hub
+        self._connections = connections
         self.queues = queues
         self._options = options
         self._is_scattered = is_scattered
@@ -86,7 +86,7 @@ class Fetcher:
         self.closed = False
 
     def fetch(self, places: Sequence[int] | None, timeout_ms: int, *, aligned: bool) -> Fetched:
-        """The next results.
+        """Return the next results.
 
         Args:
             places: of which outputs, as places in `Plan.fetched`; None for all.
@@ -124,10 +124,10 @@ class Fetcher:
     def _acquire(self, until: float | None) -> bool:
         if self.lock.acquire(blocking=False):
             return True
-        return self._hub.wait(lambda: self.lock.acquire(blocking=False), until)
+        return self._connections.wait(lambda: self.lock.acquire(blocking=False), until)
 
     def unfetched(self, seconds: float) -> dict[int, int]:
-        """Outputs of which results lie here and none was taken for so long, each with how many lie here."""
+        """Return the outputs with results of which none was taken for this time, with their numbers of results."""
         now = time.monotonic()
         return {
             place: len(queue)
@@ -136,13 +136,13 @@ class Fetcher:
         }
 
     def finish(self) -> None:
-        """Count all that was taken as done with."""
+        """Mark all taken messages as finished."""
         for queue in self.queues:
             for link in queue.links:
                 link.finish()
 
     def give_up(self, head: Head) -> bool:
-        """A function has given a transaction up; whether that is news."""
+        """Note that a function has given a transaction up. Return True if that is new."""
         if head.transaction_id in self._given_up:
             return False
         self._given_up.add(head.transaction_id)
@@ -150,17 +150,17 @@ class Fetcher:
         return True
 
     def arrived(self) -> None:
-        """Something has come."""
+        """Note that a message has arrived."""
         if self._gone is not None:
             self._news = time.monotonic()
 
     def end(self, why: Failure) -> None:
-        """No more will come than what is under way."""
+        """End fetching: only messages in flight will arrive."""
         self._news = time.monotonic()
         self._gone = why
 
     def has_ended(self) -> bool:
-        """True if no more can come."""
+        """True if no more messages can arrive."""
         return self.closed or (self._gone is not None and time.monotonic() - self._news > _SETTLE)
 
     def _wait(self, gather: Gather, until: float | None) -> bool:
@@ -172,7 +172,9 @@ class Fetcher:
         began, warned = time.monotonic(), False
         while True:
             limits = [began + _LONG if not warned else None, until]
-            if self._hub.wait(is_there, min((each for each in limits if each is not None), default=None), gather.due):
+            if self._connections.wait(
+                is_there, min((each for each in limits if each is not None), default=None), gather.due
+            ):
                 return True
             now = time.monotonic()
             if until is not None and now >= until:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toprope.flow.exceptions import DfException
-from toprope.flow.graph import DEPTH, Edge, FlowNode, Plan
-from toprope.flow.stage_plan import DRIVER, HostPlan, Route, StagePlan, Target
-from toprope.flow.stage_spec import Batching, Deploy, RunOptions, StageContext, StageSpec
-from toprope.flow.streams import stream_ends
+from toprope.flow.graph.nodes import DEPTH, Edge, FlowNode, Plan
+from toprope.flow.graph.streams import stream_ends
+from toprope.flow.stage.plan import DRIVER, HostPlan, Route, StagePlan, Target
+from toprope.flow.stage.spec import Batching, Deploy, RunOptions, StageContext, StageSpec
 from toprope.flow.worker.batch import check
 
 __all__ = ["Placed", "place"]
@@ -19,10 +19,10 @@ __all__ = ["Placed", "place"]
 _MASK, _CUDA_MASK = "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
 _ANY = 1024
-"""Groups that wait where several instances bring results out of order."""
+"""Number of waiting groups if several instances deliver results out of order."""
 
 _LEAST_CPU, _LEAST_MEMORY = 300, 128
-"""Charge of a stage whose user did not say: millicores and MB, the least there is."""
+"""Default charge of a stage, in millicores and MB: the minimum."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Placed:
     """A graph's processes.
 
     Attributes:
-        hosts: them, by name.
+        hosts: the processes, by name.
         variables: of each, in addition to the variables of this process.
         charged: millicores and MB of each.
         feeds: for each input of the graph where it goes.
@@ -126,7 +126,7 @@ class _Placer:
         return f"stage-{self._groups[node]}-{instance}"
 
     def _neighbours(self) -> list[int]:
-        """For each node the first of those that run in one process with it."""
+        """Return for each node the first node of its process."""
         group = list(range(len(self._specs)))
         for edge in self._plan.edges:
             if edge.source >= 0 and edge.target >= 0 and self._may_share(edge.source) and self._may_share(edge.target):
@@ -190,7 +190,7 @@ class _Placer:
         return None
 
     def _check_balance(self, node: int) -> None:
-        """Inputs of a node are parts of transactions, or none of them is."""
+        """Check that all inputs of a node are parts of transactions, or none is."""
         sources = [edge.source for edge in self._plan.edges if edge.target == node]
         spread = [each >= 0 and bool(self._plan.nodes[each].balance) for each in sources]
         if any(spread) and not all(spread):

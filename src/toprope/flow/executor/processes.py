@@ -1,4 +1,4 @@
-"""The processes of a graph as the driver sees them: created, watched, started again, ended."""
+"""Processes of a graph in the driver: creation, supervision, restarts and end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from toprope import functions
 from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIMEOUT, DfException, with_notes
 from toprope.flow.executor.placement import Placed
-from toprope.flow.stage_plan import Address, HostPlan, Reach, Route, StagePlan
-from toprope.flow.stage_spec import Failure, RunOptions, StageFunction
-from toprope.flow.stage_status import Status
+from toprope.flow.stage.plan import Address, HostPlan, Reach, Route, StagePlan
+from toprope.flow.stage.spec import Failure, RunOptions, StageFunction
+from toprope.flow.stage.status import Status
 from toprope.flow.worker.process import Host
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.backend import Code
 from toprope.functions.options import InvokeOptions
 
@@ -40,9 +40,9 @@ _own_session = False
 
 
 def ensure_session() -> None:
-    """Have a session of `toprope.functions`: the program's, else one of flow's own."""
+    """Make sure that there is a session of `toprope.functions`: the program's, else flow's own."""
     global _own_session
-    if not current.is_set():
+    if not context.is_set():
         functions.init(functions.Config(num_cpus=_PLENTY))
         _own_session = True
 
@@ -123,7 +123,7 @@ class Hosts:
         return [each.name for each in self._running.values() if not apart or self._is_far(each.name)]
 
     def current(self, base: str) -> str:
-        """The name of the process that is what the plan calls so."""
+        """Return the current name of a process of the plan: a restarted process has a new name."""
         generation = self._generations.get(base, 0)
         return f"{base}.{generation}" if generation else base
 
@@ -132,7 +132,7 @@ class Hosts:
         return {stage.context.name: each.pid for each in self._running.values() for stage in each.plan.stages}
 
     def figures(self) -> list[tuple[StagePlan, StageFunction, list[int]]]:
-        """For each function of each instance its cells, see `toprope.flow.stage_status`, of dead processes too."""
+        """For each function of each instance its cells, see `toprope.flow.stage.status`, of dead processes too."""
         found = []
         for base, host in list(self._running.items()):
             functions_of = [(stage, each) for stage in host.plan.stages for each in stage.spec.functions]
@@ -154,7 +154,7 @@ class Hosts:
             custom_extensions={"GRACEFUL_SHUTDOWN_TIME": str(_STOP)},
             schedule_timeout_ms=self._options.start_timeout_ms,
         )  # fmt: skip
-        id = current.backend().create(self._code, (plan,), {}, options)
+        id = context.backend().create(self._code, (plan,), {}, options)
         functions_of = [function for stage in plan.stages for function in stage.spec.functions]
         status = Status(self._folder / f"status-{name}", len(functions_of))
         return _Running(plan, id, name, [status.cells(place) for place in range(len(functions_of))])
@@ -169,7 +169,7 @@ class Hosts:
         Raises:
             DfException: it has not in time, or one of them cannot start; the traceback is a note.
         """
-        backend, names = current.backend(), ", ".join(each.context.name for each in host.plan.stages)
+        backend, names = context.backend(), ", ".join(each.context.name for each in host.plan.stages)
         try:
             opened = backend.call(host.id, "open", (), {}, 1)
             is_open = self._wait_for(opened, names, until)
@@ -187,10 +187,10 @@ class Hosts:
             self.book[host.name] = address
 
     def _wait_for(self, opened: Any, names: str, until: float) -> bool:
-        """Wait for the answer of a process, and log that it is waited for; whether it is there in time."""
+        """Wait for the answer of a process, and log the wait. Return True if it arrives in time."""
         limit = self._options.start_timeout_ms / 1000
         left = until - time.monotonic()
-        while not current.backend().wait([opened], 1, min(_NEWS, max(0.1, left)))[0]:
+        while not context.backend().wait([opened], 1, min(_NEWS, max(0.1, left)))[0]:
             left = until - time.monotonic()
             if left <= 0:
                 return False
@@ -198,14 +198,14 @@ class Hosts:
         return True
 
     def _run(self, base: str, host: _Running) -> None:
-        backend = current.backend()
+        backend = context.backend()
         host.run = backend.call(host.id, "run", (dict(self.book),), {}, 1)
         host.run.on_complete(lambda ref: self._ended(base, host))
 
     # Death and deadlines
 
     def _ended(self, base: str, host: _Running) -> None:
-        """The process of a host has ended, or its run has raised: in a thread of its own."""
+        """Handle the end or the error of a process, in a separate thread."""
         error = host.run.exception(1)
         host.ended = True
         if self._closing:
@@ -221,7 +221,7 @@ class Hosts:
                     return
                 self._lives[base] -= 1
             self._kill(host)
-            current.backend().terminate(host.id, False)
+            context.backend().terminate(host.id, False)
             self._past[base] = _figures(host, self._past.get(base))
             try:
                 self._generations[base] += 1
@@ -235,11 +235,11 @@ class Hosts:
                     self._on_moved(host.name, new.name, why)
             except Exception as problem:
                 if not self._is_closing():
-                    _log.error("a stage that has ended is not there again: %s", with_notes(problem))
+                    _log.error("a stage that had ended was not restarted: %s", with_notes(problem))
                     self._on_broken(Failure(problem, stage=names, code=FAILED))
 
     def _check_place(self, old: str, new: str, names: str) -> None:
-        """A process that stands in for another has to be where its neighbours' memory is."""
+        """Check that a replacement process runs where its neighbours' memory is."""
         if self.book and self.book[old].node != self.book[new].node:
             raise DfException(f"stage {names} has ended, and was started again on another machine: start a new graph")
 
@@ -248,7 +248,7 @@ class Hosts:
         return self._closing
 
     def check_deadlines(self) -> None:
-        """End the processes whose stages have worked on one input for too long."""
+        """End the processes whose stages have exceeded the deadline of an input."""
         limit = self._options.deadline_ms * 1_000_000
         if not limit:
             return
@@ -263,8 +263,8 @@ class Hosts:
 
     def _kill(self, host: _Running) -> None:
         if self._is_far(host.name):
-            # it is given a moment to end by itself, for which this thread does not wait
-            end = current.backend().terminate
+            # it has a moment to exit by itself; this thread does not wait for it
+            end = context.backend().terminate
             threading.Thread(target=end, args=(host.id, False), name="flow end", daemon=True).start()
         elif host.pid and not host.ended:
             try:
@@ -277,17 +277,17 @@ class Hosts:
         return address is not None and self._reach is not None and address.node != self._reach.node
 
     def status(self, name: str) -> list[memoryview]:
-        """Counters of the functions of a process; none for one that is not there any more."""
+        """Counters of the functions of a process; none for one that has ended."""
         return next((each.status for each in self._running.values() if each.name == name), [])
 
     # The end
 
     def expect_end(self) -> None:
-        """The graph ends: a process that does so from now on is not started again."""
+        """Note that the graph ends: processes that end from now on are not restarted."""
         self._closing = True
 
     def close(self) -> None:
-        """End all of them: by force those that do not end when asked to."""
+        """End all processes; those that do not end on request are killed."""
         self.expect_end()
         self._end()
         with self._starting:  # one that was being started just then
@@ -295,9 +295,9 @@ class Hosts:
 
     def _end(self) -> None:
         hosts = list(self._running.values())
-        if not current.is_set():
+        if not context.is_set():
             return
-        backend = current.backend()
+        backend = context.backend()
         runs = [each.run for each in hosts if each.run is not None]
         try:
             if runs:
@@ -344,7 +344,7 @@ def _death(names: str, error: BaseException | None) -> Failure:
 
 
 def _not_started(names: str, error: Exception) -> DfException:
-    """A stage whose constructor raised, in one line; the traceback is a note."""
+    """Return the one-line error of a stage whose constructor raised; the traceback is a note."""
     origin = getattr(error, "origin", None)
     text = f"{type(origin).__name__}: {origin}" if isinstance(origin, BaseException) else str(error)
     found = DfException(f"stage {names} cannot start: {text}", FAILED)
@@ -354,7 +354,7 @@ def _not_started(names: str, error: Exception) -> DfException:
 
 
 def _used_up(why: Failure, restarts: int) -> Failure:
-    """The failure of a process that is not started again."""
+    """Return the failure of a process that is not restarted."""
     times = "restarts=0" if not restarts else f"it was started again {restarts} times, as restarts={restarts} says"
     text = f"{why.error} ({times}). do: make the graph again, or allow more by FlowGraph(..., restarts=n)"
     return Failure(RuntimeError(text), why.traceback, why.stage, FAILED)

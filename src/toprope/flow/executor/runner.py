@@ -1,4 +1,4 @@
-"""The runner of a graph in the program: it starts, feeds, fetches, and ends it."""
+"""Runner of a graph in the program: starts, feeds, fetches from and ends the graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toprope import functions
 from toprope.flow.edge.codec import Codec, Sealed
 from toprope.flow.edge.connections import Connections, Kind, Peer
 from toprope.flow.edge.links import InQueue, OutLink, in_link, out_link
-from toprope.flow.edge.machines import Mirror, begin, connections, reach
+from toprope.flow.edge.machines import Mirror, begin, make_connections, reach
 from toprope.flow.exceptions import (
     FAILED,
     PARAM_INVALID,
@@ -29,12 +29,13 @@ from toprope.flow.exceptions import (
 from toprope.flow.executor.fetcher import Fetched, Fetcher
 from toprope.flow.executor.placement import place
 from toprope.flow.executor.processes import Hosts, end_session, ensure_session
-from toprope.flow.graph import DEPTH, Plan
-from toprope.flow.metrics import EdgeMetrics, Pages, StageMetrics, stage_metrics
-from toprope.flow.stage_plan import DRIVER, HostPlan, Route
-from toprope.flow.stage_spec import TORCH, Failure, Head, Message, RunOptions
-from toprope.flow.trace import chrome
-from toprope.functions import current, interrupts, wire
+from toprope.flow.graph.nodes import DEPTH, Plan
+from toprope.flow.observability.metrics import EdgeMetrics, RingCounters, StageMetrics, stage_metrics
+from toprope.flow.observability.trace import chrome
+from toprope.flow.stage.plan import DRIVER, HostPlan, Route
+from toprope.flow.stage.spec import TORCH, Failure, Head, Message, RunOptions
+from toprope.functions import context, interrupts
+from toprope.functions.transport import wire
 from toprope.settings import Settings
 
 __all__ = ["Fetched", "Runner", "end_session"]
@@ -47,7 +48,7 @@ _UNFETCHED = 10.0
 """Seconds that `feed` waits while results lie at an output and nobody fetches them, after which the log says so."""
 
 _FIGURES = 1.0
-"""Seconds that processes on other machines are given to tell how far they are."""
+"""Time for processes on other machines to report their counters, in seconds."""
 
 _LARGEST_ID = 2**64 - 1
 _numbers = itertools.count(1)
@@ -65,7 +66,7 @@ class Runner:
     def __init__(self, plan: Plan, options: RunOptions | None = None) -> None:
         self._plan = plan
         self._options = options or RunOptions()
-        self._hub: Connections | None = None
+        self._connections: Connections | None = None
         self._feeding = threading.Lock()
         self._ids = [0] * len(plan.inputs)
         self._broken: Failure | None = None
@@ -94,19 +95,19 @@ class Runner:
             self._hosts = Hosts(placed, self._options, self._folder, reached, self._moved, self._break)
             self._mirror = Mirror(self._folder, self._hosts.status)
             as_host = HostPlan(DRIVER, str(self._folder), (), reach=reached)
-            hub = connections(as_host, begin(as_host), self._handle, self._lost)
-            hub.book = self._hosts.book
-            if hub.address is not None:
-                self._hosts.book[DRIVER] = hub.address
-            queues = [InQueue(hub, self._codec, DEPTH) for _ in self._plan.fetched]
-            self._results = Fetcher(hub, queues, self._options, placed.is_scattered, self.explain)
-            hub.check = self._hosts.check_deadlines
-            hub.arrived = self._results.arrived
-            self._hub = hub
+            connections = make_connections(as_host, begin(as_host), self._handle, self._lost)
+            connections.book = self._hosts.book
+            if connections.address is not None:
+                self._hosts.book[DRIVER] = connections.address
+            queues = [InQueue(connections, self._codec, DEPTH) for _ in self._plan.fetched]
+            self._results = Fetcher(connections, queues, self._options, placed.is_scattered, self.explain)
+            connections.check = self._hosts.check_deadlines
+            connections.arrived = self._results.arrived
+            self._connections = connections
             self.is_ordered = not placed.is_scattered
-            self._pages = Pages(self._folder, self._plan)
+            self._rings = RingCounters(self._folder, self._plan)
             _runners.add(self)
-            self._hosts.start(self._hub.connect)  # type: ignore[arg-type]
+            self._hosts.start(self._connections.connect)  # type: ignore[arg-type]
             self._links = [[self._row(route) for route in routes] for routes in placed.feeds]
             for link in self._all_links():
                 link.connect()
@@ -115,9 +116,9 @@ class Runner:
             raise
 
     def _row(self, route: Route) -> list[OutLink]:
-        assert self._hub is not None
+        assert self._connections is not None
         return [
-            out_link(self._hub, (route.edge, 0, target.instance), target, route, self._codec)
+            out_link(self._connections, (route.edge, 0, target.instance), target, route, self._codec)
             for target in route.targets
         ]
 
@@ -140,12 +141,12 @@ class Runner:
             0; 207014 where there is no room within this time, 145000 for wrong arguments, 4294967295 where the graph
             has ended or cannot go on.
         """
-        if timeout_ms < -1 or self._hub is None or self._closed or self._broken is not None:
+        if timeout_ms < -1 or self._connections is None or self._closed or self._broken is not None:
             return FAILED
         if not values or (len(values) < len(self._links) and not partial):
             return PARAM_INVALID
         until = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
-        if not self._hub.wait(lambda: self._feeding.acquire(blocking=False), until):
+        if not self._connections.wait(lambda: self._feeding.acquire(blocking=False), until):
             return QUEUE_FULL
         try:
             ids = {input: self._next_id(input, message) for input, message in values.items()}
@@ -166,22 +167,25 @@ class Runner:
     def _wait_for_room(self, link: OutLink, until: float | None) -> bool:
         if link.is_free():
             return True
-        cells, began = link.page.cells, time.monotonic_ns()
+        cells, began = link.ring.cells, time.monotonic_ns()
         cells[2] = 1
-        assert self._hub is not None
+        assert self._connections is not None
 
         def is_over() -> bool:
             return link.is_free() or self._broken is not None or self._closed
 
         soon = time.monotonic() + _UNFETCHED
-        if not self._hub.wait(is_over, soon if until is None else min(soon, until)) and time.monotonic() >= soon:
+        if (
+            not self._connections.wait(is_over, soon if until is None else min(soon, until))
+            and time.monotonic() >= soon
+        ):
             self._warn_unfetched(link)
-            self._hub.wait(is_over, until)
-        link.page.cells[5] += time.monotonic_ns() - began
+            self._connections.wait(is_over, until)
+        link.ring.cells[5] += time.monotonic_ns() - began
         return link.is_free() and self._broken is None
 
     def _unfetched(self) -> str:
-        """Results that nobody fetches, in words; empty where there are none."""
+        """Describe the results that are not fetched; empty if there are none."""
         outputs = self._plan.fetched
         return ", ".join(
             f"{count} of output {outputs[place].index} of {outputs[place].node.name}"
@@ -189,11 +193,11 @@ class Runner:
         )
 
     def _warn_unfetched(self, link: OutLink) -> None:
-        """Say what keeps `feed` waiting, where that is results that nobody fetches; stages may just be slow."""
+        """Warn if unfetched results keep `feed` waiting; the stages may also just be slow."""
         listed = self._unfetched()
         if listed:
             _log.warning(
-                "feed has waited for %.0f s for room in the edge to %s (%d messages). results that nobody fetches: %s. "
+                "feed has waited for %.0f s for room in the edge to %s (%d messages). unfetched results: %s. "
                 "do: fetch in another thread, or after every few inputs, and fetch every output of the graph",
                 _UNFETCHED, link.name, link.depth, listed,
             )  # fmt: skip
@@ -249,14 +253,14 @@ class Runner:
 
     def cancel(self, transaction: int) -> None:
         """Drop a transaction: stages that have not begun with it leave it out."""
-        if self._hub is not None and not self._closed:
-            self._hub.send_all(Kind.CANCEL, transaction)
+        if self._connections is not None and not self._closed:
+            self._connections.send_all(Kind.CANCEL, transaction)
 
     # Fetching
 
     def fetch(self, places: Sequence[int] | None = None, timeout_ms: int = -1, *, aligned: bool = False) -> Fetched:
         """The next results, see `Fetcher.fetch`."""
-        if self._hub is None:
+        if self._connections is None:
             return Fetched([], Head(), FAILED, [])
         return self._results.fetch(places, timeout_ms, aligned=aligned)
 
@@ -269,49 +273,49 @@ class Runner:
         if kind == Kind.LINK:
             *key, name = message.meta
             queue = self._results.queues[self._plan.edges[key[0]].input]
-            assert self._hub is not None
-            in_link(self._hub, (key[0], key[1], key[2]), name, peer, queue)
+            assert self._connections is not None
+            in_link(self._connections, (key[0], key[1], key[2]), name, peer, queue)
         elif kind == Kind.EXCEPTION:
             code, context, node, *fields = message.meta
             head = Head(*fields)
-            if self._results.give_up(head) and self._hub is not None:
-                self._hub.send_all(Kind.CAUGHT, (head.transaction_id, code, context, node))
+            if self._results.give_up(head) and self._connections is not None:
+                self._connections.send_all(Kind.CAUGHT, (head.transaction_id, code, context, node))
         elif kind == Kind.TRACED:
             self._traces[message.meta] = pickle.loads(message.parts[0])
 
     def _lost(self, peer: Peer) -> None:
-        """The session tells how the process ended."""
+        """Ignore a lost peer: the session reports how its process ended."""
 
     def _moved(self, old: str, new: str, failure: Failure) -> None:
-        """Have all processes send to the successor of a dead one."""
-        hub = self._hub
-        if hub is None or self._closed:
+        """Make all processes send to the successor of a dead process."""
+        connections = self._connections
+        if connections is None or self._closed:
             return
-        hub.connect(new)
+        connections.connect(new)
         found = self._hosts.book.get(new)
         address = tuple(found) if found is not None else None
         try:
             part = pickle.dumps(failure)
         except Exception:
             part = pickle.dumps(Failure(RuntimeError(str(failure.error)), stage=failure.stage, code=failure.code))
-        hub.send_all(Kind.MOVED, (old, new, address), [part])
+        connections.send_all(Kind.MOVED, (old, new, address), [part])
         for link in self._all_links():
             if link.target == old:
                 link.move(new, failure)
-        hub.wake()
+        connections.wake()
 
     def _break(self, failure: Failure) -> None:
-        """The graph cannot go on."""
+        """Fail the graph."""
         self._broken = failure
         self._results.end(failure)
-        if self._hub is not None:
-            self._hub.wake()
+        if self._connections is not None:
+            self._connections.wake()
 
     # Asking
 
     @property
     def error(self) -> Failure | None:
-        """Reason why the graph cannot go on; None while it can."""
+        """Reason of the graph's failure; None while it runs."""
         return self._broken
 
     @property
@@ -326,31 +330,31 @@ class Runner:
     def metrics(self) -> list[EdgeMetrics]:
         """The figures of all edges; those from other machines are waited for."""
         reported = self._mirror.reports(self._hosts.names(apart=True))
-        if reported and self._hub is not None and not self._closed:
-            self._hub.wait(lambda: self._mirror.is_newer(reported), time.monotonic() + _FIGURES)
-        return self._pages.metrics()
+        if reported and self._connections is not None and not self._closed:
+            self._connections.wait(lambda: self._mirror.is_newer(reported), time.monotonic() + _FIGURES)
+        return self._rings.metrics()
 
     def stage_metrics(self) -> list[StageMetrics]:
         """The calls of all stages."""
         return stage_metrics(self._hosts.figures())
 
     def trace(self, timeout: float = 5) -> dict[str, Any]:
-        """Collect the work of the stages as a Chrome trace; of those that are at work for longer than this, nothing.
+        """Collect a Chrome trace of the stages; stages that do not answer in time are left out.
 
         Args:
             timeout: seconds.
         """
-        assert self._hub is not None
+        assert self._connections is not None
         self._traces = {}
         wanted = set(self._hosts.pids().values())
-        self._hub.send_all(Kind.TRACE)
-        self._hub.wait(lambda: wanted <= set(self._traces), time.monotonic() + timeout)
+        self._connections.send_all(Kind.TRACE)
+        self._connections.wait(lambda: wanted <= set(self._traces), time.monotonic() + timeout)
         return chrome(self._traces, self._hosts.pids())
 
     # The end
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until everything that was fed has come out, whether it was fetched or not; it can be fetched later.
+        """Wait until all results of the fed inputs have arrived; they can be fetched later.
 
         Args:
             timeout: seconds; None for ever.
@@ -358,7 +362,7 @@ class Runner:
         Returns:
             Whether it has.
         """
-        if self._hub is None or self._closed:
+        if self._connections is None or self._closed:
             return True
         until = None if timeout is None else time.monotonic() + timeout
         before = -1
@@ -372,27 +376,27 @@ class Runner:
             if not self._mirror.is_newer(reported):
                 return False
             reported = self._mirror.reports(self._hosts.names(apart=True))
-            sent = self._pages.quiet([DRIVER, *self._hosts.names()])
+            sent = self._rings.quiet([DRIVER, *self._hosts.names()])
             before, last = sent, before
             return (sent >= 0 and sent == last) or self._results.has_ended()
 
         with self._results.lock:
-            return self._hub.wait(is_quiet, until) and self._broken is None
+            return self._connections.wait(is_quiet, until) and self._broken is None
 
     def close(self) -> None:
-        """End the graph: what is under way is lost. Nothing is left behind."""
+        """End the graph. Inputs in flight are lost; nothing is left behind."""
         if self._closed:
             return
         self._closed = True
         _runners.discard(self)
-        hub = self._hub
-        if hub is not None:
+        connections = self._connections
+        if connections is not None:
             self._results.closed = True
-            hub.wake()
+            connections.wake()
             self._hosts.expect_end()
-            hub.send_all(Kind.CLOSE)
+            connections.send_all(Kind.CLOSE)
             self._hosts.close()
-            hub.close()
+            connections.close()
             self._codec.close()
         if self._folder.name:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -422,7 +426,7 @@ def _folder() -> tuple[Path, int | None, bool]:
     Returns:
         The folder, what holds it, and whether the session is on this machine alone.
     """
-    base = getattr(current.backend(), "folder", None)
+    base = getattr(context.backend(), "folder", None)
     if isinstance(base, Path):
         folder = base / f"flow-{next(_numbers)}"
         folder.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""The HTTP application of a graph: FastAPI's frame, with one endpoint that feeds the graph."""
+"""HTTP application of a graph: FastAPI, with one endpoint that feeds the graph."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ import toprope
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.flow_graph import FlowGraph
 from toprope.flow.futures import DeadlineExceeded, QueueFull, ResultStream, size_of
-from toprope.flow.process_points import GraphProcessPoint
+from toprope.flow.graph.streams import generators
+from toprope.flow.points.process_points import GraphProcessPoint
 from toprope.flow.service import bodies, prometheus
 from toprope.flow.service.media_types import BYTES, accepted, fits, may_be, type_of
 from toprope.flow.service.openapi import description
 from toprope.flow.service.ports import ports_of
 from toprope.flow.service.problems import MEDIA_TYPE as PROBLEM
 from toprope.flow.service.problems import Problem
-from toprope.flow.streams import generators
 from toprope.flow.worker.calls import Cancelled
 from toprope.http_bodies import Message, Receive, Send, bounded, declared_length, read, send_start, send_whole
 
@@ -42,7 +42,7 @@ _KEEP_ALIVE = 15.0
 """Seconds after which a stream without news sends a comment, which keeps proxies from closing it."""
 
 _PATIENCE = 0.02
-"""Seconds after which it is watched whether the client of a request has gone."""
+"""Time after which the server checks whether the client of a request has gone, in seconds."""
 
 _WRITE = 60.0
 """Seconds that a client may take to read a part of its answer."""
@@ -476,7 +476,7 @@ async def _gone(receive: Receive) -> None:
 async def _items(
     stream: ResultStream, watch: asyncio.Future[None], problem_of: Callable[[BaseException], Problem]
 ) -> AsyncGenerator[list[Any] | None]:
-    """The results as they come, and None where none has come for a while.
+    """Iterate over the results, with None after a while without one.
 
     Raises:
         _ClientGone: the client has closed its connection.
@@ -597,7 +597,7 @@ class _Pace:
         self._last = 0.0
 
     def begin(self, now: float) -> None:
-        """Leave out the time until now, in which nothing was asked."""
+        """Leave out the idle time until now."""
         self._last = now
 
     def add(self, now: float) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from toprope.flow.data_type import DType
-from toprope.flow.graph import FlowData, Plan
+from toprope.flow.graph.nodes import FlowData, Plan
 
 __all__ = ["Input", "Ports", "ports_of"]
 

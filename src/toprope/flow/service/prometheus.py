@@ -6,7 +6,7 @@ import bisect
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from toprope.flow.metrics import EdgeMetrics, StageMetrics
+from toprope.flow.observability.metrics import EdgeMetrics, StageMetrics
 
 __all__ = ["MEDIA_TYPE", "RequestFigures", "exposition"]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from toprope.flow.exceptions import PARAM_INVALID, SHAPE_INVALID, DfException
-from toprope.flow.stage_spec import EMPTY, EOS, FAILURE, SEG, CountBatch, Failure, Head, Message, TimeBatch
+from toprope.flow.stage.spec import EMPTY, EOS, FAILURE, SEG, CountBatch, Failure, Head, Message, TimeBatch
 
 __all__ = ["Batcher", "CountBatcher", "TimeBatcher", "batcher", "check"]
 
@@ -20,7 +20,7 @@ _LONGEST_TIMEOUT = 2**32 - 1
 
 
 def check(attrs: tuple[CountBatch | TimeBatch, ...]) -> None:
-    """Refuse attributes of an input that cannot be.
+    """Check the batching attributes of an input.
 
     Raises:
         DfException: which, and why.

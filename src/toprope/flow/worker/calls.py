@@ -1,22 +1,19 @@
-"""Calls of the functions of a stage, and the objects that they are given in addition to values."""
+"""Calls of a stage's functions, and their context objects."""
 
 from __future__ import annotations
 
 import inspect
 import queue
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from toprope.flow.exceptions import FLOW_FUNC_FAILED, DfAbortException, DfException, as_exception
-from toprope.flow.stage_spec import (
+from toprope.flow.exceptions import DfAbortException, DfException
+from toprope.flow.stage.spec import (
     EMPTY,
-    FAILURE,
     MORE,
     TENSOR,
     TORCH,
-    Failure,
     Head,
     Message,
     StageFunction,
@@ -28,14 +25,14 @@ if TYPE_CHECKING:
     from toprope.flow.edge.connections import Connections
     from toprope.flow.edge.links import InQueue
 
-__all__ = ["Activation", "Cancelled", "InputQueue", "Made", "Python", "Stopped", "cancelled", "failure", "passed_on"]
+__all__ = ["Activation", "Cancelled", "InputQueue", "Made", "Python", "Stopped"]
 
 Made = list[tuple[int, int, Any]] | BaseException
 """Results of one input: output, kind and payload of each message, or the error that it failed with."""
 
 
 class Cancelled(DfException):
-    """Nobody waits for the results of an input any more."""
+    """The receiver of an input's results has given up."""
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled: its client has gone, or its deadline has passed")
@@ -48,20 +45,11 @@ class Stopped(DfAbortException):
         super().__init__("the graph ends")
 
 
-def failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> Failure:
-    """Make the replacement of data that a function did not make."""
-    frames = error.__traceback__
-    while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
-        frames = frames.tb_next  # how we called it is of no interest
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    return Failure(as_exception(error.with_traceback(None)), text, stage, code)
-
-
 class InputQueue:
-    """An input of a function with stream input: it takes messages as it likes."""
+    """An input of a function with stream input, which takes any number of messages."""
 
-    def __init__(self, hub: Connections, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
-        self._hub = hub
+    def __init__(self, connections: Connections, queue_: InQueue, pass_on: Callable[[Message], None]) -> None:
+        self._connections = connections
         self._queue = queue_
         self._pass_on = pass_on
 
@@ -79,7 +67,7 @@ class InputQueue:
         while True:
             if timeout == 0:
                 self._look()
-            if not self._hub.wait(lambda: len(self._queue) > 0, until):
+            if not self._connections.wait(lambda: len(self._queue) > 0, until):
                 raise queue.Empty
             message = self._queue.take()
             if not message.failed:
@@ -92,7 +80,7 @@ class InputQueue:
         return len(self._queue)
 
     def _look(self) -> None:
-        """Read what has come."""
+        """Read the available messages."""
         looked = False
 
         def once() -> bool:
@@ -100,7 +88,7 @@ class InputQueue:
             looked, before = True, looked
             return before or len(self._queue) > 0
 
-        self._hub.wait(once, time.monotonic() + 0.001)
+        self._connections.wait(once, time.monotonic() + 0.001)
 
 
 class Activation:
@@ -108,7 +96,7 @@ class Activation:
 
     Attributes:
         inputs: the messages; none of them where the function is called for the sake of an exception.
-        head: what its outputs inherit.
+        head: the head that its outputs inherit.
         exception: code and context of an exception that another stage has raised, with its transaction; reading it
             with `take_exception` clears it.
     """
@@ -138,7 +126,7 @@ class Activation:
         self._send(index, message)
 
     def raise_exception(self, code: int, context_id: int) -> None:
-        """Give this transaction up, and tell all stages and `fetch`."""
+        """Give this transaction up, and report that to all stages and `fetch`."""
         self._raise(code, context_id)
 
     def take_exception(self) -> tuple[bool, int, int]:
@@ -379,14 +367,3 @@ def _plain(device: Any) -> Any:
     import torch
 
     return torch.device("cpu") if device.type == "cpu" else device
-
-
-def cancelled(head: Head) -> Message:
-    """The message that stands in for the results of a cancelled input, for the stages that come after."""
-    why = Failure(Cancelled())
-    return Message(FAILURE, why, head, why.code)
-
-
-def passed_on(message: Message) -> Message:
-    """A failed message, for what comes after."""
-    return Message(FAILURE, message.payload, message.head, message.ret_code, message.replayed)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from toprope.flow.exceptions import DfException, DfTypeError
-from toprope.flow.stage_spec import EMPTY, END, FAILURE
+from toprope.flow.stage.spec import EMPTY, END, FAILURE
 
 if TYPE_CHECKING:
-    from toprope.flow.worker.gather import Gather, Group
+    from toprope.flow.worker.input_matching import Gather, Group
 
 __all__ = ["Collector", "check_batch", "chunks", "rows_of"]
 

@@ -15,10 +15,10 @@ from typing import Any
 from toprope.flow.edge.codec import Codec
 from toprope.flow.edge.connections import Connections, Kind
 from toprope.flow.edge.links import InQueue, OutLink
-from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException
-from toprope.flow.stage_plan import DRIVER, StagePlan
-from toprope.flow.stage_spec import EMPTY, END, FAILURE, MORE, TORCH, Head, Message, StageFunction, StageObject
-from toprope.flow.stage_status import Recorder, Status
+from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException, as_exception
+from toprope.flow.stage.plan import DRIVER, StagePlan
+from toprope.flow.stage.spec import EMPTY, END, FAILURE, MORE, TORCH, Failure, Head, Message, StageFunction, StageObject
+from toprope.flow.stage.status import Recorder, Status
 from toprope.flow.worker.batch import batcher
 from toprope.flow.worker.calls import (
     Activation,
@@ -27,20 +27,17 @@ from toprope.flow.worker.calls import (
     Made,
     Python,
     Stopped,
-    cancelled,
-    failure,
-    passed_on,
 )
 from toprope.flow.worker.dynamic_batch import Collector
-from toprope.flow.worker.gather import Align, Gather, Group, Order, Source
+from toprope.flow.worker.input_matching import Align, Gather, Group, Order, Source
 
 __all__ = ["Loop", "Outlet", "Stage", "Status"]
 
 _REMEMBERED = 1024
-"""Exceptions of functions, and cancelled inputs, whose transactions are known."""
+"""Number of remembered transactions with exceptions, and of cancelled ones."""
 
 _LOOK_NS = 2_000_000
-"""Time between two looks of a stage that replies for cancelled inputs."""
+"""Interval of a replying stage's checks for cancelled inputs."""
 
 
 class Outlet:
@@ -50,8 +47,8 @@ class Outlet:
         targets: for each edge the instances of its target, in other processes or in this one.
     """
 
-    def __init__(self, hub: Connections, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
-        self._hub = hub
+    def __init__(self, connections: Connections, codec: Codec, targets: Sequence[Sequence[OutLink | InQueue]]) -> None:
+        self._connections = connections
         self._codec = codec
         self._targets = targets
         self.waited_ns = 0
@@ -95,10 +92,10 @@ class Outlet:
         else:
             if target.is_full:
                 began = time.monotonic_ns()
-                self._hub.wait(lambda: not target.is_full, None)
+                self._connections.wait(lambda: not target.is_full, None)
                 self.waited_ns += time.monotonic_ns() - began
             target.put(message)
-            self._hub.wake()
+            self._connections.wake()
 
     def _wait(self, link: OutLink) -> None:
         began = time.monotonic_ns()
@@ -113,7 +110,7 @@ class Stage:
         plan: what it is.
     """
 
-    def __init__(self, plan: StagePlan, hub: Connections, codec: Codec) -> None:
+    def __init__(self, plan: StagePlan, connections: Connections, codec: Codec) -> None:
         self.plan = plan
         spec = plan.spec
         if spec.workspace:
@@ -129,12 +126,12 @@ class Stage:
         where = "" if self.device is None else str(self.device.torch_device)
         made = pickle.loads(spec.code)(replace(plan.context, device=where))
         self.made: StageObject = made
-        self.inputs = [InQueue(hub, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
+        self.inputs = [InQueue(connections, codec, plan.depth, plan.overwrites) for _ in range(plan.context.input_num)]
         self.outlets: list[Outlet] = []
 
 
 def _limit_threads(cores: float) -> None:
-    """Have torch compute with as many threads as the stage has cores.
+    """Set torch's number of threads to the stage's cores.
 
     Threads of several stages that wait for each other on the same cores make each operation take milliseconds. The
     user's own OMP_NUM_THREADS, or what the stage's hook sets, goes before.
@@ -155,19 +152,19 @@ class Loop:
     """A function of a stage.
 
     Attributes:
-        leaves: whether what it makes leaves the process.
+        leaves: whether its outputs leave the process.
         is_alone: whether its stage has the process for itself; what it has sent is out then.
         on_left: called with each transaction whose outputs have left the process.
     """
 
     def __init__(
-        self, stage: Stage, function: StageFunction, hub: Connections, codec: Codec, status: memoryview,
+        self, stage: Stage, function: StageFunction, connections: Connections, codec: Codec, status: memoryview,
         events: deque[tuple[str, int, int, int]] | None,
     ) -> None:  # fmt: skip
         plan = stage.plan
         self._stage = stage
         self._function = function
-        self._hub = hub
+        self._connections = connections
         self._status = status
         self._recorder = Recorder(status) if plan.replies else None  # others pay nothing for it
         self._events = events
@@ -217,8 +214,8 @@ class Loop:
             raise
 
     def run(self) -> None:
-        """Run until the graph ends, which `Stopped` says."""
-        gather, wait = self._gather, self._hub.wait
+        """Run until the graph ends, which raises `Stopped`."""
+        gather, wait = self._gather, self._connections.wait
         if self._function.stream_input:
             self._stream()
         if self._collector is not None:
@@ -254,19 +251,19 @@ class Loop:
             return []
         for each in messages:
             if each.kind == FAILURE:
-                return [passed_on(each)]
+                return [_passed_on(each)]
         if not self._replies:
             return None
         self._look()
         if self._cancelled and head.transaction_id in self._cancelled:
-            return [cancelled(head)]
+            return [_cancelled(head)]
         ends = sum(each.head.flags & END != 0 for each in messages)
         if not ends:
             return None
         if ends == len(messages):
             return [Message(EMPTY, None, head)]
         text = f"the inputs of {self.name} are streams of different lengths, so their results belong to no request"
-        why = failure(DfException(text), self._stage.plan.spec.name)
+        why = _failure(DfException(text), self._stage.plan.spec.name)
         return [Message(FAILURE, why, head, why.code)]
 
     def _pass(self, instead: list[Message]) -> None:
@@ -296,14 +293,14 @@ class Loop:
         except Stopped:
             raise
         except Cancelled:
-            self._pass([cancelled(head)])
+            self._pass([_cancelled(head)])
         except BaseException as error:
             self._fail(error, head)
         finally:
             self._end(1, began, waited, head.transaction_id)
 
     def _begin(self, head: Head) -> tuple[int, int]:
-        """An input is worked on: the time, and the time that outputs have waited for room so far."""
+        """Start an input. Return the time, and the time that outputs have waited for room so far."""
         status = self._status
         status[1] = began = time.monotonic_ns()
         status[0] = head.transaction_id
@@ -319,20 +316,20 @@ class Loop:
             self._events.append((self.name, began, time.monotonic_ns(), transaction))
 
     def _reply(self, head: Head) -> None:
-        """Have each output say that there is no more of this input, or that there is nothing."""
+        """Send the end of this input's results on each output, or a failure if there are none."""
         for outlet, count in zip(self._outlets, self._sent, strict=True):
             if self._ends:
                 ended = Head(*(getattr(head, each) for each in Head.__slots__))
                 ended.flags |= END
                 outlet.send(Message(EMPTY, None, ended))
             elif not count and not self._function.generates and not head.flags & MORE:
-                why = failure(DfException(f"stage {self.name} has made nothing of the input"), self.name)
+                why = _failure(DfException(f"stage {self.name} made no result of the input"), self.name)
                 outlet.send(Message(FAILURE, why, head, why.code))
 
     # Batches
 
     def _run_batches(self, collector: Collector) -> None:
-        wait = self._hub.wait
+        wait = self._connections.wait
 
         def is_ready() -> bool:
             return collector.is_ready(time.monotonic())
@@ -376,7 +373,7 @@ class Loop:
             self._fail(error, head)
 
     def _fail(self, error: BaseException, head: Head) -> None:
-        found = failure(error, self._stage.plan.spec.name)
+        found = _failure(error, self._stage.plan.spec.name)
         text = found.traceback.rstrip()
         os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
         # an output whose data of this input is out already gets no failure in addition: pairs would drift apart
@@ -399,10 +396,10 @@ class Loop:
     # Stream input
 
     def _stream(self) -> None:
-        queues = [InputQueue(self._hub, each, self._pass_on) for each in self._queues]
+        queues = [InputQueue(self._connections, each, self._pass_on) for each in self._queues]
         assert self._call is not None
         while True:
-            self._hub.wait(lambda: any(len(each) for each in self._queues), None)
+            self._connections.wait(lambda: any(len(each) for each in self._queues), None)
             self._head = self._queues[0].head()[0] if len(self._queues[0]) else Head()
             try:
                 self._call.stream(queues, self._send_counted, lambda: self._head)
@@ -416,7 +413,7 @@ class Loop:
 
     def _pass_on(self, message: Message) -> None:
         for outlet in self._outlets:
-            outlet.send(passed_on(message))
+            outlet.send(_passed_on(message))
 
     def _send_counted(self, index: int, message: Message) -> None:
         head = message.head
@@ -427,27 +424,27 @@ class Loop:
     # Cancellation
 
     def cancel(self, transaction: int) -> None:
-        """Nobody waits for the results of a transaction."""
+        """Cancel a transaction whose receiver has given up."""
         self._cancelled[transaction] = None
         if len(self._cancelled) > _REMEMBERED:
             del self._cancelled[next(iter(self._cancelled))]
 
     def _check_cancelled(self, transaction: int) -> None:
-        """Read messages, and end the call if nobody waits for its results.
+        """Read messages, and end the call if its transaction was cancelled.
 
         Raises:
-            Cancelled: nobody does.
+            Cancelled: it was.
         """
         self._look()
         if self._cancelled and transaction in self._cancelled:
             raise Cancelled
 
     def _look(self) -> None:
-        """Read messages now and then: a stage that always has inputs waits for none."""
+        """Read messages at intervals: a stage that always has inputs never waits for any."""
         now = time.monotonic_ns()
         if now - self._looked > _LOOK_NS:
             self._looked = now
-            self._hub.look()
+            self._connections.look()
 
     # Functions of kind "messages", and their exceptions
 
@@ -464,18 +461,18 @@ class Loop:
         if not self._stage.plan.catches:
             raise DfException(f"{self.name} raised the exception {code}, and the graph does not catch them", code)
         self._given_up.append(head.transaction_id)
-        driver = self._hub.peer(DRIVER)
+        driver = self._connections.peer(DRIVER)
         if driver is not None:
             fields = (head.transaction_id, head.start_time, head.end_time, head.flags, head.user_data, head.data_size)
-            self._hub.send(driver, Kind.EXCEPTION, USER_RAISE_EXCEPTION, (code, context, self.node, *fields))
+            self._connections.send(driver, Kind.EXCEPTION, USER_RAISE_EXCEPTION, (code, context, self.node, *fields))
 
     def caught(self, transaction: int, code: int, context: int, *, is_own: bool) -> None:
-        """A stage has given a transaction up."""
+        """Note that a stage has given a transaction up."""
         self._given_up.append(transaction)
         self._gather.forget(transaction)
         if not is_own and self._call is None:
             self._exceptions.append((transaction, code, context))
-            self._hub.wake()
+            self._connections.wake()
 
     def _see_exception(self) -> None:
         transaction, code, context = self._exceptions.popleft()
@@ -485,3 +482,23 @@ class Loop:
             raise
         except BaseException:
             traceback.print_exc()
+
+
+def _failure(error: BaseException, stage: str, code: int = FLOW_FUNC_FAILED) -> Failure:
+    """Make the failure message for data that a function did not produce."""
+    frames = error.__traceback__
+    while frames is not None and "/toprope/flow/" in frames.tb_frame.f_code.co_filename:
+        frames = frames.tb_next  # our own frames are left out
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return Failure(as_exception(error.with_traceback(None)), text, stage, code)
+
+
+def _cancelled(head: Head) -> Message:
+    """Return the message that replaces the results of a cancelled input, for the next stages."""
+    why = Failure(Cancelled())
+    return Message(FAILURE, why, head, why.code)
+
+
+def _passed_on(message: Message) -> Message:
+    """Copy a failed message for the next stages."""
+    return Message(FAILURE, message.payload, message.head, message.ret_code, message.replayed)

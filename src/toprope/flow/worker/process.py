@@ -11,13 +11,13 @@ from collections import deque
 from toprope.flow.edge.codec import Codec
 from toprope.flow.edge.connections import Kind, Peer
 from toprope.flow.edge.links import InQueue, OutLink, in_link, out_link
-from toprope.flow.edge.machines import Reporter, begin, connections
+from toprope.flow.edge.machines import Reporter, begin, make_connections
 from toprope.flow.edge.ring_buffer import RingBuffer
-from toprope.flow.stage_plan import DRIVER, Address, HostPlan, Route
-from toprope.flow.stage_status import Status
+from toprope.flow.stage.plan import DRIVER, Address, HostPlan, Route
+from toprope.flow.stage.status import Status
 from toprope.flow.worker.calls import Stopped
 from toprope.flow.worker.loop import Loop, Outlet, Stage
-from toprope.functions.wire import Closed, Message
+from toprope.functions.transport.wire import Closed, Message
 
 __all__ = ["Host"]
 
@@ -35,14 +35,14 @@ class Host:
             sys.modules["toprope.sim.run_record"].trace_fork()
         self._place = begin(plan)
         folder = self._place.folder
-        self._hub = connections(plan, self._place, self._handle, self._lost)
+        self._connections = make_connections(plan, self._place, self._handle, self._lost)
         self._book: dict[str, Address] = {}
-        self._hub.book = self._book
-        self._hub.check = self._check
-        self._codec = Codec(folder, plan.name, passes_on=True)
+        self._connections.book = self._book
+        self._connections.check = self._check
+        self._codec = Codec(folder, plan.name, forwards=True)
         self._stopping = False
         self._stages = {
-            (each.node, each.context.instance_id): Stage(each, self._hub, self._codec) for each in plan.stages
+            (each.node, each.context.instance_id): Stage(each, self._connections, self._codec) for each in plan.stages
         }
         self._out: list[OutLink] = []
         self._loops: list[Loop] = []
@@ -50,22 +50,22 @@ class Host:
 
     def open(self) -> tuple[int, Address | None]:
         """Its process, and where those on other machines find it: asked for to learn that it is there."""
-        return os.getpid(), self._hub.address
+        return os.getpid(), self._connections.address
 
     def run(self, book: dict[str, Address]) -> str:
-        """Run until the graph ends. What went wrong apart from the user's code is raised.
+        """Run until the graph ends. Errors outside of the user's code are raised.
 
         Args:
-            book: where the processes are, where they are on several machines.
+            book: addresses of the processes, if they are on several machines.
         """
         self._book.update(book)
         functions = sum(len(each.plan.spec.functions) for each in self._stages.values())
-        status = Status(self._hub.folder / f"status-{self._plan.name}", functions)
+        status = Status(self._connections.folder / f"status-{self._plan.name}", functions)
         events: deque[tuple[str, int, int, int]] | None = deque(maxlen=200_000) if self._plan.trace else None
         for stage in self._stages.values():
             stage.outlets = [self._outlet(stage, routes) for routes in stage.plan.routes]
             for function in stage.plan.spec.functions:
-                loop = Loop(stage, function, self._hub, self._codec, status.cells(len(self._loops)), events)
+                loop = Loop(stage, function, self._connections, self._codec, status.cells(len(self._loops)), events)
                 self._loops.append(loop)
         self._events = events
         for link in self._out:
@@ -73,7 +73,7 @@ class Host:
         if len(self._stages) > 1:
             self._count_exits()
         cells = [status.cells(place) for place in range(len(self._loops))]
-        reporter = Reporter(self._hub, self._out, cells) if self._place.is_apart else None
+        reporter = Reporter(self._connections, self._out, cells) if self._place.is_apart else None
         try:
             if len(self._loops) == 1 and not any(each.plan.overwrites for each in self._stages.values()):
                 self._loops[0].run()
@@ -87,7 +87,7 @@ class Host:
                     stage.made.close()
             if reporter is not None:
                 reporter.close()
-            self._hub.close()
+            self._connections.close()
             self._codec.close()
             self._place.leave()
         return self._plan.name
@@ -99,7 +99,7 @@ class Host:
         for thread in threads:
             thread.start()
         # this thread reads for those that are at work
-        self._hub.wait(lambda: not any(thread.is_alive() for thread in threads), None)
+        self._connections.wait(lambda: not any(thread.is_alive() for thread in threads), None)
 
     def _outlet(self, stage: Stage, routes: tuple[Route, ...]) -> Outlet:
         targets: list[list[OutLink | InQueue]] = []
@@ -108,17 +108,18 @@ class Host:
             for target in route.targets:
                 if target.host == self._plan.name:
                     queue = self._stages[target.node, target.instance].inputs[route.input]
-                    queue.on_room, queue.on_host = self._hub.wake, target.on_host
-                    name = f"link-{route.edge}-{stage.plan.context.instance_id}-{target.instance}-{self._hub.name}-0"
-                    queue.page = RingBuffer(self._hub.folder / name)
+                    queue.on_room, queue.on_host = self._connections.wake, target.on_host
+                    ends = f"{stage.plan.context.instance_id}-{target.instance}"
+                    name = f"link-{route.edge}-{ends}-{self._connections.name}-0"
+                    queue.ring = RingBuffer(self._connections.folder / name)
                     row.append(queue)
                 else:
                     key = (route.edge, stage.plan.context.instance_id, target.instance)
-                    link = out_link(self._hub, key, target, route, self._codec)
+                    link = out_link(self._connections, key, target, route, self._codec)
                     self._out.append(link)
                     row.append(link)
             targets.append(row)
-        return Outlet(self._hub, self._codec, targets)
+        return Outlet(self._connections, self._codec, targets)
 
     def _count_exits(self) -> None:
         """Count inputs from outside as done with once their outputs have left the process."""
@@ -165,7 +166,9 @@ class Host:
                 loop.cancel(message.meta)
         elif kind == Kind.TRACE:
             try:
-                self._hub.send(peer, Kind.TRACED, message.number, os.getpid(), [pickle.dumps(list(self._events or ()))])
+                self._connections.send(
+                    peer, Kind.TRACED, message.number, os.getpid(), [pickle.dumps(list(self._events or ()))]
+                )
             except Closed:
                 pass
 
@@ -173,7 +176,7 @@ class Host:
         edge, _, instance = key
         node, place = self._targets()[edge]
         queue = self._stages[node, instance].inputs[place]
-        in_link(self._hub, key, name, peer, queue)
+        in_link(self._connections, key, name, peer, queue)
 
     def _targets(self) -> dict[int, tuple[int, int]]:
         return {edge: (stage.plan.node, place) for stage in self._stages.values()
@@ -185,7 +188,7 @@ class Host:
 
     def _stop(self) -> None:
         self._stopping = True
-        self._hub.wake()
+        self._connections.wake()
 
     def _check(self) -> None:
         if self._stopping:

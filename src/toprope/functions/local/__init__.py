@@ -1,5 +1,5 @@
 """Functions and instances in processes of this machine."""
 
-from toprope.functions.local.start import start
+from toprope.functions.local.startup import start
 
 __all__ = ["start"]

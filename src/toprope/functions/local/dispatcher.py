@@ -1,4 +1,4 @@
-"""Calls on their way to workers, and what comes back."""
+"""Dispatch of calls to workers, and of their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toprope.functions.exceptions import read_error
 from toprope.functions.local.process import SEVERAL, Call, Process, Stream
 from toprope.functions.objects import Entry, Value
-from toprope.functions.wire import Closed, Kind, Message
+from toprope.functions.transport.wire import Closed, Kind, Message
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session
@@ -18,14 +18,14 @@ __all__ = ["Dispatcher"]
 
 
 class Dispatcher:
-    """Sends calls of a session, and hands on what workers send. Held for `send`: the session's lock."""
+    """Sends calls of a session, and handles messages of workers. The caller of `send` holds the session's lock."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._numbers = itertools.count(1)
 
     def send(self, process: Process, call: Call) -> None:
-        """Send a call to a worker, now or when fewer are on their way. The objects it refers to are there."""
+        """Send a call to a worker, now or when fewer are in flight. Its argument objects must be available."""
         call.process = process
         for entry in call.entries:
             entry.source = process
@@ -88,7 +88,7 @@ class Dispatcher:
         self._session.reactor.lost(process)
 
     def handle(self, process: Process, messages: Sequence[Message]) -> None:
-        """Act on what a worker has sent. Quick, and waits for nothing."""
+        """Handle messages of a worker. Never blocks."""
         with self._session.lock:
             for message in messages:
                 kind, number, meta, given = message
@@ -114,7 +114,7 @@ class Dispatcher:
         self._session.store.settle()
 
     def _catch_up(self, process: Process) -> None:
-        """Send calls that had to wait, all in one go: the session's lock keeps others from sending in between."""
+        """Send the waiting calls in one system call, under the session's lock."""
         process.channel.gather()
         try:
             while process.backlog and len(process.pending) < process.window:
@@ -163,7 +163,7 @@ class Dispatcher:
             self._session.requests.receive(process, message)
 
     def close_stream(self, stream: Stream) -> None:
-        """Nobody wants more items of a generator: its call ends after the item under way, or never begins."""
+        """Stop a generator: its call ends after the current item, or never starts."""
         call = stream.call
         stream.close()
         if call is None:
@@ -178,7 +178,7 @@ class Dispatcher:
             call.owner.withdraw(call)
 
     def _stream_ended(self, process: Process, call: Call) -> None:
-        """A worker that was asked to end a generator, maybe too late, need not remember that."""
+        """Tell a worker to forget its request to stop a generator: the call has ended."""
         if call.stream is not None and call.stream.closed:
             self._tell(process, call, is_unwanted=False)
 

@@ -1,4 +1,4 @@
-"""The folder of a session: where its shared memory lies, for this user alone, and gone with the session."""
+"""Folder of a session for its shared memory: private to the user, and removed with the session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shared_folder() -> Path:
     try:
         mode = os.stat(base).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise PermissionError(None, "everybody may rename what lies in it")
+            raise PermissionError(None, "every user may rename files in it")
         _sweep(Path(base))
         return Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=base))
     except OSError as error:
@@ -56,7 +56,7 @@ def join_folder(name: str) -> tuple[Path, int]:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise PermissionError(f"{folder} belongs to somebody else, or others may enter it")
+            raise PermissionError(f"{folder} belongs to another user, or others may enter it")
         try:
             file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
@@ -71,7 +71,7 @@ def join_folder(name: str) -> tuple[Path, int]:
 
 
 def leave_folder(folder: Path, file: int) -> None:
-    """Let go of a folder of `join_folder`; the last one removes it."""
+    """Release a folder of `join_folder`; the last user removes it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One instance: its life, and what the driver has for it."""
+"""State of one instance in the driver."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.functions.backend import Code
-from toprope.functions.exceptions import CODES, YRequestError, said
-from toprope.functions.ledger import Grant
 from toprope.functions.lifecycle import Life, State
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import Request
+from toprope.functions.scheduling.ledger import Grant
+from toprope.functions.scheduling.requests import Request
 from toprope.functions.timers import Timer
 
-__all__ = ["Instance", "exited"]
+__all__ = ["Instance"]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -27,10 +26,10 @@ class Instance(Life[Call]):
         id: names it.
         code: its class.
         value, refs: the arguments of its constructor.
-        options: what was asked for.
-        grant: what it holds.
+        options: its options.
+        grant: its resources.
         process: where it runs; None while it has none.
-        group: what it lives together with; None for nothing.
+        group: its instance group; None for none.
         ledger, asked: where its resources come from, and the number of its request there.
         blocked: whether its queue waits for an object.
         calls: the `Call.owner` of its calls.
@@ -59,9 +58,3 @@ class Instance(Life[Call]):
     def is_up(self) -> bool:
         """True if calls can be sent to it: its process has not said that it ends."""
         return self.state is State.READY and self.process is not None and not self.process.stopping
-
-
-def exited(instance: Instance, process: Process) -> YRequestError:
-    """The error of calls whose instance is gone."""
-    why = f" ({said(instance.error)})" if instance.error is not None else ""  # it was ended, such as with its group
-    return YRequestError(f"instance {instance.id} exited: {process.how_it_ended}{why}", CODES["instance exited"], 22)

@@ -18,11 +18,11 @@ __all__ = ["Listing", "listed"]
 
 _FILE = "instances.json"
 _PAUSE = 0.5
-"""Seconds between a change and the file that has it; a burst of changes is written once."""
+"""Delay between a change and its write to the file, in seconds; a burst of changes is written once."""
 
 
 class Listing:
-    """Writes the file. Held: the session's lock.
+    """Writes the file. The caller holds the session's lock.
 
     Args:
         session: the session.
@@ -33,7 +33,7 @@ class Listing:
         self._is_due = False
 
     def changed(self) -> None:
-        """Instances have come, gone or changed."""
+        """Schedule a write: instances were created, changed or ended."""
         if not self._is_due and not self._session.ended:
             self._is_due = True
             self._session.reactor.after(_PAUSE, self._write)

@@ -1,11 +1,11 @@
-"""The variables that show a worker its cards, and no others."""
+"""Environment variables that restrict a worker to its cards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.ledger import Grant, Node
+from toprope.functions.scheduling.ledger import Grant, Node
 
 __all__ = ["VISIBLE", "mask"]
 

@@ -1,4 +1,4 @@
-"""The values of a session: packed, unpacked, lent to those who read them, and given back."""
+"""Object store of a session: packs and unpacks values, and counts the readers of their shared memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.functions.arena import Arena, Block, Reader
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.local.folder import shared_folder
 from toprope.functions.objects import ObjectRef, SharedValue, Value
-from toprope.functions.serial import BlockKey, Packed, pack, plain, unpack
+from toprope.functions.transport.arena import Arena, Block, Reader
+from toprope.functions.transport.serialization import BlockKey, Packed, pack, plain, unpack
 
 if TYPE_CHECKING:
     from toprope.functions.local.process import Process
@@ -41,12 +41,12 @@ class ObjectStore:
         self._arena = Arena(folder, "driver")
         self._reader = Reader(folder)
         self._lends: Counter[BlockKey] = Counter()
-        self._unwanted: dict[BlockKey, int] = {}  # blocks whose value is gone while somebody reads them: their owner
+        self._unwanted: dict[BlockKey, int] = {}  # blocks whose value is gone but that are still read: their owner
         self._gone: deque[tuple[int, tuple[BlockKey | None, ...]]] = deque()
-        self._let_go: deque[BlockKey] = deque()
+        self._released: deque[BlockKey] = deque()
 
     def pack(self, value: Any) -> Value:
-        """A value of this process."""
+        """Pack a value of this process."""
         data = plain(value)
         if data is not None:
             return Value(data)
@@ -60,7 +60,7 @@ class ObjectStore:
         return SharedValue(packed, refs, 0, self.forget)
 
     def received(self, has_data: bool, spec: Any, ids: Sequence[int], parts: Iterator[bytes], owner: Process) -> Value:
-        """A value that a worker has sent."""
+        """Register a value that a worker has sent."""
         data = next(parts) if has_data else None
         inline = [next(parts) for key in spec if key is None]
         refs = [self._session.object(number, owner) for number in ids]
@@ -70,16 +70,16 @@ class ObjectStore:
         return SharedValue(Packed(data, spec, inline), refs, owner.number, self.forget)
 
     def forget(self, owner: int, spec: tuple[BlockKey | None, ...]) -> None:
-        """A value is not needed any more. May be called at any moment, in any thread, so the work is put off."""
+        """Release a value. May be called at any moment, in any thread, so the work is deferred."""
         self._gone.append((owner, spec))
 
     def settle(self) -> None:
-        """Give back the memory of values that nobody needs."""
-        if not self._gone and not self._let_go:
+        """Free the memory of released values."""
+        if not self._gone and not self._released:
             return
         with self._session.lock:
-            while self._let_go:
-                self.returned(self._let_go.popleft())
+            while self._released:
+                self.returned(self._released.popleft())
             free: dict[int, list[BlockKey]] = {}
             while self._gone:
                 owner, spec = self._gone.popleft()
@@ -95,7 +95,7 @@ class ObjectStore:
                 self._free(owner, keys)
 
     def lend(self, spec: Sequence[BlockKey | None], to: Process | None = None) -> None:
-        """Somebody is given these blocks to read: a worker, or this process."""
+        """Count a reader of these blocks: a worker, or this process."""
         for key in spec:
             if key is not None:
                 self._lends[key] += 1
@@ -103,7 +103,7 @@ class ObjectStore:
                     to.lent[key] += 1
 
     def returned(self, key: BlockKey, times: int = 1) -> None:
-        """Somebody does not read a block any more."""
+        """Count down the readers of a block."""
         self._lends[key] -= times
         if self._lends[key] <= 0:
             del self._lends[key]
@@ -121,11 +121,11 @@ class ObjectStore:
     def unpack(self, value: Value) -> Any:
         """The value itself, for this process; large arrays in it are read where they lie."""
         if not value.spec and not value.refs and value.data is not None:
-            return unpack(value.data, (), (), self._reader, self._let_go.append)
+            return unpack(value.data, (), (), self._reader, self._released.append)
         with self._session.lock:
             self.lend(value.spec)
         refs = [ObjectRef(self._session, entry) for entry in value.refs]
-        return unpack(value.data, value.spec, value.parts, self._reader, self._let_go.append, refs)
+        return unpack(value.data, value.spec, value.parts, self._reader, self._released.append, refs)
 
     @property
     def used(self) -> int:

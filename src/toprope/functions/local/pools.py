@@ -1,4 +1,4 @@
-"""Calls of functions: workers that take them one after the other, as many as there is work and room for."""
+"""Function calls: pools of workers that run them, one pool for each set of options."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
-from toprope.functions.holders import Holder
-from toprope.functions.ledger import Grant
 from toprope.functions.lifecycle import Command, Do, Fail, Kill, PoolLife, admitted, too_late
 from toprope.functions.local.masks import mask
 from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
 from toprope.functions.objects import Entry
 from toprope.functions.options import InvokeOptions
-from toprope.functions.resources import Request
+from toprope.functions.scheduling.holders import Holder
+from toprope.functions.scheduling.ledger import Grant
+from toprope.functions.scheduling.requests import Request
 from toprope.functions.timers import Timer
-from toprope.functions.wire import Kind
+from toprope.functions.transport.wire import Kind
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session
@@ -31,10 +31,10 @@ __all__ = ["Pools"]
 
 GRACE = 5.0
 AT_END = 1.0
-"""Seconds that functions still run for once the session ends: nobody can get their results any more."""
+"""Grace period of functions at the session's end, in seconds: nobody can get their results any more."""
 
 _OF_A_CALL = ("retry_times", "trace_id", "max_invoke_latency", "name", "namespace", "need_order")
-"""Options that do not decide which workers a call may go to."""
+"""Options that do not affect the choice of a pool."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -45,14 +45,14 @@ class Pool(PoolLife[Call, Process, "Asking"]):
         options: of the calls.
         request: resources of each worker.
         grants: what each worker holds.
-        remarked: whether the log has been told that there is too little here.
+        warned: whether a permanent shortage was logged.
         ledger: where their resources come from.
     """
 
     options: InvokeOptions
     request: Request
     grants: dict[Process, Grant] = field(default_factory=dict)
-    remarked: bool = False
+    warned: bool = False
     ledger: str = ""
 
 
@@ -70,7 +70,7 @@ class Asking:
 
 
 class Pools:
-    """The workers for functions of a session. All methods but `add` and `cancel` hold its lock."""
+    """The worker pools of a session. For all methods but `add` and `cancel` the caller holds its lock."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -78,7 +78,7 @@ class Pools:
         self._numbers = itertools.count(1)
 
     def add(self, call: Call) -> None:
-        """A call of a function: run as soon as the objects that it refers to, and a worker, are there."""
+        """Add a function call: it runs once its argument objects and a worker are available."""
         options = call.options
         assert options is not None
         request, refused = admitted(options, self._session.scheduler.check_keys)
@@ -146,13 +146,13 @@ class Pools:
                 asking.late = session.reactor.after(limit / 1000, late)
         session.scheduler.serve()
         if pool.asked:
-            if not pool.remarked:
-                pool.remarked = True
+            if not pool.warned:
+                pool.warned = True
                 session.scheduler.warn_if_never("a function", pool.asked[0], pool.request)
             self.make_room(but=pool)
 
     def granted(self, asking: Asking, grant: Grant) -> None:
-        """There is room for one more worker."""
+        """Start a worker whose resources were granted."""
         session, pool = self._session, asking.pool
         if asking.late is not None:
             asking.late.cancel()
@@ -181,7 +181,7 @@ class Pools:
         session.send(process, call)
 
     def ended(self, pool: Pool, process: Process, call: Call, error: BaseException | None) -> bool:
-        """A worker has done a call, or is set up; whether the call is run again."""
+        """Handle a worker that finished a call or its setup. Return True if the call is retried."""
         again = False
         if call.kind == Kind.CREATE:
             if error is not None:
@@ -220,13 +220,13 @@ class Pools:
         self._session.reactor.stop(process, GRACE)
 
     def make_room(self, but: Pool | None = None) -> None:
-        """Others need resources: workers without work give theirs back."""
+        """Stop idle workers, whose resources others need."""
         for pool in self._pools.values():
             for process in list(pool.idle if pool is not but else ()):
                 self._release(pool, process)
 
     def lost(self, process: Process) -> None:
-        """A worker is gone: its resources are free, and its call fails or runs again elsewhere."""
+        """Handle a lost worker: release its resources; its call fails or is retried elsewhere."""
         asking: Asking = process.owner
         pool = asking.pool
         grant = pool.grants.pop(process, None)
@@ -262,14 +262,14 @@ class Pools:
         ]  # fmt: skip
 
     def leave(self, ledger: str, error: BaseException) -> None:
-        """A resource group goes: the workers that use it end, and their calls with them."""
+        """End the workers and calls of a resource group that is removed."""
         for key, pool in list(self._pools.items()):
             if pool.ledger == ledger:
                 del self._pools[key]
                 self._do(pool, pool.close(error))
 
     def end_all(self, error: BaseException) -> None:
-        """The session ends: calls that have no result are told so, and their workers end."""
+        """Fail the calls without a result and end all workers: the session ends."""
         with self._session.lock:
             for pool in self._pools.values():
                 self._do(pool, pool.refused(error))
@@ -279,7 +279,7 @@ class Pools:
                     self._session.reactor.stop(process, AT_END)
 
     def why_waiting(self, pool: Pool, call: Call) -> str:
-        """What a call waits for."""
+        """Return what a call waits for."""
         if call.process is not None:
             return "the function had not returned"
         missing = [entry for entry in call.needed if not entry.done]
@@ -310,15 +310,15 @@ class _Owner:
         self.pool = pool
 
     def ended(self, process: Process, call: Call, error: BaseException | None) -> bool:
-        """A call has a result, or raised; whether it is run again."""
+        """Handle the result of a call. Return True if the call is retried."""
         return self._pools.ended(self.pool, process, call, error)
 
     def withdraw(self, call: Call) -> None:
-        """Nobody wants the result of a call that no worker has."""
+        """Drop a queued call that was cancelled."""
         self._pools._do(self.pool, self.pool.cancel(call, force=False))
 
     def why_waiting(self, call: Call) -> str:
-        """What a call waits for."""
+        """Return what a call waits for."""
         return self._pools.why_waiting(self.pool, call)
 
 

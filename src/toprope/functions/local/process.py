@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from toprope.functions.exceptions import CancelError
 from toprope.functions.objects import Entry, Value
-from toprope.functions.serial import BlockKey
-from toprope.functions.wire import Channel, Kind
+from toprope.functions.transport.serialization import BlockKey
+from toprope.functions.transport.wire import Channel, Kind
 
 if TYPE_CHECKING:
     from toprope.functions.backend import Code
@@ -23,17 +23,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _WINDOW = 192
-"""Calls that may be on their way to a worker: their messages fit into the socket, so that sending never blocks."""
+"""Largest number of calls in flight to a worker: their messages fit into the socket, so sending never blocks."""
 
 _BURST = 64
-"""Calls on their way from which on more are sent several at a time: the worker has enough to do meanwhile."""
+"""Number of calls in flight from which further calls are sent in batches: the worker is busy meanwhile."""
 
 SEVERAL = 32
-"""Calls that are sent at a time then."""
+"""Size of such a batch."""
 
 
 def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Have a method of a part of a session hold the session's lock."""
+    """Decorate a method of a part of a session: hold the session's lock during the call."""
 
     @functools.wraps(method)
     def hold(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -44,13 +44,13 @@ def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
 
 
 class Stream:
-    """The items of a generator, as they come.
+    """Items of a generator, in order of arrival.
 
     Attributes:
         entries: an entry for each item; the last one is an error where the generator raised.
         ended: whether no more will come.
-        closed: whether nobody wants more.
-        call: that makes them; None once it has ended.
+        closed: whether the consumer wants no more items.
+        call: the generator's call; None once it has ended.
     """
 
     def __init__(self, call: Call) -> None:
@@ -62,7 +62,7 @@ class Stream:
         self.changed = Entry()  # done when there is news
 
     def add(self, entry: Entry | None) -> None:
-        """Another item, or None for the end."""
+        """Add an item, or None for the end."""
         if entry is None:
             self.ended, self.call = True, None
         elif not self.closed:
@@ -71,7 +71,7 @@ class Stream:
         changed.finish(None)
 
     def close(self) -> None:
-        """Nobody wants more items, and those that are there are free."""
+        """Stop the stream and free its items: the consumer wants no more."""
         self.closed, self.taken = True, 0
         self.entries.clear()
         self.add(None)
@@ -126,22 +126,22 @@ class Call:
 
     @property
     def needed(self) -> list[Entry]:
-        """The objects that have to be there before it begins: those of slots, and of references in the arguments."""
+        """The objects that must be available before it starts: those of slots, and of references in the arguments."""
         return [*self.refs, *self.value.refs] if self.value.refs else self.refs
 
     @property
     def is_begun(self) -> bool:
-        """True if the first items of a generator have been handed on, or nobody wants them: it does not run again."""
+        """True if items of a generator have been delivered, or the consumer wants none: it is not retried."""
         return self.stream is not None and (self.stream.closed or bool(self.stream.entries))
 
     def cancel_error(self) -> CancelError:
-        """What it raises once it was cancelled."""
+        """Return the error of a cancelled call."""
         number = self.entries[0].number if self.entries else 0
         text = "invalid get obj, the obj has been cancelled. stateless request has been cancelled"
         return CancelError(f"{text}: {number:016x}")
 
     def fail(self, error: BaseException) -> None:
-        """It has no result but this error."""
+        """Set this error as its result."""
         for entry in self.entries:
             entry.finish(None, error)
         if self.stream is not None:
@@ -158,27 +158,27 @@ class Process:
     Attributes:
         number: names it in the session.
         channel: the socket to it.
-        pid: its process; 0 until the forkserver has told it.
+        pid: its process; 0 until the forkserver has reported it.
         pending: calls sent to it that have no result yet, by number.
-        backlog: calls that wait until fewer are on their way; none of them has begun.
-        lent: how often each block was sent to it and not let go of.
+        backlog: calls that wait until fewer are in flight; none of them has started.
+        lent: number of times that each block was sent to it and not released.
         held: objects that it has references to, with their number of times.
         streams: the items of generators that it has called, by number.
         codes: functions and classes that it has.
-        on_lost: told once when it is gone.
-        exit: how it ended; None while it runs, or while that is not known.
-        refused: why the system could not start it; "" where it could.
+        on_lost: called once when it is lost.
+        exit: its exit status, or minus the signal; None while it runs, or while it is unknown.
+        refused: why the system could not start it; "" if it could.
         closed: whether its socket has ended.
-        buried: whether what it held has been freed.
-        window: calls that may be on their way to it.
-        burst: calls on their way from which on more are sent several at a time.
+        cleaned_up: whether its resources were released.
+        window: largest number of calls in flight to it.
+        burst: number of calls in flight from which further calls are sent in batches.
         stopping: whether it was asked to end, or ends by itself: it gets no more calls.
         deadline: ends it by force; None while there is none.
-        burial: frees what it held where the forkserver does not tell how it ended; None while its socket is open.
-        idle_since: when it last had nothing to do.
-        recycling: ends it if it has had nothing to do for long; None while there is none.
-        waits: requests of it whose answers it waits for, which others have to bring about.
-        owner: what it works for.
+        cleanup_timer: releases its resources if the forkserver does not report its end; None while its socket is open.
+        idle_since: time at which it became idle.
+        recycling: ends it after a long idle time; None while it is busy.
+        waits: number of its requests that wait for other calls.
+        owner: the instance or pool that it works for.
     """
 
     def __init__(self, number: int, channel: Channel) -> None:
@@ -195,10 +195,10 @@ class Process:
         self.exit: int | None = None
         self.refused = ""
         self.closed = False
-        self.buried = False
+        self.cleaned_up = False
         self.stopping = False
         self.deadline: Timer | None = None
-        self.burial: Timer | None = None
+        self.cleanup_timer: Timer | None = None
         self.idle_since = 0.0
         self.recycling: Timer | None = None
         self.waits = 0
@@ -207,7 +207,7 @@ class Process:
         self.burst = _BURST
 
     def works_on(self, at_once: int) -> None:
-        """It works on `at_once` calls, which may wait for each other: none of them is kept back here."""
+        """Allow `at_once` calls in flight: they run concurrently and may wait for each other, so all must be sent."""
         self.window = max(_WINDOW, at_once)
         self.burst = max(_BURST, at_once)
 

@@ -1,4 +1,4 @@
-"""The worker processes of a session: started ahead, listened to, and noticed when they end."""
+"""Event loop of a session: starts worker processes ahead of use, reads their messages, and detects their end."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from toprope.functions.exceptions import YRRuntimeError
 from toprope.functions.interrupts import interruptible
-from toprope.functions.local.forkserver_client import Forkserver, end_strays
 from toprope.functions.local.process import Process
+from toprope.functions.local.worker.forkserver_client import Forkserver, end_strays
 from toprope.functions.objects import Entry
-from toprope.functions.serial import BlockKey
 from toprope.functions.timers import Timer, Timers
-from toprope.functions.wire import Channel, Closed, Kind
+from toprope.functions.transport.serialization import BlockKey
+from toprope.functions.transport.wire import Channel, Closed, Kind
 
 if TYPE_CHECKING:
     from toprope.functions.local.session import Session
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 __all__ = ["Reactor"]
 
 WARM = 2
-"""Processes that wait for work, so that an instance need not wait for one."""
+"""Number of idle processes that are kept ready for new instances."""
 
 LAST_MOMENT = 0.2
-"""Seconds in which a process whose socket has closed may still end by itself."""
+"""Time for a process to exit by itself after its socket has closed, in seconds."""
 
 EXIT_NEWS = 20.0
-"""Seconds that the news how a process ended may come after its socket has closed; what it left is ended before."""
+"""Time for the report of a process's exit after its socket has closed, in seconds; its children are ended before."""
 
 FLUSH = 0.002
-"""Seconds between tries to send what a worker has not taken."""
+"""Interval between attempts to send to a full socket, in seconds."""
 
 LEAVE = 30.0
-"""Seconds that a process may take to end after the user's code asked for its end."""
+"""Time for a process to exit after the user's code requested it, in seconds."""
 
 STOP_ALL = 10.0
-"""Seconds that all workers together may take to end with the session."""
+"""Time for all workers to end with the session, in seconds."""
 
 
 class Reactor:
-    """Starts workers through the forkserver, and reads what they send while nobody else does."""
+    """Starts workers through the forkserver, and reads their messages unless a waiting caller does."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -58,7 +58,7 @@ class Reactor:
         self._all: dict[int, Process] = {}
         self._numbers = itertools.count(1)
         self._timers = Timers(self._wake)
-        self._full: deque[Process] = deque()  # those whose socket did not take all that was sent
+        self._full: deque[Process] = deque()  # processes with unsent data
         self._epoll = select.epoll()
         self._listened: dict[int, Process] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -79,15 +79,15 @@ class Reactor:
     # Starting and ending
 
     def take(self) -> Process:
-        """A process that nobody uses; it may still be on its way up. Held: the session's lock."""
+        """Take an idle process, which may still be starting. The caller holds the session's lock."""
         if not self._warm:
             self._warm.append(self._new())
         process = self._warm.popleft()
         self._refill()
         return process
 
-    def stop(self, process: Process, grace: float, done: Callable[[], None] | None = None) -> None:
-        """Let a process end: its hook first, by force after the time of grace. Held: the session's lock."""
+    def stop(self, process: Process, grace: float) -> None:
+        """Stop a process: its hook runs; after the grace period it is killed. The caller holds the session's lock."""
         if process.stopping or process.closed:
             return
         process.stopping = True
@@ -98,14 +98,14 @@ class Reactor:
         process.deadline = self.after(grace, lambda: self.kill(process))
 
     def leaves(self, process: Process) -> None:
-        """A process ends by itself, as the user's code asked for. Held: the session's lock."""
+        """Note that a process exits at the request of the user's code. The caller holds the session's lock."""
         if not process.stopping and not process.closed:
             process.stopping = True
             process.deadline = self.after(LEAVE, lambda: self.kill(process))
 
     def kill(self, process: Process) -> None:
-        """End a process by force. Its pid is its own until the forkserver has told its end."""
-        if process.exit is not None or process.buried:
+        """Kill a process. Its pid is valid until the forkserver has reported its end."""
+        if process.exit is not None or process.cleaned_up:
             return
         if not process.pid:  # the forkserver has not said yet which process it is
             process.deadline = self.after(0.02, lambda: self.kill(process))
@@ -116,7 +116,7 @@ class Reactor:
                 pass
 
     def lost(self, process: Process) -> None:
-        """The socket of a process has ended."""
+        """Handle the end of a process's socket."""
         with self._session.lock:
             if process.closed:
                 return
@@ -129,16 +129,16 @@ class Reactor:
                 if process.deadline is not None:
                     process.deadline.cancel()
                 process.deadline = self.after(LAST_MOMENT, lambda: self.kill(process))
-                process.burial = self.after(EXIT_NEWS, lambda: self._buried(process))
+                process.cleanup_timer = self.after(EXIT_NEWS, lambda: self._clean_up(process))
             else:
-                self._buried(process)
+                self._clean_up(process)
 
-    def _buried(self, process: Process) -> None:
-        """A process is gone: what it held is free."""
+    def _clean_up(self, process: Process) -> None:
+        """Release the resources of a process that is gone."""
         with self._session.lock:
             if self._all.pop(process.number, None) is None:
                 return
-            process.buried = True
+            process.cleaned_up = True
             self._close(process)
             for key, times in process.lent.items():
                 if times > 0:
@@ -148,7 +148,7 @@ class Reactor:
             for stream in process.streams.values():
                 self._session.close_stream(stream)
             process.streams.clear()
-            for timer in (process.deadline, process.burial, process.recycling):
+            for timer in (process.deadline, process.cleanup_timer, process.recycling):
                 if timer is not None:
                     timer.cancel()
             if not self._owned.get(process.number):
@@ -157,11 +157,11 @@ class Reactor:
                 process.on_lost(process)
 
     def owns(self, owner: int, blocks: int) -> None:
-        """Values in so many more blocks of a worker are known. Held: the session's lock."""
+        """Count further blocks of a worker that are in use. The caller holds the session's lock."""
         self._owned[owner] = self._owned.get(owner, 0) + blocks
 
     def free(self, owner: int, keys: list[BlockKey]) -> None:
-        """Blocks of a worker are not needed any more. Held: the session's lock."""
+        """Release blocks of a worker. The caller holds the session's lock."""
         self._owned[owner] = left = self._owned.get(owner, 0) - len(keys)
         process = self._all.get(owner)
         if process is None:
@@ -205,7 +205,7 @@ class Reactor:
                 left = list(self._all.values())
             for process in left:
                 self.lost(process)
-                self._buried(process)  # one lost a moment ago still waited for its exit, whose news nobody reads now
+                self._clean_up(process)  # one lost a moment ago still waited for its exit, whose news nobody reads now
             self._wake()
             self._pump.join(5)
             if not self._pump.is_alive():
@@ -215,7 +215,7 @@ class Reactor:
                 self._wake_write = -1
 
     def abandon(self) -> None:
-        """Let go of all in a fork of the driver, whose they are not."""
+        """Close all descriptors in a fork of the driver, which does not own the workers."""
         self._closing = True
         self._forkserver.abandon()
         self._epoll.close()
@@ -234,14 +234,14 @@ class Reactor:
         with theirs:
             number = next(self._numbers)
             process = Process(number, Channel(ours, on_full=functools.partial(self._overflows, number)))
-            self._all[number] = process  # before the forkserver, which tells the other thread at once, knows of it
+            self._all[number] = process  # before the forkserver, which reports to the other thread at once, knows of it
             try:
                 self._forkserver.ask(number, theirs.fileno())
             except YRRuntimeError:
                 del self._all[number]
                 ours.close()
                 raise
-        # first: the other thread may be told at once, and only once, that the process is up
+        # first: the process may report to the other thread at once, and only once, that it is up
         self._listened[process.channel.fileno()] = process
         self._epoll.register(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
         return process
@@ -249,7 +249,7 @@ class Reactor:
     # Listening
 
     def read_here(self, process: Process, entry: Entry, timeout: float | None) -> None:
-        """Read for the caller until its object is there or the time is over. Held: the channel's `reading`."""
+        """Read for the caller until its object is available or the time is over. The caller holds `channel.reading`."""
         until = None if timeout is None else time.monotonic() + timeout
         self._watch(process, 0)  # the pump would wake for every message, only to find that it is read here
         while not entry.done and not process.closed:
@@ -264,13 +264,13 @@ class Reactor:
             self._session.handle(process, messages)
 
     def glance(self, process: Process) -> None:
-        """Act on what a worker has sent, where nobody else reads it. Held: the session's lock."""
+        """Handle messages of a worker, unless another thread reads them. The caller holds the session's lock."""
         if not process.closed and process.channel.reading.acquire(blocking=False):
             self._read_some(process)
 
     def listen(self, process: Process) -> None:
-        """Nobody reads what a process sends any more: this thread's pump does again."""
-        if process.buried:
+        """Hand a process back to the listening thread: the caller reads its socket no longer."""
+        if process.cleaned_up:
             self._close(process)
         elif not process.closed:
             self._watch(process, select.EPOLLIN | select.EPOLLONESHOT)
@@ -282,7 +282,7 @@ class Reactor:
             pass  # it was closed in this moment
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Do something later, in the listening thread."""
+        """Run an action later, in the listening thread."""
         return self._timers.after(seconds, action)
 
     def _overflows(self, number: int) -> None:
@@ -299,7 +299,7 @@ class Reactor:
             pass
 
     def look(self) -> None:
-        """Have the listening thread look for instances whose handles are gone, and for generators."""
+        """Wake the listening thread: handles of instances were deleted, or generators were closed."""
         self._wake()
 
     def _wake(self) -> None:
@@ -342,7 +342,7 @@ class Reactor:
             self._session.close_unwanted()
 
     def _read(self, process: Process) -> None:
-        """Read what a worker has sent, where nobody else does."""
+        """Read messages of a worker, unless another thread does."""
         if process.channel.reading.acquire(blocking=False):
             self._read_some(process)
 
@@ -358,7 +358,7 @@ class Reactor:
             self.listen(process)
 
     def _news(self) -> None:
-        """Read what the forkserver tells: a worker's process, or its end."""
+        """Read a report of the forkserver: a worker's process, or its end."""
         news = self._forkserver.news()
         if news is None:
             self._forkserver_gone()
@@ -376,7 +376,7 @@ class Reactor:
             self._ended(process)
 
     def _ended(self, process: Process) -> None:
-        """A process has ended: what it sent before is still to be read."""
+        """Handle the end of a process; messages that it sent before are still read."""
         try:
             if not process.closed and process.channel.reading.acquire(timeout=1):
                 try:
@@ -388,11 +388,11 @@ class Reactor:
                     process.channel.reading.release()
         finally:
             self.lost(process)
-            self._buried(process)
-            self._close(process)  # it may have been buried while it was read here
+            self._clean_up(process)
+            self._close(process)  # it may have been cleaned up while it was read here
 
     def _forkserver_gone(self) -> None:
-        """The forkserver was killed, and all workers with it: others may be started by a new one."""
+        """Handle the loss of the forkserver and all its workers; a new one may be started."""
         with self._session.lock:
             gone = list(self._all.values())
             self._warm.clear()

@@ -1,4 +1,4 @@
-"""The driver's session: processes of this machine that run functions and instances."""
+"""Session of the driver: functions and instances in processes of this machine."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from typing import Any
 from toprope.functions import interrupts
 from toprope.functions.arguments import lift
 from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, listed_names
-from toprope.functions.claims import Claims
+from toprope.functions.deployment.reservations import Reservations
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
-from toprope.functions.ledger import Ledger, Node
+from toprope.functions.key_value_store import Pairs
 from toprope.functions.local.dispatcher import Dispatcher
 from toprope.functions.local.folder import hold
-from toprope.functions.local.instances import Instances
+from toprope.functions.local.instance_manager import Instances
 from toprope.functions.local.object_store import NOTHING, ObjectStore
 from toprope.functions.local.pools import Pools
 from toprope.functions.local.process import Call, Process, Stream
 from toprope.functions.local.reactor import Reactor
-from toprope.functions.local.requests import Requests
-from toprope.functions.local.scheduler import Scheduler
+from toprope.functions.local.scheduling.scheduler import Scheduler
+from toprope.functions.local.worker_requests import Requests
 from toprope.functions.objects import Entry, ObjectRef, Value, given, parted
 from toprope.functions.options import Config, InvokeOptions
-from toprope.functions.pairs import Pairs
-from toprope.functions.wire import Kind
+from toprope.functions.scheduling.ledger import Ledger, Node
+from toprope.functions.transport.wire import Kind
 
 __all__ = ["Session"]
 
 
 class Session(Backend):
-    """A session. One lock guards its state; nothing is waited for while it is held.
+    """A session. One lock guards its state; no code blocks while it is held.
 
     Args:
         config: see `yr.init`.
         node: the resources of this machine.
         folder: for shared memory; it is removed at the end.
-        variables: what workers have beside the variables of this process.
-        claims: what other programs hold of the node's cards; None where there are no others.
+        variables: workers' environment variables in addition to those of this process.
+        reservations: other programs' reservations of the node's cards; None without `toprope start`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Session(Backend):
         node: Node,
         folder: Path,
         variables: Mapping[str, str] | None = None,
-        claims: Claims | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
         self.config = config
         self._variables = variables or {}
@@ -68,14 +68,14 @@ class Session(Backend):
         self.ledger = Ledger([node])
         self.codes: dict[str, Code] = {}
         self.objects: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
-        self.unwanted: deque[Stream] = deque()  # items that this process wants no more
+        self.unwanted: deque[Stream] = deque()  # streams that this process has closed
         self._object_numbers = itertools.count(1)
         self.ended = False
         self.reactor = Reactor(self)
         self.instances = Instances(self)
         self.pools = Pools(self)
         self.node = node.id
-        self.scheduler = Scheduler(self, claims)
+        self.scheduler = Scheduler(self, reservations)
         self.resource_groups, self.groups = self.scheduler.resource_groups, self.scheduler.groups
         self.pairs = Pairs()
         self.requests = Requests(self)
@@ -99,7 +99,7 @@ class Session(Backend):
     # Objects
 
     def object(self, number: int, owner: Process) -> Entry:
-        """The object that a worker calls by this number."""
+        """Return the object that a worker knows by this number."""
         held = owner.held.get(number)
         if held is not None:
             found: Entry = held[0]
@@ -110,20 +110,20 @@ class Session(Backend):
         return entry
 
     def expose(self, entry: Entry, to: Process) -> int:
-        """The number by which a worker may know an object, which it then holds."""
+        """Return the number of an object for a worker, which holds the object from now on."""
         number = self._number(entry)
         held = to.held.setdefault(number, [entry, 0])
         held[1] += 1
         return number
 
     def adopt(self, entry: Entry, number: int, owner: Process) -> None:
-        """A worker has made up a number for an object that it asks for, and holds it."""
+        """Register the number that a worker has chosen for an object that it requests, and holds."""
         entry.number = number
         self.objects[number] = entry
         owner.held[number] = [entry, 1]
 
     def put(self, value: Any) -> ObjectRef:
-        """Keep a value for those who get its reference."""
+        """Store a value and return a reference to it."""
         self.check()
         entry = Entry()
         entry.finish(self.store.pack(value))
@@ -151,7 +151,7 @@ class Session(Backend):
         """The value of an object that is there.
 
         Raises:
-            What stands in its place.
+            The error in its place.
         """
         if entry.error is not None:
             raise fresh(entry.error)
@@ -166,7 +166,7 @@ class Session(Backend):
             raise unreadable(error) from error
 
     def wait_for(self, entry: Entry, until: float | None) -> bool:
-        """Wait until an object is there; whether it is. Reads from the worker that makes it where nobody else does."""
+        """Wait for an object; True once it is available. Reads from its worker, unless another thread does."""
         while not entry.done:
             if self.ended:
                 self.check()
@@ -204,16 +204,16 @@ class Session(Backend):
         return parted(refs, [place for place, ref in enumerate(refs) if ref._entry.done][:count])
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
-        """Cancel the calls of functions that make these objects; those of instances are ignored."""
+        """Cancel the function calls that make these objects; calls of instances are ignored."""
         for ref in refs:
             self.pools.cancel(ref._entry, allow_force)
 
     def is_done(self, entry: Entry) -> bool:
-        """Whether an object is there."""
+        """True once the object is available."""
         return entry.done
 
     def when_done(self, entry: Entry, callback: Callable[[], None]) -> None:
-        """Call back when an object is there."""
+        """Call back once the object is available."""
         entry.when_done(callback)
 
     def object_id(self, entry: Entry) -> str:
@@ -222,7 +222,7 @@ class Session(Backend):
             return f"{self._number(entry):016x}"
 
     def _number(self, entry: Entry) -> int:
-        """The number of an object, which it is given when it is first asked for."""
+        """Return the number of an object; it gets one at the first use."""
         if not entry.number:
             entry.number = next(self._object_numbers)
             self.objects[entry.number] = entry
@@ -266,20 +266,20 @@ class Session(Backend):
         return self.handles(call)
 
     def _packed(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Value, list[Entry]]:
-        """The arguments of a call, and the objects that have to be there before it begins."""
+        """Pack the arguments of a call. Return them with the objects that must be available before it starts."""
         lifted, named, refs = lift(arguments, keywords)
         if any(ref._backend is not self for ref in refs):
             raise YRRuntimeError("an object of a session that has ended cannot be used", CODES["finalized"])
         return self.store.pack((lifted, named)), [ref._entry for ref in refs]
 
     def handles(self, call: Call) -> Any:
-        """What the caller of a call is given."""
+        """Return the caller's references to the results of a call."""
         if call.stream is not None:
             return ObjectRefGenerator(_StreamItems(self, call.stream))
         return given([ObjectRef(self, entry) for entry in call.entries], call.returns)
 
     def close_unwanted(self) -> None:
-        """End the calls whose items this process wants no more."""
+        """Stop the generators that this process has closed."""
         with self.lock:
             while self.unwanted:
                 self.close_stream(self.unwanted.popleft())
@@ -295,13 +295,13 @@ class Session(Backend):
         self.instances.terminate(instance, is_sync)
 
     def unreferenced(self, instance: str) -> None:
-        """A handle to an instance is gone."""
+        """Note that a handle to an instance was deleted."""
         if not self.ended:
             self.instances.dropped.append(instance)
             self.reactor.look()
 
     def is_alive(self, instance: str) -> bool:
-        """Whether an instance is there."""
+        """True if the instance exists."""
         return self.instances.is_alive(instance)
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
@@ -309,7 +309,7 @@ class Session(Backend):
         return self.instances.find(name, namespace, timeout)
 
     def python_path(self) -> list[str]:
-        """What goes in front of the workers' sys.path: what this process can import from."""
+        """Return the folders to put in front of the workers' sys.path: this process's own."""
         return [*self.config.load_paths, *(each for each in sys.path if each)]
 
     # What there is
@@ -384,7 +384,7 @@ class Session(Backend):
             self._guard.remove()
 
     def abandon(self) -> None:
-        """End in a fork of the program, to which the workers do not belong: it lets go of their sockets."""
+        """Close the session in a fork of the program, which does not own the workers: their sockets are closed."""
         self.ended = True
         self.lock = threading.RLock()  # another thread, which is not here, may have held it
         self._guard.remove()
@@ -393,7 +393,7 @@ class Session(Backend):
 
 
 class _StreamItems(Items):
-    """The items of a call of this process.
+    """Items of a generator that this process called.
 
     Args:
         session: the session.
@@ -425,7 +425,7 @@ class _StreamItems(Items):
         return self._stream.taken < len(self._stream.entries) or self._stream.ended
 
     def close(self) -> None:
-        """Want no more items. May be called at any moment, in any thread, so the work is put off."""
+        """Stop the generator. May be called at any moment, in any thread, so the work is deferred."""
         if not (self._stream.closed or self._session.ended):
             self._session.unwanted.append(self._stream)
             self._session.reactor.look()

@@ -1,26 +1,23 @@
-"""What every process of a session on Ray has: the name of its manager, and in workers the backend of the API."""
+"""State of each process of a session on Ray: the manager's name, and in workers the backend of the API."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toprope.functions import current
-
-if TYPE_CHECKING:
-    from toprope.functions.ray.backend import RayBackend
+from toprope.functions import context
 
 __all__ = ["BARE", "NAMESPACE", "SESSION", "attached", "manager_name"]
 
 NAMESPACE = "toprope"
-"""The namespace of Ray in which all instances are, of all programs."""
+"""Ray namespace of the instances of all programs."""
 
 SESSION = "session-"
-"""Prefix of the names of the actors that serve sessions; instances have other names."""
+"""Prefix of the names of session actors; instances have other names."""
 
 BARE = "bare_"
-"""What the names of an actor's methods begin with that are the user's own, called without arguments."""
+"""Prefix of an actor's methods that call the user's methods without arguments."""
 
 
 def manager_name() -> str:
@@ -31,11 +28,10 @@ def manager_name() -> str:
 
 
 def attached() -> Any:
-    """The backend of this process; a worker gets one when it first needs it."""
-    if not current.is_set():
-        from toprope.functions.ray.worker import WorkerBackend
+    """Return the `RayBackend` of this process; a worker gets one at the first use."""
+    if not context.is_set():
+        from toprope.functions.ray.worker.worker_backend import WorkerBackend
 
         os.environ.setdefault("INSTANCE_ID", f"function-{uuid.uuid4().hex[:12]}")
-        current.set_backend(WorkerBackend())
-    backend: RayBackend = current.backend()  # type: ignore[assignment]
-    return backend
+        context.set_backend(WorkerBackend())
+    return context.backend()

@@ -1,4 +1,4 @@
-"""The yr API on Ray, in drivers and in workers: calls go from process to process, without a detour."""
+"""Backend of the yr API on Ray, for drivers and workers: calls go directly from process to process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from toprope.functions.ray.failures import translated
 from toprope.functions.ray.functions import Functions
 from toprope.functions.ray.instances import Instances
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.nodes import registration_limit
+from toprope.functions.ray.nodes.cluster_view import resources_of
+from toprope.functions.ray.nodes.local_node import registration_limit
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
 from toprope.functions.ray.tensors import forget_tensors, know_tensors
-from toprope.functions.ray.view import resources_of
 from toprope.functions.timers import Clock
 
 __all__ = ["RayBackend"]
@@ -41,13 +41,13 @@ R = TypeVar("R")
 
 
 class RayBackend(Backend):
-    """A process's way to Ray.
+    """Ray backend of a process.
 
     Args:
         config: of the session.
-        manager: the actor that serves the session; None to look for it when it is needed.
-        is_manager: whether this process is that actor.
-        end: ends Ray, where the session has begun it.
+        manager: the session actor; None to look it up at the first use.
+        is_manager: whether this process is the session actor.
+        end: shuts Ray down, if the session has started it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RayBackend(Backend):
         self.groups: InstanceGroups = self.instances.groups
         self.resource_groups: ResourceGroups = self.instances.placing.resource_groups
         self.pairs = _Pairs(self)
-        # instances of which a handle is gone, Ray's generators that nobody wants any more, None for the end
+        # instances whose handles were deleted, closed generators of Ray, None for the end
         self._unreferenced: SimpleQueue[Any] = SimpleQueue()
         self._counts_handles = manager is not None  # only the program's own handles end instances
         if self._counts_handles:
@@ -81,7 +81,7 @@ class RayBackend(Backend):
 
     @property
     def manager(self) -> Any:
-        """The actor that serves the session."""
+        """The session actor."""
         if self._manager is None:
             if self.is_manager:
                 self._manager = self.ray.get_runtime_context().current_actor
@@ -95,10 +95,10 @@ class RayBackend(Backend):
         return registration_limit()
 
     def ask(self, what: Callable[Concatenate[A, P], R], *arguments: P.args, **keywords: P.kwargs) -> R:
-        """What a method of the manager returns.
+        """Call a method of the manager and return its result.
 
         Raises:
-            What it raises, or YRRuntimeError: it is gone.
+            Any error of the method, or YRRuntimeError: the manager is gone.
         """
         try:
             answer: R = self.ray.get(getattr(self.manager, what.__name__).remote(*arguments, **keywords))
@@ -111,7 +111,7 @@ class RayBackend(Backend):
         getattr(self.manager, what.__name__).remote(*arguments, **keywords)
 
     def blob(self, code: Code) -> bytes:
-        """A function or class as workers get it: by Ray's own pickle, so that its classes are those of its values."""
+        """Pickle a function or class by Ray's own pickler, so that its classes match those of its values."""
         found = self._blobs.get(code.target)
         if found is None:
             from ray import cloudpickle
@@ -135,7 +135,7 @@ class RayBackend(Backend):
     # Objects
 
     def put(self, value: Any) -> ObjectRef:
-        """Keep a value for those who get its reference."""
+        """Store a value and return a reference to it."""
         self.check()
         know_tensors()
         return ObjectRef(self, Entry(self.ray.put(value)))
@@ -149,7 +149,7 @@ class RayBackend(Backend):
                 limit = None if timeout == -1 else timeout
                 return list(self.ray.get([entry.ref for entry in entries], timeout=limit))
             except self.ray.exceptions.RayError:
-                pass  # which of them is it?
+                pass  # find the failed one
         return [self._one(entry, until, timeout, allow_partial) for entry in entries]
 
     def _one(self, entry: Entry, until: float | None, timeout: float, allow_partial: bool) -> Any:
@@ -165,10 +165,10 @@ class RayBackend(Backend):
             if allow_partial:
                 return None
             raise
-        raise found  # not while Ray's is handled: it has a cause of its own
+        raise found  # outside of the handler of Ray's error: it has a cause of its own
 
     def error_of(self, error: BaseException, entry: Entry, timeout: float) -> BaseException:
-        """The error of the yr API for one that Ray has raised in place of an object."""
+        """Translate Ray's error for an object into one of the yr API."""
         if entry.error is not None and not isinstance(error, self.ray.exceptions.GetTimeoutError):
             return fresh(entry.error)
         if isinstance(error, ValueError) and not isinstance(error, self.ray.exceptions.RayError):
@@ -184,7 +184,7 @@ class RayBackend(Backend):
         """The references whose objects are there, and the others."""
         done = {place for place, ref in enumerate(refs) if ref._entry.error is not None}
         open_ = {ref._entry.ref: place for place, ref in enumerate(refs) if place not in done}
-        # Ray returns any of those that are there; all that are there now come before those that are waited for
+        # Ray returns any available objects; those available now come before those that are waited for
         for wanted, limit in ((len(open_), 0), (count - len(done), timeout)):
             if open_ and len(done) < count:
                 ready, _ = self.ray.wait(list(open_), num_returns=wanted, timeout=limit, fetch_local=False)
@@ -192,7 +192,7 @@ class RayBackend(Backend):
         return parted(refs, sorted(done)[:count])
 
     def cancel(self, refs: Sequence[ObjectRef], allow_force: bool, allow_recursive: bool) -> None:
-        """Cancel the calls of functions that make these objects; those of instances are ignored."""
+        """Cancel the function calls that make these objects; calls of instances are ignored."""
         for ref in refs:
             entry: Entry = ref._entry
             if not entry.instance and entry.error is None and not self.is_done(entry):
@@ -200,13 +200,13 @@ class RayBackend(Backend):
                 self.ray.cancel(entry.ref, force=allow_force, recursive=allow_recursive)
 
     def is_done(self, entry: Any) -> bool:
-        """Whether an object is there."""
+        """True once the object is available."""
         if entry.error is not None:
             return True
         return bool(self.ray.wait([entry.ref], timeout=0, fetch_local=False)[0])
 
     def when_done(self, entry: Any, callback: Callable[[], None]) -> None:
-        """Call back when an object is there."""
+        """Call back once the object is available."""
         if entry.error is not None:
             callback()
         else:
@@ -217,7 +217,7 @@ class RayBackend(Backend):
         return str(entry.ref.hex()) if entry.ref is not None else f"failed-{id(entry):x}"
 
     def known(self, ref: Any, instance: str) -> Entry:
-        """What this process knows of an object whose reference it is sent."""
+        """Return the entry of an object whose reference was received."""
         key = ref.binary()
         entry = self._known.get(key)
         if entry is None:
@@ -304,7 +304,7 @@ class RayBackend(Backend):
         return ObjectRefGenerator(_RayItems(self, stream, instance))
 
     def failed(self, error: BaseException | None, returns: int | None, instance: str = "") -> Any:
-        """What the caller of a call is given that fails at once."""
+        """Return the caller's references for a call that fails at once."""
         refs = [ObjectRef(self, Entry(None, instance, error)) for _ in range(1 if returns is None else returns)]
         if returns is None:
             return ObjectRefGenerator(ListedItems(refs))
@@ -315,17 +315,17 @@ class RayBackend(Backend):
         self.instances.terminate(instance, is_sync)
 
     def unreferenced(self, instance: str) -> None:
-        """A handle to an instance is gone."""
+        """Note that a handle to an instance was deleted."""
         if self._counts_handles:
             self._unreferenced.put(instance)
 
     def unwanted(self, stream: Any) -> None:
-        """Nobody wants more of a generator's items. May be called at any moment, so the work is put off."""
+        """Stop a generator. May be called at any moment, so the work is deferred."""
         if self._counts_handles and not self.ended:
             self._unreferenced.put(stream)
 
     def close_stream(self, stream: Any) -> None:
-        """End the call that makes a generator's items."""
+        """Cancel the call of a generator."""
         self.ray.cancel(stream, force=False, recursive=False)
 
     def _look_at_handles(self) -> None:
@@ -340,7 +340,7 @@ class RayBackend(Backend):
             del item
 
     def is_alive(self, instance: str) -> bool:
-        """Whether an instance is there."""
+        """True if the instance exists."""
         return self.instances.is_alive(instance)
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
@@ -417,7 +417,7 @@ class _Pairs:
         self._backend = backend
 
     def set_all(self, pairs: Mapping[str, bytes], *, only_new: bool = False, ttl: float = 0) -> str:
-        """Keep pairs, all or none."""
+        """Store pairs, all or none."""
         return self._backend.ask(Manager.set_pairs, pairs, only_new, ttl)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -453,7 +453,7 @@ class _RayItems(Items):
         self._ended = False
 
     def close(self) -> None:
-        """Want no more items."""
+        """Stop the generator."""
         if not self._ended:
             self._ended = True
             self._backend.close_stream(self._stream)

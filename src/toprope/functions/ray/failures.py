@@ -1,4 +1,4 @@
-"""What goes wrong on Ray, as errors of the yr API."""
+"""Translation of Ray's errors into errors of the yr API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RaisedError", "exited", "translated"]
 
 
 class RaisedError(Exception):
-    """What the user's code raised, on its way through Ray.
+    """Carrier of a user's error through Ray.
 
     Args:
         data: the pickle of the error and of its traceback as text.
@@ -32,24 +32,24 @@ class RaisedError(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> RaisedError:
-        """What another process can be sent of an error."""
+        """Wrap an error so that it can be sent to another process."""
         from ray import cloudpickle
 
         return cls(cloudpickle.dumps(describe(error)))
 
     def error(self) -> BaseException:
-        """What the caller gets."""
+        """Return the caller's error."""
         return read_error(self.data)
 
 
 def translated(
-    error: BaseException, told: Callable[[], BaseException | None], *, instance: str, cancelled: bool, timeout: float
+    error: BaseException, reason: Callable[[], BaseException | None], *, instance: str, cancelled: bool, timeout: float
 ) -> BaseException:
     """The error of the yr API for one of Ray's.
 
     Args:
         error: what Ray raised.
-        told: why the instance that the object comes from has ended, where that is known.
+        reason: returns the recorded reason of the end of the object's instance; None if unknown.
         instance: its id; "" for a function.
         cancelled: whether the call was cancelled.
         timeout: seconds that were waited.
@@ -62,9 +62,9 @@ def translated(
     if cancelled or isinstance(error, exceptions.TaskCancelledError):
         return CancelError("invalid get obj, the obj has been cancelled. stateless request has been cancelled")
     if isinstance(error, exceptions.RayTaskError):
-        return _raised(error, told, who)
+        return _raised(error, reason, who)
     if isinstance(error, exceptions.RayActorError):
-        return told() or exited(who, str(error))
+        return reason() or exited(who, str(error))
     if isinstance(
         error,
         exceptions.WorkerCrashedError
@@ -80,12 +80,12 @@ def translated(
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         return YRRuntimeError(f"the process cannot be set up: {error}", CODES["user code load failed"])
     if isinstance(error, exceptions.RayError):
-        return told() or YRRuntimeError(f"failed to get object: {error}", CODES["get failed"], 30)
+        return reason() or YRRuntimeError(f"failed to get object: {error}", CODES["get failed"], 30)
     return error
 
 
-def _raised(error: Any, told: Callable[[], BaseException | None], who: str) -> BaseException:
-    """What a task raised, through all tasks that had its object as an argument."""
+def _raised(error: Any, reason: Callable[[], BaseException | None], who: str) -> BaseException:
+    """Return the error that a task raised, through all tasks that had its object as an argument."""
     from ray import exceptions
 
     cause: Any = error
@@ -94,7 +94,7 @@ def _raised(error: Any, told: Callable[[], BaseException | None], who: str) -> B
     if isinstance(cause, RaisedError):
         return cause.error()
     if isinstance(cause, exceptions.RayActorError | exceptions.WorkerCrashedError):
-        return told() or exited(who, str(cause))
+        return reason() or exited(who, str(cause))
     if isinstance(cause, exceptions.TaskCancelledError):
         return CancelError("invalid get obj, the obj has been cancelled: it was an argument of this call")
     if isinstance(cause, exceptions.RayError):
@@ -103,7 +103,7 @@ def _raised(error: Any, told: Callable[[], BaseException | None], who: str) -> B
 
 
 def exited(who: str, text: str) -> YRequestError:
-    """The error of calls whose process is gone; Ray does not tell a signal."""
+    """Return the error of calls whose process is gone; Ray does not report the signal."""
     lines = text.strip().splitlines() or ["its process is gone"]
     if "connection error code" in text:
         how = "its process was killed (by SIGKILL or another signal, Ray does not tell which)"

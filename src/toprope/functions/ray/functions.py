@@ -13,13 +13,13 @@ from toprope.functions.exceptions import YRequestError
 from toprope.functions.lifecycle import too_late
 from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
-from toprope.functions.ray import task
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.placing import Asked
-from toprope.functions.ray.process import Setup
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
+from toprope.functions.ray.scheduling.scheduler import Asked
 from toprope.functions.ray.tensors import know_tensors
-from toprope.functions.resources import InvalidRequestError, Request, parse
+from toprope.functions.ray.worker import task
+from toprope.functions.ray.worker.process import Setup
+from toprope.functions.scheduling.requests import InvalidRequestError, Request, parse
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
@@ -29,7 +29,7 @@ __all__ = ["Functions"]
 _KEPT = 256
 _LOOK = 0.5
 _SURE = 2.0
-"""Seconds within which a worker that has begun a call has told so."""
+"""Time in which a worker reports that it has started a call, in seconds."""
 
 _APART = "TOPROPE_APART"
 """A variable of the processes that functions with cards or variables of their own run in: Ray takes no others for
@@ -42,10 +42,10 @@ class Pool:
 
     Attributes:
         options: these.
-        name: by which workers tell of them.
+        name: its name in the workers' reports.
         request: resources of each call.
         run, stream: what Ray calls.
-        plain, where: `run` without its options, and these.
+        plain, where: `run` without its placement options, and these options.
         asked: the first of these calls, as Ray was asked for it.
         setup: how a process of their own is set up; None where any worker will do.
     """
@@ -134,7 +134,7 @@ class Functions:
         return key, [found]
 
     def _pool(self, options: InvokeOptions) -> Pool:
-        """The calls with these options. They are not changed: `FunctionProxy.options` has its own copy."""
+        """Return the pool of these options. They do not change: `FunctionProxy.options` makes a copy."""
         found = self._pools.get(id(options))
         if found is not None and found.options is options:
             return found
@@ -165,12 +165,12 @@ class Functions:
 
 
 class _Late:
-    """Ends a call that no worker has begun in its time, where none has worked for calls like it either.
+    """Fails a call that no worker has started in time, if no worker has run similar calls either.
 
     Args:
         backend: of the process.
         pool: its options.
-        entry: what it makes, as long as anybody wants it.
+        entry: its result, while it is referenced.
         limit: ms.
     """
 

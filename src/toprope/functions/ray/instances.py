@@ -1,4 +1,4 @@
-"""Instances on Ray, as the process that created them, or that has references to them, sees them."""
+"""Instances on Ray, in a process that created them or holds references to them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from toprope.functions.lifecycle import GRACE, Command, Do, Gone, admitted, free
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.failures import RaisedError
-from toprope.functions.ray.groups import Groups
+from toprope.functions.ray.instance_record import Record
 from toprope.functions.ray.manager import Manager
-from toprope.functions.ray.placing import Placing
-from toprope.functions.ray.process import Setup
-from toprope.functions.ray.record import Record
 from toprope.functions.ray.refs import FailedArgumentError, lift
+from toprope.functions.ray.scheduling.instance_groups import Groups
+from toprope.functions.ray.scheduling.scheduler import Placing
 from toprope.functions.ray.tensors import know_tensors
-from toprope.functions.resources import Request
+from toprope.functions.ray.worker.process import Setup
+from toprope.functions.scheduling.requests import Request
 
 if TYPE_CHECKING:
     from toprope.functions.ray.backend import RayBackend
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["Instances"]
 
 _DEAD = 4
-"""What Ray calls the state of an actor that has ended."""
+"""Ray's state of an actor that has ended."""
 
 _GONE = 10.0
-"""Seconds that Ray may take to end a process."""
+"""Time for Ray to end a process, in seconds."""
 
 
 class Instances:
@@ -62,7 +62,7 @@ class Instances:
     # Creating
 
     def create(self, code: Code, arguments: tuple[Any, ...], keywords: dict[str, Any], options: InvokeOptions) -> str:
-        """Ask for an instance: its id, at once. What goes wrong with it is raised where a result of it is fetched."""
+        """Request an instance. Return its id at once; errors are raised where a result of it is fetched."""
         with self._lock:
             id = self._id(options)
             record = self._records.get(id)
@@ -78,7 +78,7 @@ class Instances:
                 pass
             else:
                 if again:
-                    self._backend.tell(Manager.begin_anew, id)
+                    self._backend.tell(Manager.forget_end, id)
                 if not options.group_name:
                     self.launch(made)
         return id
@@ -88,7 +88,7 @@ class Instances:
 
         Args:
             record: the instance.
-            place: options of Ray that say where; None to find them.
+            place: Ray's placement options; None to choose them.
         """
         if Do.START not in record.granted():
             return
@@ -107,7 +107,7 @@ class Instances:
             self.placing.watch(record, self.fail)
 
     def _make(self, record: Record, where: dict[str, Any]) -> None:
-        from toprope.functions.ray.actor import Making, host_of
+        from toprope.functions.ray.worker.actor import Making, host_of
 
         backend, options, code = self._backend, record.options, record.code
         assert code is not None
@@ -141,17 +141,17 @@ class Instances:
             )
 
     def setup(self, options: InvokeOptions) -> Setup:
-        """How a process is set up."""
+        """Return the setup of a process."""
         config = self._backend.config
         folder = options.runtime_env.get("working_dir", "") or config.working_dir
         return Setup({**config.environment(), **options.environment()}, folder, tuple(config.load_paths))
 
     def _attach(self, record: Record, *, wait: bool) -> bool:
-        """Take the living instance of a name, where there is one.
+        """Attach to the living instance of a name, if there is one.
 
         Args:
-            record: what is to be it.
-            wait: whether one of that name has just ended, and may not have gone.
+            record: the record to attach.
+            wait: whether an instance of that name has just ended, and may not be gone yet.
         """
         until = time.monotonic() + (_GONE if wait else 0)
         while True:
@@ -169,7 +169,7 @@ class Instances:
     # Knowing
 
     def record(self, id: str) -> Record:
-        """What is known of an instance. One that is not there has an error."""
+        """Return the record of an instance; its `error` is set if it does not exist."""
         found = self._records.get(id)
         if found is not None:
             return found
@@ -186,7 +186,7 @@ class Instances:
         return self._records.setdefault(id, record)
 
     def why_ended(self, id: str) -> BaseException | None:
-        """Why an instance has ended, as far as anybody knows."""
+        """Return the known reason of an instance's end."""
         if not id:
             return None
         record = self._records.get(id)
@@ -206,12 +206,12 @@ class Instances:
         return error
 
     def is_alive(self, id: str) -> bool:
-        """Whether an instance is there, or on its way."""
+        """True if an instance exists or is being started."""
         record = self.record(id)
         return not record.is_over and (record.handle is None or not self.has_ended(record))
 
     def has_ended(self, record: Record) -> bool:
-        """Whether the actor of an instance has ended, as far as Ray has told."""
+        """True if Ray has reported the end of an instance's actor."""
         local = getattr(record.handle, "_get_local_state", None)
         if local is not None:
             return bool(local() == _DEAD)
@@ -222,7 +222,7 @@ class Instances:
         return False
 
     def find(self, name: str, namespace: str, timeout: float) -> tuple[str, Code]:
-        """The id and class of a named instance; waits until there is one, and its constructor has run.
+        """Return the id and class of a named instance; wait until it exists and its constructor has run.
 
         Raises:
             RuntimeError: there is none.
@@ -270,12 +270,12 @@ class Instances:
                     self._backend.ray.kill(record.handle, no_restart=True)
 
     def fail(self, record: Record, error: BaseException) -> None:
-        """An instance is dead: its resources are free, and what waits for it is told why."""
+        """Handle a dead instance: release its resources and fail its pending calls."""
         if not record.is_over:
             self.do(record, record.fail(error))
 
     def terminate(self, id: str, is_sync: bool) -> None:
-        """End an instance; a second time does nothing."""
+        """End an instance; a second call does nothing."""
         record = self.record(id)
         if not record.is_over:
             for each in self.groups.of(record):
@@ -299,7 +299,7 @@ class Instances:
             time.sleep(0.01)
 
     def unreferenced(self, id: str) -> None:
-        """A handle of this program to an instance is gone."""
+        """Note that a handle of this program to an instance was deleted."""
         if handles.count(id) != 0:
             return
         record = self._records.get(id)
@@ -312,7 +312,7 @@ class Instances:
             return
         with self._lock:
             record.fail(freed())  # nothing is to be done: Ray ends it, once its calls have ended
-            record.let_go()
+            record.release()
             self._records.pop(id, None)
         self.placing.settled(record)
 
@@ -344,7 +344,7 @@ class Instances:
             self.fail(record, error)
 
     def leave(self, resource_group: str, error: BaseException) -> None:
-        """A resource group goes: the instances that use it end."""
+        """End the instances of a resource group that is removed."""
         for record in list(self._records.values()):
             if record.options.resource_group_options.resource_group_name == resource_group:
                 self.fail(record, error)

@@ -1,4 +1,4 @@
-"""What the processes of a session on Ray have to know of each other, kept by its actor."""
+"""Shared state of the processes of a session on Ray, kept by the session actor."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.holders import Holder
+from toprope.functions.key_value_store import Pairs
 from toprope.functions.lifecycle import State
-from toprope.functions.pairs import Pairs
 from toprope.functions.ray.attach import NAMESPACE
 from toprope.functions.ray.failures import RaisedError
-from toprope.functions.ray.view import Seen, charged
+from toprope.functions.ray.nodes.cluster_view import Seen, charged
+from toprope.functions.scheduling.holders import Holder
 
 __all__ = ["Manager", "Placed", "living_names", "seen_nodes"]
 
 _FRESH = 0.25
-"""Seconds within which every node has told what is free of it."""
+"""Time in which every node reports its free resources, in seconds."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an instance is.
+    """Location of an instance.
 
     Attributes:
         node: Ray's id of the node.
         ip: the node's address.
         pid: the process.
-        vendor, cards: whose cards it was given, and their numbers on the node.
+        vendor, cards: its cards: their vendor, and their numbers on the node.
         labels: of the instance.
         grace: seconds that its end may take.
         of: its class.
@@ -59,7 +59,7 @@ class _Named:
 
 
 def seen_nodes() -> list[Seen]:
-    """The living nodes, with what is free of them. For processes on the cluster."""
+    """Return the living nodes with their free resources. For processes on the cluster."""
     import ray
     from ray._private import state
 
@@ -75,14 +75,14 @@ def seen_nodes() -> list[Seen]:
 
 
 def living_names() -> set[str]:
-    """The names of the actors of all sessions that Ray has, those that wait for resources too."""
+    """Return the names of all sessions' actors on Ray, including those that wait for resources."""
     from ray import util
 
     return {each["name"] for each in util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE}
 
 
 class Manager:
-    """The manager of a session: what its processes have to know of each other.
+    """The manager of a session: state that its processes share.
 
     Attributes:
         pairs: key-value pairs.
@@ -103,7 +103,7 @@ class Manager:
     # Pairs
 
     def set_pairs(self, pairs: Mapping[str, bytes], only_new: bool, ttl: float) -> str:
-        """Keep pairs; see `Pairs.set_all`."""
+        """Store pairs; see `Pairs.set_all`."""
         return self.pairs.set_all(pairs, only_new=only_new, ttl=ttl)
 
     def get_pairs(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -111,33 +111,33 @@ class Manager:
         return self.pairs.get(keys)
 
     def delete_pairs(self, keys: Sequence[str]) -> list[str]:
-        """Forget keys; those that were not there are returned."""
+        """Delete keys. Return those that did not exist."""
         return self.pairs.delete(keys)
 
     # Instances
 
     def save(self, id: str, state: bytes) -> None:
-        """Keep the state of an instance."""
+        """Save the state of an instance."""
         self._saved[id] = state
 
     def saved(self, id: str) -> bytes | None:
-        """The state of an instance that was kept last."""
+        """Return the last saved state of an instance."""
         return self._saved.get(id)
 
     def ask_for(self, id: str, of: str) -> None:
-        """Ray has been asked for an instance of a class of this name."""
+        """Record the request for an instance of a class of this name."""
         self._asked[id] = of
 
     def handles(self, id: str, count: int | None) -> None:
-        """The number of handles to an instance that the program has; None where that is not known."""
+        """Set the number of handles to an instance in the program; None if it is unknown."""
         self._handles[id] = count
 
     def place(self, id: str, placed: Placed) -> None:
-        """An instance has its resources, and its process runs."""
+        """Record the location of an instance whose process runs."""
         self._placed[id] = placed
 
     def made(self, id: str) -> None:
-        """The constructor of an instance has run."""
+        """Record that the constructor of an instance has run."""
         self._made.add(id)
 
     def is_made(self, id: str) -> bool:
@@ -145,7 +145,7 @@ class Manager:
         return id in self._made
 
     def placed(self, id: str) -> Placed | None:
-        """Where an instance is; None before it has its resources."""
+        """Return the location of an instance; None before it has its resources."""
         return self._placed.get(id)
 
     def holders(self) -> list[Holder]:
@@ -179,7 +179,7 @@ class Manager:
         return found
 
     def fail(self, id: str, data: bytes) -> None:
-        """Why an instance has ended, or will never begin; later reasons are ignored."""
+        """Record why an instance has ended, or will never start; later reasons are ignored."""
         self._failures.setdefault(id, data)
         self._named.pop(id, None)
         self._saved.pop(id, None)
@@ -187,18 +187,18 @@ class Manager:
         self._handles.pop(id, None)
 
     def failure(self, id: str) -> bytes | None:
-        """Why an instance has ended."""
+        """Return the recorded reason of an instance's end."""
         return self._failures.get(id)
 
-    def begin_anew(self, id: str) -> None:
-        """An instance of the name of one that has ended."""
+    def forget_end(self, id: str) -> None:
+        """Forget the end of an instance: its name is used again."""
         self._failures.pop(id, None)
         self._placed.pop(id, None)
         self._made.discard(id)
         self._handles.pop(id, None)
 
     def name(self, id: str, namespace: str, name: str, blob: bytes) -> None:
-        """An instance has a name; its class, for those who look for it."""
+        """Register the name of an instance, with its class for later look-ups."""
         self._named[id] = _Named(namespace, name, blob)
 
     def class_of(self, id: str) -> bytes | None:
@@ -213,7 +213,7 @@ class Manager:
     # Functions
 
     def active(self, pool: str) -> None:
-        """A worker has worked for calls with these options."""
+        """Record that a worker has run calls with these options."""
         self._active[pool] = time.monotonic()
 
     def idle_for(self, pool: str) -> float | None:
@@ -227,7 +227,7 @@ class Manager:
         """The nodes.
 
         Args:
-            fresh: whether to wait until they have told what has just been given out.
+            fresh: whether to wait until they have reported the latest grants.
         """
         if fresh:
             time.sleep(_FRESH)
@@ -242,7 +242,7 @@ class Manager:
         self._groups[name] = members
 
     def context(self, id: str, name: str, timeout: float) -> Any:
-        """What a member may know of its group, once all members have their resources."""
+        """Return the context of a group's member, once all members have their resources."""
         until = time.monotonic() + timeout
         members = self._groups.get(name)
         if members is None or id not in members:
@@ -261,6 +261,6 @@ class Manager:
 
 
 def _models(seen: Seen) -> list[tuple[str, str]]:
-    from toprope.functions.ray.view import node_of
+    from toprope.functions.ray.nodes.cluster_view import node_of
 
     return [(card.vendor, card.model) for card in node_of(seen).cards]

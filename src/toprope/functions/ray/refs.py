@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from toprope.functions import arguments as slots
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.objects import ObjectRef
 
 __all__ = ["Entry", "FailedArgumentError", "lift", "reduce_ref"]
 
 
 class Entry:
-    """What a process knows of an object.
+    """A process's entry for an object on Ray.
 
     Attributes:
         ref: Ray's own reference; None where there is an error in its place.
@@ -32,7 +32,7 @@ class Entry:
 
 
 class FailedArgumentError(Exception):
-    """An argument is a reference to what has failed: so does the call.
+    """An argument refers to a failed object, so the call fails.
 
     Args:
         entry: the argument.
@@ -80,4 +80,4 @@ def _ref(ref: Any, instance: str) -> ObjectRef:
 
 
 def _failed(error: BaseException, instance: str) -> ObjectRef:
-    return ObjectRef(current.backend(), Entry(None, instance, error))
+    return ObjectRef(context.backend(), Entry(None, instance, error))

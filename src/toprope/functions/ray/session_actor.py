@@ -1,11 +1,11 @@
-"""The actor that serves a session on Ray: its manager, and a backend for what has to outlive a worker."""
+"""Session actor on Ray: the manager, and a backend for instances that outlive the worker that created them."""
 
 from __future__ import annotations
 
 import pickle
 from typing import Any
 
-from toprope.functions import current
+from toprope.functions import context
 from toprope.functions.backend import Code
 from toprope.functions.options import Config
 from toprope.functions.ray.backend import RayBackend
@@ -15,7 +15,7 @@ from toprope.functions.ray.manager import Manager
 __all__ = ["AT_ONCE", "SessionActor"]
 
 AT_ONCE = 100
-"""Requests that the actor works on at once."""
+"""Number of concurrent requests of the actor."""
 
 
 class SessionActor(Manager):
@@ -28,10 +28,10 @@ class SessionActor(Manager):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.backend = RayBackend(config, None, is_manager=True)
-        current.set_backend(self.backend)
+        context.set_backend(self.backend)
 
     def perform(self, part: str, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Do for a worker what only a process may do that lives as long as the session; see `Backend.perform`."""
+        """Execute a worker's call in this process, which lives as long as the session; see `Backend.perform`."""
         try:
             return self.backend.perform(part, method, arguments, keywords)
         except Exception as error:
@@ -47,5 +47,5 @@ class SessionActor(Manager):
         self.backend.terminate(id, is_sync)
 
     def end_all(self) -> None:
-        """The session ends: end what workers have created."""
+        """End the instances that workers have created: the session ends."""
         self.backend.end_instances()

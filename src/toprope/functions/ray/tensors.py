@@ -1,11 +1,11 @@
-"""Tensors on their way through Ray: their numbers as a buffer of their own, to and from simulated cards too."""
+"""Serialization of tensors for Ray: their data as a separate buffer, also from and to simulated cards."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from toprope.functions import serial
+from toprope.functions.transport import serialization
 
 __all__ = ["know_tensors"]
 
@@ -13,7 +13,7 @@ _known = False
 
 
 def know_tensors() -> None:
-    """Have tensors go our way, once torch is loaded; nothing is imported for it.
+    """Register the tensor serializer once torch is loaded; imports nothing.
 
     Arrays of numpy go Ray's own way, which is without a copy. Tensors are copied once where they arrive, for what is
     written to them is the receiver's own, and Ray's memory is everybody's.
@@ -28,12 +28,12 @@ def know_tensors() -> None:
     from ray.util import register_serializer
 
     for kind in (tensor, parameter):
-        register_serializer(kind, serializer=serial._reduce_tensor, deserializer=_made)
+        register_serializer(kind, serializer=serialization._reduce_tensor, deserializer=_made)
     _known = True
 
 
 def forget_tensors() -> None:
-    """Ray has ended here: what it knew is gone with it."""
+    """Note that Ray has shut down, and its serializers with it."""
     global _known
     _known = False
 

@@ -92,7 +92,7 @@ def check_cards(cards: int, device: str | None) -> str:
     Raises:
         UsageError: there are not so many, or a device was named that is one card, or none.
     """
-    from toprope.functions.collect import collect
+    from toprope.functions.deployment.discover import collect
 
     kind = None if device is None else _KINDS.get(device)
     if device is not None and kind is None:

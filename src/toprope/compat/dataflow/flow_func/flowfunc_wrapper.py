@@ -6,7 +6,8 @@ Its classes of messages, parameters and contexts are not there: here the stage a
 from enum import IntEnum
 
 from toprope.compat.missing import missing_from
-from toprope.flow.flow_func import (
+from toprope.flow.func_log import FlowFuncLogLevel, FlowFuncLogType
+from toprope.flow.udf.flow_func import (
     FLOW_FUNC_ERR_ATTR_NOT_EXITS,
     FLOW_FUNC_ERR_ATTR_TYPE_MISMATCH,
     FLOW_FUNC_ERR_DRV_ERROR,
@@ -30,8 +31,7 @@ from toprope.flow.flow_func import (
     BalanceConfig,
     FlowFuncLogger,
 )
-from toprope.flow.func_log import FlowFuncLogLevel, FlowFuncLogType
-from toprope.flow.messages import MsgType
+from toprope.flow.udf.messages import MsgType
 
 __all__ = [
     "FLOW_FUNC_ERR_ATTR_NOT_EXITS",

@@ -1,7 +1,7 @@
 """The register of functions under its own module's name."""
 
 from toprope.compat.missing import missing_from
-from toprope.flow.func_register import FlowFuncInfos, FlowFuncRegister
+from toprope.flow.udf.func_register import FlowFuncInfos, FlowFuncRegister
 
 __all__ = ["FlowFuncInfos", "FlowFuncRegister"]
 

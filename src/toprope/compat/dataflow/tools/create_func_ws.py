@@ -2,7 +2,7 @@
 
 import sys
 
-from toprope.flow.template import command, main
+from toprope.flow.points.template import command, main
 
 __all__ = ["main"]
 

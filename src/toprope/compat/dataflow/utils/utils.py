@@ -11,10 +11,10 @@ from toprope.flow import (
     get_running_instance_num,
     msg_type_register,
 )
-from toprope.flow.messages import FlowMsg
+from toprope.flow.points.signature import input_count as get_param_count
 from toprope.flow.registry import MsgTypeRegister, unwrap
 from toprope.flow.running import is_stage, set_running
-from toprope.flow.signature import input_count as get_param_count
+from toprope.flow.udf.messages import FlowMsg
 
 __all__ = [
     "DfAbortException",

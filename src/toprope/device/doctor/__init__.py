@@ -1,0 +1,1 @@
+"""Diagnosis for `toprope doctor` and `toprope devices`: collect facts, then reason about them."""

@@ -1,0 +1,1 @@
+"""Names of the yr API, by subject; `toprope.functions.exports` lists them all."""

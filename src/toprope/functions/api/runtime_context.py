@@ -1,0 +1,22 @@
+"""Node and namespace in which the calling function runs."""
+
+from __future__ import annotations
+
+from toprope.functions import context
+
+__all__ = ["get_namespace", "get_node_id", "get_node_ip_address"]
+
+
+def get_node_id() -> str:
+    """The name of this node, as `yr.resources` and the label NODE_ID have it."""
+    return context.backend().this_node()["id"]
+
+
+def get_node_ip_address() -> str:
+    """The address of this node, as the label HOST_IP has it."""
+    return context.backend().this_node()["ip"]
+
+
+def get_namespace() -> str:
+    """The namespace of named instances that name none."""
+    return context.backend().this_node()["namespace"]

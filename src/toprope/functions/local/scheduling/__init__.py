@@ -1,0 +1,1 @@
+"""Scheduler of a local session, with its instance groups and resource groups."""

@@ -1,0 +1,1 @@
+"""Code that runs in the worker processes of Ray: actors, tasks, and the API inside of them."""

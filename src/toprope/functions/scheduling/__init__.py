@@ -1,0 +1,1 @@
+"""Placement of requests on nodes: resource grammar, ledger, bundles, strategies, affinities; pure."""

@@ -1,0 +1,1 @@
+"""Values and messages between processes: serialization, shared memory, and the socket protocol."""
