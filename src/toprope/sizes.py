@@ -17,11 +17,11 @@ _FACTORS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_size(text: str | int) -> int:
-    """Bytes of "256MB", "1.5 GiB" or a plain number of bytes.
+def parse_size(text: str | int, least: int = 1) -> int:
+    """Bytes of "256MB", "1.5 GiB" or a plain number of bytes; no fewer than `least`.
 
     Raises:
-        SizeError: the text is not a number with one of the known units, or is less than one byte.
+        SizeError: the text is not a number with one of the known units, or is less than that.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
@@ -33,8 +33,9 @@ def parse_size(text: str | int) -> int:
                 do="write a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)",
             )
         size = int(Fraction(match[1]) * _FACTORS[match[2].lower()])
-    if size < 1:
-        raise SizeError(f"{text!r} is less than one byte.", do="give a size of at least 1B")
+    if size < least:
+        few = "one byte" if least == 1 else f"{least} bytes"
+        raise SizeError(f"{text!r} is less than {few}.", do=f"give a size of at least {least}B")
     return size
 
 

@@ -1,18 +1,22 @@
 """Models that people offload, made tiny, and what is done with each: attached to tiers and as a whole, bit for bit."""
 
 import random
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from toprope.errors import PlanError, TierAbsentError, TierCapacityError
-from toprope.tiers import attach
+from toprope.tiers import attach, skeleton
 
 BUDGETS = (0.08, 0.2, 0.35, 0.6)
 """Parts of a model's weights that the device holds."""
@@ -55,7 +59,7 @@ VISION = {
 }  # fmt: skip
 
 
-def _of_transformers(kind: str, auto: str, parts: dict[str, Any]) -> Callable[[], Any]:
+def of_transformers(kind: str, auto: str, parts: dict[str, Any]) -> Callable[[], Any]:
     def build() -> Any:
         import transformers
 
@@ -212,22 +216,22 @@ GREEDY = {"max_new_tokens": 5, "do_sample": False}
 LM = "AutoModelForCausalLM"
 CASES = {
     "gpt2": Case(
-        _of_transformers("gpt2", LM, {"vocab_size": 160, "n_embd": 48, "n_layer": 6, "n_head": 4, "n_positions": 64}),
+        of_transformers("gpt2", LM, {"vocab_size": 160, "n_embd": 48, "n_layer": 6, "n_head": 4, "n_positions": 64}),
         _tokens, GREEDY | {"pad_token_id": 0},
     ),
-    "llama": Case(_of_transformers("llama", LM, TEXT), _tokens, GREEDY),
-    "qwen2_moe": Case(_of_transformers("qwen2_moe", LM, EXPERTS), _tokens, GREEDY),
-    "mixtral": Case(_of_transformers("mixtral", LM, EXPERTS | {"intermediate_size": 32}), _tokens, GREEDY),
-    "deepseek_v3": Case(_of_transformers("deepseek_v3", LM, LATENT), _tokens, GREEDY),
+    "llama": Case(of_transformers("llama", LM, TEXT), _tokens, GREEDY),
+    "qwen2_moe": Case(of_transformers("qwen2_moe", LM, EXPERTS), _tokens, GREEDY),
+    "mixtral": Case(of_transformers("mixtral", LM, EXPERTS | {"intermediate_size": 32}), _tokens, GREEDY),
+    "deepseek_v3": Case(of_transformers("deepseek_v3", LM, LATENT), _tokens, GREEDY),
     "t5": Case(
-        _of_transformers("t5", "AutoModelForSeq2SeqLM", {
+        of_transformers("t5", "AutoModelForSeq2SeqLM", {
             "vocab_size": 160, "d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 4, "num_heads": 4,
             "decoder_start_token_id": 0,
         }),
         _tokens, GREEDY, _decoder,
     ),
     "whisper": Case(
-        _of_transformers("whisper", "AutoModelForSpeechSeq2Seq", {
+        of_transformers("whisper", "AutoModelForSpeechSeq2Seq", {
             "vocab_size": 160, "d_model": 48, "encoder_layers": 4, "decoder_layers": 4, "encoder_ffn_dim": 96,
             "decoder_ffn_dim": 96, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_mel_bins": 8,
             "max_source_positions": 20, "max_target_positions": 20, "pad_token_id": 0, "decoder_start_token_id": 1,
@@ -236,13 +240,13 @@ CASES = {
         _sound, GREEDY, _decoder,
     ),
     "mamba": Case(
-        _of_transformers("mamba", LM, {"vocab_size": 160, "hidden_size": 48, "num_hidden_layers": 6, "state_size": 4,
+        of_transformers("mamba", LM, {"vocab_size": 160, "hidden_size": 48, "num_hidden_layers": 6, "state_size": 4,
                                        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
         _tokens, GREEDY,
     ),
-    "vit": Case(_of_transformers("vit", "AutoModelForImageClassification", VISION), _images),
+    "vit": Case(of_transformers("vit", "AutoModelForImageClassification", VISION), _images),
     "clip": Case(
-        _of_transformers("clip", "AutoModel", {
+        of_transformers("clip", "AutoModel", {
             "text_config": TEXT | {"num_hidden_layers": 4}, "vision_config": VISION | {"num_hidden_layers": 4},
             "projection_dim": 32,
         }),
@@ -389,13 +393,33 @@ def merge(model: Any, handle: Any = None) -> None:
                     each.merge()
 
 
-ACTIONS = ("forward", "generate", "train", "checkpointing", "reentrant checkpointing", "lora", "lora first")
+ACTIONS = ("forward", "generate", "files", "train", "checkpointing", "reentrant checkpointing", "lora", "lora first")
+"""Of "files" the model is a skeleton, whose weights are in the folder that its library writes."""
+
+
+def save(case: Case, folder: Path) -> None:
+    """Write a model as its library does; others as one file of safetensors."""
+    model = case.build()
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+    else:
+        save_file(model.state_dict(), folder / "model.safetensors")
+
+
+def empty(case: Case) -> Any:
+    """A model without values."""
+    with skeleton():
+        model = case.build()
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    return model
 
 
 @contextmanager
-def _attached(model: Any, part: float, on: str, *, training: bool) -> Iterator[Any]:
+def _attached(model: Any, part: float, on: str, *, training: bool, folder: Path | None = None) -> Iterator[Any]:
     size = sum(each.nbytes for each in {id(one): one for one in model.parameters()}.values())
-    handle = attach(model, int(size * part), "1GB", on=on, small=2048, training=training, poison=True)
+    host = "1GB" if folder is None else size // 4
+    handle = attach(model, int(size * part), host, folder, on=on, small=2048, training=training, poison=True)
     try:
         yield handle
     finally:
@@ -418,7 +442,10 @@ def check(name: str, action: str, on: str, budgets: tuple[float, ...] = BUDGETS)
     reference = case.build().to(on)
     batch = {key: each.to(on) for key, each in case.batch().items()}
     warnings.simplefilter("ignore")
-    training = action not in ("forward", "generate")
+    training = action not in INFERENCE
+    folder = Path(tempfile.mkdtemp()) if action == "files" else None
+    if folder is not None:
+        save(case, folder)
     if action.endswith("checkpointing") and not recompute(reference, action.startswith("reentrant")):
         return dict.fromkeys(budgets, "no checkpointing in this model")
     if action.startswith("lora"):
@@ -426,7 +453,7 @@ def check(name: str, action: str, on: str, budgets: tuple[float, ...] = BUDGETS)
     wanted = _do(case, action, reference, batch, None)
     found = {}
     for part in budgets:
-        model = case.build()
+        model = case.build() if folder is None else empty(case)
         if action.endswith("checkpointing"):
             recompute(model, action.startswith("reentrant"))
         if action == "lora first":
@@ -434,7 +461,7 @@ def check(name: str, action: str, on: str, budgets: tuple[float, ...] = BUDGETS)
         if action == "lora":
             model.requires_grad_(False)
         try:
-            with _attached(model, part, on, training=training) as handle:
+            with _attached(model, part, on, training=training, folder=folder) as handle:
                 if action == "lora":
                     lora(model)
                     for each in model.modules():
@@ -449,6 +476,8 @@ def check(name: str, action: str, on: str, budgets: tuple[float, ...] = BUDGETS)
                 assert torch.equal(after[key], each.cpu()), f"{name}, {action}, {part:.0%}: {key} after detach"
         except (PlanError, TierCapacityError) as error:  # at attach, or by a visit of more than the slots hold
             found[part] = str(error).splitlines()[0]
+    if folder is not None:
+        shutil.rmtree(folder)
     return found
 
 
@@ -457,6 +486,8 @@ def _do(case: Case, action: str, model: Any, batch: Batch, handle: Any) -> list[
         return forward(case, model, batch)
     if action == "generate":
         return generate(case, model, batch)
+    if action == "files":
+        return forward(case, model, batch) + generate(case, model, batch)
     found = train(case, model, batch)
     if action.startswith("lora"):
         if handle is not None:
@@ -471,7 +502,7 @@ def _do(case: Case, action: str, model: Any, batch: Batch, handle: Any) -> list[
     return found
 
 
-INFERENCE = ("forward", "generate")
+INFERENCE = ("forward", "generate", "files")
 LEAST = {True: 0.2, False: 0.6}
 """The parts of its weights from which on a tiny model is accepted: for inference, and for training, where gradients and
 states of the optimizer go through slots of twice the largest tensor."""

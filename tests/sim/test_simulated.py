@@ -30,8 +30,8 @@ MODULES = sorted(path.relative_to(ROOT / "tests").as_posix() for path in (ROOT /
 QUICK = ("memory_figures", "operators", "streams")
 LONG = (
     "core_limits", "counters_file", "fork", "images_attention", "images_engine", "images_hidream", "images_memory",
-    "memory_leaks", "module_samples", "npu_settings", "samples_with_documents", "sharing", "tiers_models",
-    "tiers_threads", "tiers_training", "visible_devices",
+    "memory_leaks", "module_samples", "npu_settings", "samples_with_documents", "sharing", "tiers_experts",
+    "tiers_models", "tiers_threads", "tiers_torchao", "tiers_training", "visible_devices",
 )  # fmt: skip
 """Modules of 15 s and more, for `make soak`."""
 

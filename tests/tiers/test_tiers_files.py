@@ -244,7 +244,23 @@ def bitsandbytes(bits):
     return convert
 
 
+def rows(dtype):
+    """Codes, and a scale for each row."""
+    return lambda weight: {
+        "weight": torch.zeros(weight.shape, dtype=dtype),
+        "weight_scale": torch.ones(weight.shape[0], 1),
+    }
+
+
+def parts(weight):
+    """A subclass of tensors, taken apart."""
+    return {"_weight_qdata": torch.zeros(weight.shape, dtype=torch.int8), "_weight_scale": torch.ones(weight.shape[0])}
+
+
 QUANTISED = {
+    "compressed-tensors int8": ({"quant_method": "compressed-tensors"}, rows(torch.int8)),
+    "compressed-tensors fp8": ({"quant_method": "compressed-tensors"}, rows(torch.float8_e4m3fn)),
+    "torchao": ({"quant_method": "torchao"}, parts),
     "gptq": ({"quant_method": "gptq", "bits": 4}, four_bits(("qweight", "qzeros", "scales", "g_idx"))),
     "awq": ({"quant_method": "awq", "bits": 4}, four_bits(("qweight", "qzeros", "scales"))),
     "bitsandbytes 4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, bitsandbytes(4)),
@@ -274,7 +290,9 @@ def test_quantised_folders_are_refused_by_the_name_of_a_weight(kind, said, tmp_p
         (tmp_path / "config.json").unlink()
     with pytest.raises(WeightsError) as caught:
         attached(llama, tmp_path, 500_000)
-    assert "model.layers.0.self_attn.q_proj.weight" in str(caught.value)
+    scales_only = kind == "compressed-tensors fp8" and not said  # codes of FP8 alone may be numbers
+    first = "mlp.down_proj.weight_scale" if scales_only else "self_attn.q_proj.weight"
+    assert f"model.layers.0.{first}" in str(caught.value)
     if said:
         assert f"is quantised ({method['quant_method']})" in str(caught.value)
         stored = re.search(r"q_proj.weight is stored as (.*?);", str(caught.value))[1]

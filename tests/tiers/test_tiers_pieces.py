@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
+import tiers_models
 from toprope import device as devices
 from toprope.errors import PlanError, TierAbsentError, TierCapacityError
 from toprope.tiers import attach, skeleton
@@ -186,3 +190,83 @@ def test_pieces_on_the_simulated_card_stay_within_the_budget():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("ended\n")
+
+
+# Experts that are one tensor in the model
+
+MOE = {
+    "mixtral": tiers_models.EXPERTS,
+    "qwen2_moe": tiers_models.EXPERTS | {"moe_intermediate_size": 96},
+    "deepseek_v3": tiers_models.LATENT | {"moe_intermediate_size": 96},
+}
+
+
+def largest_experts(model):
+    return max(each.nbytes for each in model.parameters() if each.dim() == 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", ["host", "files"])
+@pytest.mark.parametrize("name", MOE)
+def test_fused_experts_come_one_by_one(name, place, tmp_path):
+    """All experts of a layer are one tensor, of which the device had to hold two."""
+    pytest.importorskip("transformers")
+    case = replace(tiers_models.CASES[name], build=tiers_models.of_transformers(name, tiers_models.LM, MOE[name]))
+    whole = case.build().eval()
+    whole.set_experts_implementation("eager")
+    whole.save_pretrained(tmp_path)
+    with skeleton() if place == "files" else nullcontext():
+        model = case.build().eval()
+    model.set_experts_implementation("eager")
+    budget = largest_experts(whole) * 3 // 4
+    options = {"host": "10MB"} if place == "host" else {"host": 0, "disk": tmp_path}
+    with attach(model, budget, **options, on="cpu", small=200, poison=True) as handle, torch.no_grad():
+        assert 3 in {each.like.dim() for each in handle._engine.pieces.tiers}
+        for _ in range(2):
+            assert torch.equal(model(**case.batch()).logits, whole(**case.batch()).logits)
+        assert torch.equal(
+            model.generate(**case.batch(), **case.generate), whole.generate(**case.batch(), **case.generate)
+        )
+        assert handle.stats().peak_bytes["device"] <= budget
+        with pytest.raises(TierAbsentError, match="no gradients"), torch.enable_grad():
+            model(**case.batch())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_experts_that_are_multiplied_all_at_once_are_refused_with_a_way_out():
+    pytest.importorskip("transformers")
+    model = tiers_models.CASES["mixtral"].build()
+    assert model.get_experts_implementation()[""] == "grouped_mm"
+    with pytest.raises(PlanError, match=r'set_experts_implementation\("eager"\) before attach'):
+        attach(model, largest_experts(model) * 5 // 4, "10MB", on="cpu", small=200)
+
+
+class Experts(nn.Module):
+    """Experts of odd sizes: in the tensor of all of them most begin at no multiple of 64 bytes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = SimpleNamespace(_experts_implementation="eager")
+        self.up = nn.Parameter(torch.randn(5, 33, 37))
+
+    def forward(self, x, numbers):
+        return torch.stack([functional.linear(x, self.up[number]) for number in numbers])
+
+
+def test_an_expert_has_the_alignment_that_it_has_in_the_tensor_of_all():
+    model, same, x = Experts(), Experts(), torch.randn(1, 37)
+    whole = nn.ModuleDict({"experts": model})
+    with attach(whole, 15 * KB, "1MB", on="cpu", small=100, poison=True) as handle, torch.no_grad():
+        for numbers in (range(5), [torch.tensor(3), torch.tensor(-1)], [2]):
+            assert torch.equal(model(x, numbers), same(x, numbers))
+        units = [each.unit for each in next(iter(handle._engine.pieces._pieces.values()))]
+        assert [each.offsets[0] for each in units] == [number * 33 * 37 * 4 % 64 for number in range(5)]
+        with pytest.raises(IndexError, match=r"index 5 is out of range of experts\.up with 5 experts"):
+            model(x, [5])
+        with pytest.raises(TierAbsentError, match="several experts"):
+            model(x, [slice(2)])
+        kept = model.up[1]
+        assert torch.equal(model(x, range(2, 5)), same(x, range(2, 5)))
+        assert torch.equal(kept, same.up[1])
+        del kept

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,11 @@ from toprope.sizes import gibibytes, parse_size
 from toprope.terminal import Display
 from toprope.tiers.engine.handle import Automatic, Handle, Origins, moved_others, put_others
 from toprope.tiers.engine.hooks import Hooks
-from toprope.tiers.engine.library_loaders import load_values, stored_in_bins
+from toprope.tiers.engine.library_loaders import layouts, load_values, stored_in_bins
 from toprope.tiers.engine.migrate import Placing
 from toprope.tiers.engine.model_groups import FIXED, Model, Weight, read_model
 from toprope.tiers.engine.places import Activated, Placed, check_places
-from toprope.tiers.engine.row_pieces import SLOTS, RowPieces, divisible, same_bits, slot_bytes
+from toprope.tiers.engine.row_pieces import SLOTS, RowPieces, divisible, fused_experts, same_bits, slot_bytes
 from toprope.tiers.engine.runtime import DIRECT, Engine
 from toprope.tiers.engine.state import State
 from toprope.tiers.engine.weight_files import Files, fill_buffers
@@ -33,6 +34,8 @@ from toprope.tiers.plan import SMALL, plan
 from toprope.tiers.plan.budgets import Free, folder_and_limit, resolve
 from toprope.tiers.plan.model import Budgets, Group, Links, Member, Plan, Tier, Use, training_order
 from toprope.tiers.store.absent import can_move, is_absent, set_data
+from toprope.tiers.store.backing import Home
+from toprope.tiers.store.coded import CodedHome, JoinedHome, decode_on
 from toprope.tiers.store.host import HostStore
 from toprope.tiers.store.memory import free_memory, placeholder, without_values
 from toprope.tiers.store.transfer import LIMIT, Link, Transfers
@@ -254,8 +257,11 @@ def _read(model: nn.Module, taken: Model, folder: Path | None) -> tuple[Files | 
         problem = error
     if problem is None and stored is None:
         return files, {}
+    convertible = empty and folder.is_dir() and problem is not None and files.may_be_converted()
+    if convertible and stored is None and files.take_layouts(layouts(model, files.stored)):
+        return files, {}
     files.close()
-    if problem is not None and not (empty and folder.is_dir() and files.may_be_converted()):
+    if problem is not None and not convertible:
         if empty and files.refused:
             files.check(whole=True)  # names the codes too
         raise problem
@@ -306,6 +312,7 @@ class _Attaching:
         disturb: Callable[[], None] | None,
     ) -> Handle:
         self._check_meta()
+        self._find_codes(training, threads)
         budgets, automatic = self._budgets(device, host, disk)
         speeds = links or self._links()
         groups = self._groups(speeds, training)
@@ -343,6 +350,10 @@ class _Attaching:
                     except PlanError:
                         continue
                 else:
+                    if not training and fused_experts(self.model):
+                        error.do += (
+                            '; or let experts come one by one: model.set_experts_implementation("eager") before attach'
+                        )
                     raise error from None
         moving = self.device if self.device.capabilities.separate_memory else None
         transfers = Transfers(moving, threads=threads, link=None if link is None else Link(link), disturb=disturb)
@@ -351,10 +362,10 @@ class _Attaching:
         show = display.step if progress is None else (lambda step: progress(step.number, step.of))
         moved = Progress(show, total=total, unit="B", after=_QUIET_SECONDS, every=0.2)
         store = HostStore(budgets.host, transfers, moving)
-        homes = {} if self.files is None else self.files.homes
+        homes: Mapping[str, Home] = {} if self.files is None else self.files.homes
         where = self.folder if self.folder is None or self.folder.is_dir() else self.folder.parent
         placing = Placing(self.device, transfers, store, where, budgets.disk or 0, homes, moved.advance)
-        placing.limit = limit
+        placing.limit, placing.coded = limit, self.model.coded
         engine = Engine(self.device, self.model, transfers, placing, poison=poison, limit=limit)
         if in_pieces:
             engine.pieces = RowPieces(self.device, transfers, in_pieces, size, poison=poison, limit=limit)
@@ -370,6 +381,7 @@ class _Attaching:
             handle = Handle(
                 self.module, engine, hooks, store, self.files, budgets, again, groups, self.origins, self.others
             )
+            placing.decoded = handle._resized
             State(self.model, placing, engine.ring_clear, handle._resized).install(self.module, hooks)
         except BaseException as error:
             self._undo(hooks, engine, placing)
@@ -394,17 +406,19 @@ class _Attaching:
         return handle
 
     def _pieces(self, budgets: Budgets) -> Iterator[tuple[dict[Weight, Tier], int]]:
-        """Weights that are computed in pieces so that the others have room: the largest, then more; the groups are the
-        others' then.
+        """Weights that are computed in pieces so that the others have room: the largest, then more, first of experts
+        alone, whose pieces are small; the groups are the others' then.
 
         Yields:
             Where each lies, and the bytes of a slot for pieces.
         """
-        candidates = divisible(self.model)
+        every = divisible(self.model)
+        experts = [each for each in every if each.like.dim() == 3]
         room = budgets.device - budgets.reserve
-        for count in range(1, len(candidates) + 1):
-            chosen = candidates[:count]
-            if count < len(candidates) and candidates[count].nbytes == chosen[-1].nbytes:
+        sets = [some[:count] for some in (experts, every) for count in range(1, len(some) + 1)]
+        rest = [some[count:] for some in (experts, every) for count in range(1, len(some) + 1)]
+        for chosen, others in zip(sets, rest, strict=True):
+            if others and others[0].nbytes == chosen[-1].nbytes:
                 continue  # weights of one size together
             for part in (4, 8, 32):
                 size = slot_bytes(chosen, room // part)
@@ -422,7 +436,7 @@ class _Attaching:
 
     def _new_on_disk(self, tiers: Mapping[Weight, Tier]) -> int:
         """Bytes of weights that are to be written to the disk, as no file there has them."""
-        stored = {} if self.files is None else self.files.homes
+        stored: Mapping[str, Home] = {} if self.files is None else self.files.homes
         return sum(each.nbytes for each, tier in tiers.items() if tier == "disk" and each.name not in stored)
 
     def _check_meta(self) -> None:
@@ -501,7 +515,7 @@ class _Attaching:
             found.append(
                 Group(
                     group.name,
-                    group.members,
+                    tuple(replace(each, coded=self.model.coded_bytes(each.key)) for each in group.members),
                     compute_seconds=group.bytes / (2 * links.memory.bytes_per_second),
                     gradient_bytes=train,
                     state_bytes=2 * train,
@@ -513,6 +527,23 @@ class _Attaching:
             self.model.members[FIXED] = []
             found.append(Group(FIXED, (Member(FIXED, fixed, "buffer", FIXED),)))
         return found
+
+    def _find_codes(self, training: bool, threads: int) -> None:
+        """Weights that lie on the host and travel as codes, by name: those that files hold so and that do not train.
+
+        They are decoded on the device where that gives the same bits as here.
+        """
+        found = {
+            name: home
+            for name, home in (self.files.homes if self.files is not None else {}).items()
+            if isinstance(home, (CodedHome, JoinedHome))
+            and home.host_bytes != home.nbytes
+            and self.origins[self.model.weights[name]].type == "meta"
+            and not (training and any(each.requires_grad for each in self.model.weights[name].parameters))
+        }
+        self.model.coded.update(found)
+        if found and self.device.capabilities.separate_memory:
+            self.model.decoding = decode_on(self.device, found.values(), threads)
 
     def _spare(self, budgets: Budgets) -> int:
         """What slots take beside the weights so that files are read straight into them; 0 where that is too much."""

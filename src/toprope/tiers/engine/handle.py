@@ -32,7 +32,7 @@ from toprope.tiers.engine.timeline import Timeline
 from toprope.tiers.engine.visit import Visit
 from toprope.tiers.engine.weight_files import Files
 from toprope.tiers.plan import SMALL
-from toprope.tiers.plan.model import Budgets, Group, Plan, Use, aligned
+from toprope.tiers.plan.model import Budgets, Group, Member, Plan, Use, aligned
 from toprope.tiers.store.absent import Absence, can_move, set_data, withdraw
 from toprope.tiers.store.backing import MemoryHome
 from toprope.tiers.store.host import HostStore
@@ -194,6 +194,8 @@ class Handle:
             for each in self._groups
         ]
 
+        if engine.model.coded:  # some may have other values by now
+            self._groups = self._sized()
         old, budgets = self.plan, self._budgets
         automatic, self._automatic = self._automatic, None
         try:
@@ -233,22 +235,23 @@ class Handle:
         """Weights have another dtype: other sizes, another plan, before anything runs."""
 
         def again() -> None:
-            members = self._engine.model.members
-            self._groups = [
-                replace(
-                    group,
-                    members=tuple(
-                        replace(each, bytes=sum(aligned(one.nbytes) for one in members[each.key]))
-                        if members[each.key]
-                        else replace(each, bytes=self._engine.model.fixed_bytes(self.model))
-                        for each in group.members
-                    ),
-                )
-                for group in self._groups
-            ]
+            self._groups = self._sized()
             self._plan_anew(list(self.plan.traced), self.plan.training, force=True)
 
         self._engine.stale = again
+
+    def _sized(self) -> list[Group]:
+        """The groups with the sizes that their weights have now."""
+        model = self._engine.model
+
+        def sized(member: Member) -> Member:
+            weights = model.members[member.key]
+            if not weights:
+                return replace(member, bytes=model.fixed_bytes(self.model))
+            size = sum(aligned(each.nbytes) for each in weights)
+            return replace(member, bytes=size, coded=model.coded_bytes(member.key))
+
+        return [replace(group, members=tuple(sized(each) for each in group.members)) for group in self._groups]
 
     # Figures
 

@@ -9,7 +9,7 @@ import copy
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from logging import CRITICAL
@@ -25,7 +25,7 @@ from toprope.sizes import gibibytes
 from toprope.tiers.store.headers import FLOATS, Stored, read_folder, refuse_pointer
 from toprope.tiers.store.memory import DTYPES
 
-__all__ = ["load_values", "quantization", "stored_in_bins"]
+__all__ = ["layouts", "load_values", "quantization", "stored_in_bins"]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
@@ -73,6 +73,62 @@ def stored_in_bins(folder: Path) -> list[Stored] | None:
                 do="check that it was downloaded whole",
             ) from None
     return found
+
+
+def layouts(module: nn.Module, names: Iterable[str]) -> dict[str, list[str]] | None:
+    """The tensors of files that each tensor of a transformers model consists of, one after another in its memory.
+
+    Args:
+        module: the model.
+        names: of the tensors of the files.
+
+    Returns:
+        None where the model is of no such library, or is made from them in another way than by new names and by
+        putting experts together; then its library has to read them.
+    """
+    if not _is(module, "transformers", "PreTrainedModel"):
+        return None
+    model: Any = module
+    try:
+        loading: Any = import_module("transformers.core_model_loading")
+        mapping = import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
+        renamings = [each for each in mapping if isinstance(each, loading.WeightRenaming)]
+        converters = [each for each in mapping if isinstance(each, loading.WeightConverter)]
+        own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+        found: dict[str, dict[str, list[str]]] = {}
+        for name in sorted(names, key=loading.dot_natural_key):
+            if name.endswith(("_scale_inv", ".activation_scale")):
+                continue  # of the tensor without that
+            options = (model.base_model_prefix, own)
+            target, pattern = loading.rename_source_key(name, renamings, converters, *options)
+            if target not in own and name in own:
+                target, pattern = loading.rename_source_key(name, [], [], *options)
+            found.setdefault(target, {}).setdefault(pattern or "", []).append(name)
+        by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+        result = {}
+        for target, patterns in found.items():
+            if "" in patterns:
+                if len(patterns) > 1 or len(patterns[""]) > 1:
+                    return None
+                result[target] = patterns[""]
+                continue
+            converter = by_pattern[next(iter(patterns))]
+            lists = [patterns[each] for each in converter.source_patterns if each in patterns]
+            if not _stacks(loading, converter) or len({len(each) for each in lists}) != 1:
+                return None
+            result[target] = [name for row in zip(*lists, strict=True) for name in row]
+    except (ImportError, AttributeError, TypeError, ValueError, KeyError):
+        return None  # another version of transformers
+    return result
+
+
+def _stacks(loading: Any, converter: Any) -> bool:
+    """Tell if a conversion puts matrices of several experts together, and those of one expert one below the other."""
+    first, *rest = converter.operations
+    joins = not rest or (len(rest) == 1 and isinstance(rest[0], loading.Concatenate) and rest[0].dim == 1)
+    return (
+        isinstance(first, loading.MergeModulelist) and first.dim == 0 and joins and len(converter.target_patterns) == 1
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from toprope.tiers.store.chunks import StageChunk, cut
 from toprope.tiers.store.host import HostStore
 from toprope.tiers.store.memory import Memory, placeholder, without_values
 from toprope.tiers.store.spill import SpillFile
-from toprope.tiers.store.transfer import LIMIT, Load, Transfers
+from toprope.tiers.store.transfer import LIMIT, Chunk, Load, Transfers
 
 __all__ = ["Placing"]
 
@@ -42,11 +42,15 @@ class Placing:
         host: HostStore,
         folder: Path | None,
         disk: int,
-        in_place: Mapping[str, DiskHome],
+        in_place: Mapping[str, Home],
         on_moved: Callable[[int], None] | None,
     ) -> None:
         self.device, self.transfers, self.host, self.folder, self.disk = device, transfers, host, folder, disk
         self.in_place, self.on_moved = dict(in_place), on_moved
+        self.coded: dict[str, Home] = {}
+        """Weights that lie in the host's memory as they do in their files: as codes."""
+        self.decoded: Callable[[], None] | None = None
+        """Called when one of them has got other values, and takes more room."""
         self.limit = LIMIT
         """Seconds that a transfer may take."""
         self._spill: SpillFile | None = None
@@ -101,38 +105,54 @@ class Placing:
         weight.version = weight.parameters[0]._version
 
     def _to_host(self, weight: Weight) -> None:
-        if isinstance(weight.home, MemoryHome):
+        home = weight.home
+        if home is not None and home.tier == "host":
             return
-        self.host.reserve(weight.nbytes)
+        if home is None and weight.name in self.coded:
+            home = self._original(weight)
+        coded = home is not None and weight.name in self.coded
+        size = home.host_bytes if home is not None and coded else weight.nbytes
+        self.host.reserve(size)
+        made: Home
         try:
             data = self._data(weight)
-            if weight.home is None and data.device.type == "cpu" and not self.device.capabilities.pinned_memory:
-                home = MemoryHome(Memory.of(data), data)
+            if home is None and data.device.type == "cpu" and not self.device.capabilities.pinned_memory:
+                made = MemoryHome(Memory.of(data), data)
             else:
-                memory = Memory.host(weight.nbytes, self.device, lasting=True)
-                if weight.home is None:
+                memory = Memory.host(size, self.device, lasting=True)
+                if home is None:
                     memory.tensor.copy_(Memory.of(data).tensor)
                 else:
-                    self.run(weight, memory)
-                home = MemoryHome(memory)
+                    self._bring(weight, home.host_chunks(memory) if coded else home.chunks(memory))
+                made = home.on_host(memory) if home is not None and coded else MemoryHome(memory)
         except BaseException:
-            self.host.release(weight.nbytes)
+            self.host.release(size)
             raise
-        self._settle(weight, home)
+        self._settle(weight, made)
 
     def _to_disk(self, weight: Weight) -> None:
-        if isinstance(weight.home, DiskHome):
+        if weight.home is not None and weight.home.tier == "disk":
             return
+        found = self._original(weight)
+        if found is not None:
+            self._settle(weight, found)
+        elif isinstance(weight.home, MemoryHome):
+            self._settle(weight, self.write(weight, weight.home.memory))
+        else:
+            self._settle(weight, self.write(weight, Memory.of(self.values(weight))))
+
+    def _original(self, weight: Weight) -> Home | None:
+        """The place of a weight in the model's files, if it has the same values there."""
         found = next((self.in_place[name] for name in weight.names if name in self.in_place), None)
+        if found is None or found.nbytes != weight.nbytes:
+            return None
         if weight.home is None:
             source = Memory.of(self._data(weight))
-        else:
-            assert isinstance(weight.home, MemoryHome)
+        elif isinstance(weight.home, MemoryHome):
             source = weight.home.memory
-        if found is not None and found.nbytes == weight.nbytes and self._same(weight, found, source):
-            self._settle(weight, found)
-            return
-        self._settle(weight, self.write(weight, source))
+        else:  # codes in the host's memory, which nobody has changed
+            return found
+        return found if self._same(weight, found, source) else None
 
     def write(self, weight: Weight, source: Memory) -> DiskHome:
         """Write a weight's bytes to our own file."""
@@ -148,7 +168,7 @@ class Placing:
         self.written += weight.nbytes
         return DiskHome(self.spill.file, offset, weight.like.dtype, weight.like.numel(), spill=self.spill)
 
-    def _same(self, weight: Weight, home: DiskHome, source: Memory) -> bool:
+    def _same(self, weight: Weight, home: Home, source: Memory) -> bool:
         """Whether a file holds what the model has in memory."""
         memory = Memory.host(weight.nbytes)
         home.check()
@@ -160,8 +180,8 @@ class Placing:
         if weight.home is None and weight.parameters[0]._version != weight.version:
             weight.changed = True
         old, weight.home = weight.home, home
-        if isinstance(old, MemoryHome):
-            self.host.release(weight.nbytes)
+        if old is not None and old.tier == "host":
+            self.host.release(old.host_bytes)
         if old is not None and old is not home:
             old.release()
         if home is not None:
@@ -175,7 +195,10 @@ class Placing:
         """Bring bytes of a weight into memory of the host or the device, and wait for them."""
         assert weight.home is not None
         weight.home.check()
-        load = Load(weight.name, weight.home.chunks(target, start))
+        self._bring(weight, weight.home.chunks(target, start))
+
+    def _bring(self, weight: Weight, chunks: list[Chunk]) -> None:
+        load = Load(weight.name, chunks)
         self.transfers.begin(load, urgent=True).wait(self.limit)
         for event in load.events:
             event.synchronize()
@@ -213,23 +236,33 @@ class Placing:
             if isinstance(home, MemoryHome) and home.nbytes == values.nbytes:
                 home.memory.tensor.copy_(Memory.of(values).tensor)
                 return
-            if isinstance(home, MemoryHome):
-                self.host.release(home.nbytes)
-                self.host.reserve(values.nbytes)
+            if home.tier == "host":
+                more = values.nbytes - home.host_bytes
+                if more > 0:
+                    self.host.reserve(more)
+                else:
+                    self.host.release(-more)
                 memory = Memory.host(values.nbytes, self.device, lasting=True)
                 memory.tensor.copy_(Memory.of(values).tensor)
                 weight.home = MemoryHome(memory)
-                return
-            weight.home = self.write(weight, Memory.of(values))
-            home.release()
+            else:
+                weight.home = self.write(weight, Memory.of(values))
+                home.release()
+        self.forget_codes(weight)
+
+    def forget_codes(self, weight: Weight) -> None:
+        """A weight has other values than its codes."""
+        if self.coded.pop(weight.name, None) is not None and self.decoded is not None:
+            self.decoded()
 
     def cast(self, weight: Weight, dtype: torch.dtype) -> None:
         """Convert a weight; one in a file is converted when it is read."""
         home = weight.home
         assert home is not None
-        if isinstance(home, DiskHome):
+        converted = home.cast(dtype)
+        if converted is not None:
             self._change_dtype(weight, dtype)
-            weight.home = home.cast(dtype)
+            weight.home = converted
             return
         changed = weight.changed
         self.replace(weight, self.values(weight).to(dtype))

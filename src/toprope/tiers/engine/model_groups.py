@@ -100,6 +100,10 @@ class Model:
     """By the names of modules, weights of modules in them that they use without calling those."""
     members: dict[str, list[Weight]] = field(default_factory=dict)
     """Weights by the key of their member of a group: those that a module uses at the same time are one."""
+    coded: dict[str, Home] = field(default_factory=dict)
+    """Weights that lie on the host as codes, by name, and where they lie in their files."""
+    decoding: int = 0
+    """Bytes of the device that codes are decoded in."""
     reserved: int = 0
     """Bytes of the device for slots that no plan has."""
     _whole: tuple[list[Group], dict[str, list[Weight]]] | None = None
@@ -125,8 +129,21 @@ class Model:
             if left:
                 self.groups.append(replace(group, members=left))
 
+    def coded_bytes(self, key: str) -> int | None:
+        """Bytes of a member of a group where it is not on the device; None for as many as there."""
+        for each in self.members[key]:
+            first = each.parameters[0]
+            if each.home is None and not first.is_meta and first._version != each.version:
+                self.coded.pop(each.name, None)  # it stays on the device, and was given other values there
+        if not any(each.name in self.coded for each in self.members[key]):
+            return None
+        sizes = [
+            self.coded[each.name].host_bytes if each.name in self.coded else each.nbytes for each in self.members[key]
+        ]
+        return sum(map(aligned, sizes))
+
     def fixed_bytes(self, module: nn.Module) -> int:
-        """Bytes on the device of all that never leaves it and is no weight: buffers, `left`, and reserved slots."""
+        """Bytes on the device of all that never leaves it and is no weight: buffers, `left`, and reserved memory."""
         mine = {id(each) for weight in self.weights.values() for each in weight.parameters}
         parts: dict[object, int] = {}
         others = [each for each in module.parameters() if id(each) not in mine]
@@ -136,7 +153,7 @@ class Model:
                     parts[id(part)] = part.nbytes if part.layout is torch.strided else 0
                 else:
                     parts[part.untyped_storage()._cdata] = part.untyped_storage().nbytes()
-        return sum(parts.values()) + self.reserved
+        return sum(parts.values()) + self.reserved + self.decoding
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

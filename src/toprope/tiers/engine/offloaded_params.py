@@ -101,8 +101,7 @@ class AwayWeights:
             home.memory.tensor[first : first + source.nbytes].copy_(source.tensor)
             self._count("device_to_host", source.nbytes)
             return
-        assert isinstance(home, DiskHome)
-        if home.spill is None or home.casts:
+        if not isinstance(home, DiskHome) or home.spill is None or home.casts:
             new = self._new.get(weight)
             if new is None:
                 spill = self.engine.placing.spill
@@ -148,7 +147,10 @@ class AwayWeights:
             at = max(at, last)
         self._settle_writes(new.home)
         old, weight.home = weight.home, new.home
+        self.engine.placing.forget_codes(weight)
         if old is not None:
+            if old.tier == "host":
+                self.engine.placing.host.release(old.host_bytes)
             old.release()
 
     def updated(self) -> None:

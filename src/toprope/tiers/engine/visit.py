@@ -51,7 +51,7 @@ class Visit:
         in_pieces = [each for each in needs.weights if engine.pieces is not None and each in engine.pieces.tiers]
         if in_pieces:
             raise TierCapacityError(
-                f"{in_pieces[0].name} is computed in pieces of rows: the device has no room for it.",
+                f"{in_pieces[0].name} is computed in pieces: the device has no room for it.",
                 do="give the device a larger budget; or change what state_dict() gives, and load_state_dict() that",
             )
         units = dict.fromkeys(engine.unit_of[each] for each in needs.weights if each in engine.unit_of)

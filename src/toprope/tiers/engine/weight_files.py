@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from toprope.errors import WeightsError
 from toprope.tiers.engine.library_loaders import quantization
 from toprope.tiers.engine.model_groups import Model, Weight
 from toprope.tiers.store.backing import DiskHome
+from toprope.tiers.store.coded import CodedHome, Coding, JoinedHome
 from toprope.tiers.store.disk_file import Buffer, DiskFile
 from toprope.tiers.store.headers import FLOATS, Stored, read_folder
 from toprope.tiers.store.memory import DTYPES, Memory
@@ -33,7 +35,7 @@ def skeleton() -> Iterator[None]:
             made = module._parameters[name]
             assert made is not None
             empty = nn.Parameter(made.to("meta"), requires_grad=made.requires_grad)
-            empty.__dict__.update(made.__dict__)
+            empty.__dict__.update({**made.__dict__, **empty.__dict__})
             module._parameters[name] = empty
 
     nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
@@ -47,6 +49,14 @@ _COUNTS = frozenset(("I32", "I64"))
 """Whole numbers that are no codes of weights, such as positions."""
 
 _SCALED = frozenset(("F8_E5M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ"))
+
+_SCALE = "_scale_inv"
+"""End of the name of the scales of FP8 weights; codes are multiplied by them."""
+
+_FEW = 64
+"""Codes with one scale, at least: the scales stay in memory as fp32, a sixteenth of the codes' bytes at most."""
+
+_FLOATS = frozenset(DTYPES[each] for each in FLOATS)
 
 
 class Files:
@@ -69,20 +79,25 @@ class Files:
         self.folder, self.model, self.module = folder, model, module
         self.stored = {each.name: each for each in (read_folder(folder) if stored is None else stored)}
         self._open: dict[Path, DiskFile] = {}
-        self.homes: dict[str, DiskHome] = {}
+        self.homes: dict[str, DiskHome | CodedHome | JoinedHome] = {}
         self.refused: list[str] = []
         """Weights whose values are stored as something that is no number of the model's dtype."""
         self._reshaped: list[tuple[str, Stored, Weight]] = []
+        self._used: set[str] = set()
+        """Tensors of the files that belong to others, or have other names than in the model."""
+        self._renamed: dict[str, str] = {}
         self._stored_name, self._part = self._names()
         self._quantization = quantization(folder)
-        quantised = self._quantization is not None
+        self._scaled = (self._quantization or {}).get("quant_method") == "fp8"
+        if stored is None:  # in other formats nothing is read in place
+            self._find_codes()
         for weight in model.weights.values():
             for name in weight.names:
                 found = self.find(name)
-                if found is None or found.dtype not in DTYPES:
+                if found is None or found.dtype not in DTYPES or weight.name in self.homes:
                     continue
                 there, wanted = DTYPES[found.dtype], weight.like.dtype
-                if there != wanted and not _converts(found.dtype, wanted, scaled=quantised):
+                if there != wanted and not self._converts(found.dtype, wanted):
                     self.refused.append(f"{name}: {there} in {found.file.name}, {wanted} in the model")
                     break
                 if found.shape != tuple(weight.like.shape):
@@ -92,9 +107,110 @@ class Files:
                     self.homes[weight.name] = self._home(found, wanted)
                     break
 
+    def _find_codes(self) -> None:
+        """Weights whose codes and scales are there as the model's library has them, under the names of the model."""
+        for weight in self.model.weights.values():
+            for name in weight.names:
+                found = self.find(name)
+                if found is None or found.shape != tuple(weight.like.shape) or not weight.like.is_contiguous():
+                    continue
+                home = self._coded(found, weight.like.dtype)
+                if home is not None:
+                    self.homes[weight.name] = home
+                    break
+
+    def _coded(self, stored: Stored, dtype: torch.dtype) -> CodedHome | None:
+        """The home of codes of 8 bits with scales for blocks of them; None for what is not stored so."""
+        scales = self.stored.get(f"{stored.name}{_SCALE}")
+        if not self._scaled or stored.dtype not in _SCALED or scales is None or len(stored.shape) < 2:
+            return None
+        rows, columns = stored.shape[-2:]
+        matrices = prod(stored.shape[:-2])
+        grid = scales.shape[-2:] if len(scales.shape) >= 2 else (1, 1)
+        block = self._block((rows, columns), grid)
+        factors = prod(scales.shape)
+        plain = scales.dtype in FLOATS or scales.dtype in ("U8", "F8_E8M0")
+        if block is None or not plain or dtype not in _FLOATS or factors != matrices * prod(grid):
+            return None
+        if rows % block[0] and matrices > 1:
+            return None
+        if factors * _FEW > prod(stored.shape):  # scales stay in memory, and these would take much of it
+            return None
+        values = self._values(scales)
+        values = (values.to(torch.float32) - 127).exp2() if scales.dtype == "U8" else values.to(torch.float32)
+        table = values.reshape(-1, grid[1]).clone()  # not in a mapping of its own: a system has few of those
+        coding = Coding(DTYPES[stored.dtype], columns, table, block, (dtype,))
+        self._used |= {scales.name, f"{stored.name.removesuffix('weight')}activation_scale"}
+        count = prod(stored.shape)
+        return CodedHome(DiskHome(self._file(stored.file), stored.begin, torch.uint8, count), coding)
+
+    def _without_scales(self) -> list[Stored]:
+        """Codes that no scale belongs to, under any name that it has in such checkpoints."""
+        return [
+            each
+            for name, each in self.stored.items()
+            if each.dtype in _SCALED
+            and not name.endswith("scale_inv")
+            and not any(other in self.stored for other in _scales_of(name))
+        ]
+
+    def _block(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
+        """Rows and columns that have one scale: as the configuration says, else as many scales as there are say."""
+        said: Any = (self._quantization or {}).get("weight_block_size")
+        blocks = isinstance(said, list) and len(said) == 2 and all(type(each) is int and each > 0 for each in said)
+        if blocks and all(-(-size // each) == count for size, each, count in zip(shape, said, grid, strict=True)):
+            return said[0], said[1]
+        if any(not count or size % count for size, count in zip(shape, grid, strict=True)):
+            return None
+        return shape[0] // grid[0], shape[1] // grid[1]
+
+    def take_layouts(self, layouts: Mapping[str, Sequence[str]] | None) -> bool:
+        """Take weights from tensors with other names, or from several: fused experts.
+
+        Args:
+            layouts: by the name of a tensor of the model, those of the files that it consists of, one after another.
+
+        Returns:
+            True if all of the model is found then.
+        """
+        if not layouts:
+            return False
+        renamed = {name: sources[0] for name, sources in layouts.items() if len(sources) == 1}
+        known = {name for weight in self.model.weights.values() for name in weight.names}
+        self._renamed = {name: source for name, source in renamed.items() if name not in known}
+        self._used |= set(self._renamed.values())
+        self.refused, self._reshaped = [], []
+        for weight in self.model.weights.values():
+            sources = next((layouts[name] for name in weight.names if name in layouts), None)
+            if sources is None:
+                continue
+            some = [self.stored[each] for each in sources if each in self.stored]
+            shapes = {each.shape[-1:] for each in some}
+            if sum(prod(each.shape) for each in some) != weight.like.numel() or not weight.like.is_contiguous():
+                return False
+            if shapes != {tuple(weight.like.shape[-1:])} or (len(some) == 1 and some[0].shape != weight.like.shape):
+                return False
+            homes = [self._coded(each, weight.like.dtype) or self._plain(each, weight.like.dtype) for each in some]
+            parts = [each for each in homes if each is not None]
+            if len(parts) < len(sources):
+                return False
+            self.homes[weight.name] = parts[0] if len(parts) == 1 else JoinedHome(parts)
+            self._used |= set(sources)
+        try:
+            self.check(whole=True)
+        except WeightsError:
+            return False
+        return True
+
+    def _plain(self, stored: Stored, dtype: torch.dtype) -> DiskHome | None:
+        there = DTYPES.get(stored.dtype)
+        if there is None or (there != dtype and not self._converts(stored.dtype, dtype)):
+            return None
+        return self._home(stored, dtype)
+
     def find(self, name: str) -> Stored | None:
         """A tensor by the name it has in the model."""
-        return self.stored.get(self._stored_name(name))
+        return self.stored.get(self._renamed.get(name) or self._stored_name(name))
 
     def _names(self) -> tuple[Callable[[str], str], str]:
         """How names of the model become those of the files, and the part of the files that is the model's.
@@ -179,6 +295,7 @@ class Files:
             name
             for name in self.stored
             if name not in known
+            and name not in self._used
             and name.startswith(self._part)
             and not name.endswith("_extra_state")
             and not _any(ignored, name)
@@ -193,10 +310,12 @@ class Files:
         It renames tensors, fuses, splits and transposes them: the number of their elements stays the same. So what is
         missing and what is of no use have as many, or something else is wrong, which needs no reading to be known.
         """
-        method = (self._quantization or {}).get("quant_method")
-        scaled = method == "fp8"
+        scaled = self._scaled
         if self._quantization is not None and not scaled:
             return True  # the library's loader names the method
+        if scaled and (alone := self._without_scales()):
+            self.refused = [f"{each.name}: {each.dtype} without a scale in {each.file.name}" for each in alone]
+            return False
         if (self.refused and not scaled) or any(
             prod(there.shape) != weight.like.numel() for _, there, weight in self._reshaped
         ):
@@ -221,6 +340,10 @@ class Files:
         twice = sum((len(each.names) - 1) * each.like.numel() for each in weights)  # tied, and stored under each name
         return missing <= sum(prod(each.shape) for each in unused) <= missing + twice
 
+    def _converts(self, stored: str, dtype: torch.dtype) -> bool:
+        """Tell if stored values are numbers that a dtype rounds, and no codes that have a scale elsewhere."""
+        return dtype in _FLOATS and (stored in FLOATS or (stored in _SCALED and self._quantization is None))
+
     def _home(self, stored: Stored, dtype: torch.dtype) -> DiskHome:
         there = DTYPES[stored.dtype]
         count = stored.bytes // there.itemsize
@@ -235,8 +358,9 @@ class Files:
     def value(self, name: str) -> torch.Tensor | None:
         """A tensor's values; None where it is not there."""
         stored = self.find(name)
-        if stored is None:
-            return None
+        return None if stored is None else self._values(stored)
+
+    def _values(self, stored: Stored) -> torch.Tensor:
         memory = Memory.host(max(stored.bytes, 1))
         aside = Memory.host(stored.bytes + 2 * 4096)
         assert memory.address is not None
@@ -253,14 +377,13 @@ class Files:
         self._open.clear()
 
 
+def _scales_of(name: str) -> tuple[str, ...]:
+    stem = name.removesuffix(".weight")
+    return f"{name}{_SCALE}", f"{stem}.scale", f"{stem}.qscale_weight"
+
+
 def _any(patterns: list[re.Pattern[str]], name: str) -> bool:
     return any(each.search(name) for each in patterns)
-
-
-def _converts(stored: str, dtype: torch.dtype, *, scaled: bool) -> bool:
-    """Tell if stored values are numbers that a dtype rounds, and no codes that have a scale elsewhere."""
-    floats = {DTYPES[each] for each in FLOATS}
-    return dtype in floats and (stored in FLOATS or (stored in _SCALED and not scaled))
 
 
 def persistent_buffers(module: nn.Module) -> list[str]:

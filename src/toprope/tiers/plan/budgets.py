@@ -60,7 +60,7 @@ def resolve(
         SizeError: a size cannot be read.
     """
     asked = {
-        name: None if value == "auto" else 0 if value in (0, "0") else parse_size(value)
+        name: None if value == "auto" else parse_size(value, least=0)
         for name, value in (("device", device), ("host", host), ("disk", disk))
     }
     share = max(0, free.host // 2 - _FOR_THE_REST)

@@ -80,8 +80,14 @@ def read_layout(folder: str | os.PathLike[str]) -> Layout:
     config = _config(path)
     roots = _roots(tensors)
     members: dict[str, list[Member]] = {}
+    size = _computed_in(config)
     for name, tensor in tensors.items():
+        if size and name.endswith("_scale_inv"):
+            continue  # scales stay on the host
+        coded = size is not None and f"{name}_scale_inv" in tensors
         member = Member(name, tensor.bytes, _kind(tensor))
+        if size is not None and coded:
+            member = replace(member, bytes=tensor.bytes * size, coded=tensor.bytes)
         members.setdefault(_group(name, roots), []).append(member)
     tied = _tie(members, tensors, config)
     names = sorted(members, key=_Rank(members, tensors))
@@ -92,6 +98,8 @@ def read_layout(folder: str | os.PathLike[str]) -> Layout:
     storages = {each.key: each.bytes for group in groups for each in group.members}
     patterns = list(dict.fromkeys(_list_of(name) for name in names if _list_of(name)))
     said = f"order and groups from the names of layers ({', '.join(f'{each}.N' for each in patterns) or 'no blocks'})"
+    if size is not None:
+        said += "; FP8 is dequantised on the device"
     if tied:
         said += f"; {tied} counted once"
     return Layout(path, groups, tensors, dict(dtypes.most_common()), sum(storages.values()), said)
@@ -106,6 +114,14 @@ def _config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise WeightsError(f"{file} cannot be read: {error}.", do="check that it was downloaded whole") from None
     return found if isinstance(found, dict) else {}
+
+
+def _computed_in(config: dict[str, Any]) -> int | None:
+    """Bytes of a number that a code of FP8 becomes on the device; None for a model without such codes."""
+    method = config.get("quantization_config")
+    if not isinstance(method, dict) or method.get("quant_method") != "fp8":
+        return None
+    return 4 if config.get("dtype", config.get("torch_dtype")) == "float32" else 2
 
 
 def _kind(tensor: Stored) -> Kind:

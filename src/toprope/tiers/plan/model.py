@@ -67,17 +67,24 @@ class Member:
         bytes: its bytes as stored.
         kind: what it is; norms, biases and buffers always stay on the device.
         storage: the same for tensors that share their memory (tied weights); empty for one of its own.
+        coded: its bytes on the host, on the disk and on the links, where it lies there as codes; None for the same.
     """
 
     name: str
     bytes: int
     kind: Kind = "weight"
     storage: str = ""
+    coded: int | None = None
 
     @property
     def key(self) -> str:
         """What is the same for all tensors with this memory."""
         return self.storage or self.name
+
+    @property
+    def away(self) -> int:
+        """Its bytes where it is not on the device."""
+        return self.bytes if self.coded is None else self.coded
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +236,7 @@ class Home:
         group: the group.
         what: what of it. "weights" is what of it can move: not its norms, biases, buffers and small tensors.
         tier: where.
-        bytes: how much room it takes, aligned; weights that are tied are counted with the first group that has them.
+        bytes: how much room it takes there, aligned; tied weights are counted with the first group that has them.
         members: of weights, the names of the tensors.
     """
 

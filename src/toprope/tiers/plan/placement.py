@@ -50,7 +50,7 @@ class Placement:
                 tier = self.tier(unit)
                 if tier != "device":
                     sizes = found.setdefault(group, {})
-                    sizes[tier] = sizes.get(tier, 0) + unit.bytes
+                    sizes[tier] = sizes.get(tier, 0) + unit.away
         return found
 
     @cached_property
@@ -90,11 +90,11 @@ class Placement:
                 if tier == "device":
                     continue
                 # weights: the optimizer's tiles; all else: made and moved out, or states read and written
-                into += 0 if self.problem.links.unified and tier == "disk" else unit.bytes
-                out += unit.bytes
+                into += 0 if self.problem.links.unified and tier == "disk" else unit.away
+                out += unit.away
                 if tier == "disk":
-                    read += unit.bytes
-                    write += unit.bytes
+                    read += unit.away
+                    write += unit.away
         return Traffic(into, out, read, write)
 
     @cached_property
@@ -254,17 +254,17 @@ class _Steps:
     def _in(self, unit: Unit, at: int, after: list[int]) -> int:
         if self.of.tier(unit) == "disk":
             assert self.links.disk_read is not None
-            job = self.clock.add(DISK, self.links.disk_read.seconds(unit.bytes), at, after, unit.group)
+            job = self.clock.add(DISK, self.links.disk_read.seconds(unit.away), at, after, unit.group)
             if self.links.unified:
                 return job
             after = [job]
-        return self._copy(IN, unit.bytes, at, after, unit.group)
+        return self._copy(IN, unit.away, at, after, unit.group)
 
     def _out(self, unit: Unit, at: int, after: list[int]) -> int:
-        job = self._copy(OUT, unit.bytes, at, after, unit.group)
+        job = self._copy(OUT, unit.away, at, after, unit.group)
         if self.of.tier(unit) == "disk":
             assert self.links.disk_write is not None
-            job = self.clock.add(DISK, self.links.disk_write.seconds(unit.bytes), at, [job], unit.group)
+            job = self.clock.add(DISK, self.links.disk_write.seconds(unit.away), at, [job], unit.group)
         return job
 
     def _optimizer(self, step: int) -> None:

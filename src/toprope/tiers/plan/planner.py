@@ -129,9 +129,14 @@ def _told(problem: Problem, placement: Placement, traced: tuple[Use, ...]) -> Pl
     tiers = {name: _tier(problem, placement, name) for name in _by_first_use(problem)}
     homes = [
         Home(
-            unit.group, "weights" if unit.what == "tied" else unit.what, placement.tier(unit), unit.bytes, unit.members
+            unit.group,
+            "weights" if unit.what == "tied" else unit.what,
+            tier,
+            unit.bytes if tier == "device" else unit.away,
+            unit.members,
         )
         for unit in problem.units
+        for tier in (placement.tier(unit),)
     ]
     made = [sorted((getattr(each, kind) for each in problem.groups.values()), reverse=True)[:BUFFERS] for kind in _MADE]
     limits = placement.limits

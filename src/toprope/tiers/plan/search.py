@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from math import ceil, inf
 
@@ -55,8 +55,8 @@ def least_device(problem: Problem, slots: int = LEAST_SLOTS) -> int:
 
 def least_away(problem: Problem, slots: int = LEAST_SLOTS) -> int:
     """The fewest bytes that host and disk have to hold."""
-    total = sum(unit.bytes for unit in problem.units)
-    return min(total - sum(unit.bytes for unit in kept) for kept, _, _ in _sets(problem, slots))
+    total = sum(unit.away for unit in problem.units)
+    return min(total - sum(unit.away for unit in kept) for kept, _, _ in _sets(problem, slots))
 
 
 def _sizes(problem: Problem) -> Iterator[tuple[int, list[Unit]]]:
@@ -83,7 +83,7 @@ def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[
         return None
     tiers: dict[tuple[str, str], Tier] = {}
     tiers.update({(unit.what, unit.name): "disk" for unit in away if unit.asked == "disk"})
-    free = [unit for unit in away if unit.asked != "disk"]
+    free = [_away(unit) for unit in away if unit.asked != "disk"]
     ordered = sorted(free, key=lambda unit: (unit.asked != "host", -_density(unit.disk_saved, unit), unit.rank))
     for _, some in groupby(ordered, key=lambda unit: (unit.asked, _density(unit.disk_saved, unit))):
         units = list(some)
@@ -92,13 +92,18 @@ def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[
         chosen = {(unit.what, unit.name) for unit in kept}
         for unit in units:
             tiers[unit.what, unit.name] = "host" if (unit.what, unit.name) in chosen else "disk"
-    new = sum(unit.bytes for unit in away if tiers[unit.what, unit.name] == "disk" and _written(problem, unit))
+    new = sum(unit.away for unit in away if tiers[unit.what, unit.name] == "disk" and _written(problem, unit))
     on_disk = any(tier == "disk" for tier in tiers.values())
     if on_disk and (problem.links.disk_read is None or problem.links.disk_write is None):
         return None
     if on_disk and (problem.budgets.disk is None or new > problem.budgets.disk):
         return None
     return tiers
+
+
+def _away(unit: Unit) -> Unit:
+    """A unit with the size that it has where it is not on the device."""
+    return unit if unit.away == unit.bytes else replace(unit, bytes=unit.away)
 
 
 def _written(problem: Problem, unit: Unit) -> bool:

@@ -40,6 +40,13 @@ class Unit:
     disk_saved: float
     asked: Tier | None = None
     """The tier that its user asks for; None for the best one."""
+    coded: int | None = None
+    """Bytes on the host, on the disk and on the links, where they are others."""
+
+    @property
+    def away(self) -> int:
+        """Bytes where it is not on the device."""
+        return self.bytes if self.coded is None else self.coded
 
 
 @dataclass(frozen=True)
@@ -129,20 +136,21 @@ def problem_of(
         moving = {each.key: each for each in reversed(group.members) if each.key not in staying}
         mine = [each for each in reversed(moving.values()) if len(users[each.key]) == 1]
         if mine:
-            size = sum(aligned(each.bytes) for each in mine)
-            names = tuple(each.name for each in group.members if each.key in {one.key for one in mine})
-            own[group.name] = Unit(
-                "weights", group.name, group.name, size, names, place, *value.weights(size, counts[group.name])
+            size, away = (
+                sum(map(aligned, each)) for each in zip(*((one.bytes, one.away) for one in mine), strict=True)
             )
+            names = tuple(each.name for each in group.members if each.key in {one.key for one in mine})
+            saved = value.weights(away, counts[group.name])
+            own[group.name] = Unit("weights", group.name, group.name, size, names, place, *saved, coded=away)
         shared = []
         for member in reversed(moving.values()):
             if len(users[member.key]) > 1:
                 if member.key not in made:
                     names = tuple(each.name for some in groups for each in some.members if each.key == member.key)
                     times = sum(counts[name] for name in users[member.key])
-                    size = aligned(member.bytes)
-                    saved = value.weights(size, times)
-                    made[member.key] = Unit("tied", member.key, group.name, size, names, place, *saved)
+                    size, away = aligned(member.bytes), aligned(member.away)
+                    saved = value.weights(away, times)
+                    made[member.key] = Unit("tied", member.key, group.name, size, names, place, *saved, coded=away)
                 shared.append(made[member.key])
         if shared:
             tied[group.name] = tuple(shared)

@@ -105,7 +105,8 @@ class _Absent:
         if not allowed:
             absence = _find((args, kwargs))
             given = kwargs or {}
-            if name in absence.instead and isinstance(given.get("weight", args[1] if len(args) > 1 else None), _Absent):
+            mine = args[0] if name == "__getitem__" else given.get("weight", args[1] if len(args) > 1 else None)
+            if name in absence.instead and isinstance(mine, _Absent):
                 return absence.instead[name](*args, **given)
             into = args[0] if args else given.get("tensor")
             into = into[0] if isinstance(into, (tuple, list)) and into else into
@@ -227,7 +228,7 @@ def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
             return
         new = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         new.__class__ = parameter.__class__
-        new.__dict__.update(parameter.__dict__)
+        new.__dict__.update({**parameter.__dict__, **new.__dict__})  # its own parts, where it has such
         gradient, parameter.grad = parameter.grad, None
         try:
             torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]

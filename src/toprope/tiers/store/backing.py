@@ -28,8 +28,30 @@ class Home(Protocol):
     def nbytes(self) -> int:
         """Of the weight on the device."""
 
+    @property
+    def direct(self) -> bool:
+        """Tell if it can be read from its file into its place without a copy, if that has the same place in a block."""
+        return False
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in the host's memory, as it lies there."""
+        return self.nbytes
+
     def chunks(self, target: Memory, start: int = 0) -> list[Chunk]:
         """What brings the bytes from `start` on into the target, as many as it has."""
+
+    def host_chunks(self, memory: Memory) -> list[Chunk]:
+        """Chunks of a load that brings it to the host's memory."""
+        return self.chunks(memory)
+
+    def on_host(self, memory: Memory) -> Home:
+        """The home that it has there."""
+        return MemoryHome(memory)
+
+    def cast(self, dtype: torch.dtype) -> Home | None:
+        """The same, converted once more when it is brought; None where its values have to be converted."""
+        return None
 
     def check(self) -> None:
         """Raise if what lies there is not what it was."""
@@ -38,7 +60,7 @@ class Home(Protocol):
         """It is not needed any more."""
 
 
-class MemoryHome:
+class MemoryHome(Home):
     """In the host's memory.
 
     Args:
@@ -71,7 +93,7 @@ class MemoryHome:
         """Nothing: it goes with its last reference."""
 
 
-class DiskHome:
+class DiskHome(Home):
     """In a file.
 
     Args:

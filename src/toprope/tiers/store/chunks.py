@@ -14,9 +14,20 @@ from toprope.tiers.store.disk_file import BLOCK, DiskFile
 from toprope.tiers.store.memory import Memory, as_buffer, move
 from toprope.tiers.store.transfer import CHUNK, Load, Worker
 
-__all__ = ["CastChunk", "CopyChunk", "PatchChunk", "ReadChunk", "StageChunk", "WriteChunk", "cut", "write_failed"]
+__all__ = [
+    "SERIAL",
+    "CastChunk",
+    "CopyChunk",
+    "PatchChunk",
+    "ReadChunk",
+    "StageChunk",
+    "WriteChunk",
+    "cut",
+    "deliver",
+    "write_failed",
+]
 
-_SERIAL = 32256
+SERIAL = 32256
 """Elements of a conversion: so few that torch does it in this thread, and not in all of them."""
 
 
@@ -34,7 +45,7 @@ def cut(nbytes: int, most: int = CHUNK, first: int = CHUNK, least: int = 0) -> I
         start = stop
 
 
-def _deliver(worker: Worker, load: Load, target: Memory, source: torch.Tensor, *, stay: bool) -> None:
+def deliver(worker: Worker, load: Load, target: Memory, source: torch.Tensor, *, stay: bool) -> None:
     """Copy from the host's memory to a device.
 
     Args:
@@ -70,7 +81,7 @@ class ReadChunk:
             moved, _ = self.file.read(self.offset, self.nbytes, self.target.address, worker.buffer)
         else:
             at, moved, _ = self.file.read_aside(self.offset, self.nbytes, worker.buffer)
-            _deliver(worker, load, self.target, worker.memory.tensor[at : at + self.nbytes], stay=True)
+            deliver(worker, load, self.target, worker.memory.tensor[at : at + self.nbytes], stay=True)
             worker.moved["host_to_device"] += self.nbytes
         if worker.link is not None:
             worker.link.carry(self.nbytes, begin)
@@ -101,16 +112,16 @@ class CastChunk:
         at, moved, _ = self.file.read_aside(self.offset, self.nbytes, worker.buffer)
         raw = worker.memory.tensor[at : at + self.nbytes].clone().view(self.stored)
         made = torch.empty(raw.numel(), dtype=self.casts[-1])
-        for start in range(0, raw.numel(), _SERIAL):
-            piece = raw[start : start + _SERIAL]
+        for start in range(0, raw.numel(), SERIAL):
+            piece = raw[start : start + SERIAL]
             for dtype in self.casts:
                 piece = piece.to(dtype)
-            made[start : start + _SERIAL] = piece
+            made[start : start + SERIAL] = piece
         flat = made.view(torch.uint8)
         if self.target.address is not None:
             move(self.target.address, flat.data_ptr(), flat.numel())
         else:
-            _deliver(worker, load, self.target, flat, stay=True)
+            deliver(worker, load, self.target, flat, stay=True)
             worker.moved["host_to_device"] += flat.numel()
         worker.moved["disk_read" if moved else "page_cache"] += moved or self.nbytes
         worker.busy["disk_read"] += time.perf_counter() - begin
@@ -133,7 +144,7 @@ class CopyChunk:
             move(self.target.address, self.source.address, nbytes)
         else:
             pinned = self.source.tensor.is_pinned()
-            _deliver(worker, load, self.target, self.source.tensor, stay=not pinned)
+            deliver(worker, load, self.target, self.source.tensor, stay=not pinned)
         if worker.link is not None:
             worker.link.carry(nbytes, begin)
         worker.moved["host_to_device"] += nbytes

@@ -368,7 +368,7 @@ class Transfers:
             if queue.closed:
                 raise TierError("the tiers of this model are closed.", do="attach it again")
             (queue.urgent if urgent else queue.ahead).append(load)
-            queue.ready.notify_all()
+            queue.ready.notify(len(load.waiting))  # no thread wakes that would find nothing
         return load
 
     def hasten(self, load: Load) -> None:
