@@ -34,7 +34,7 @@ MODULES = {
     "visible": "base/test_visible.py base/test_visible_maps.py",
     "codes/reasons": "base/test_codes_reasons.py",
     "cores/proof/bounds": "cores/test_cores_bounds.py cores/test_cores_check.py",
-    "cores/planning/order": "cores/test_cores_order.py cores/test_cores_plan.py",
+    "cores/planning/order": "cores/test_cores_planning_order.py",
     "tiers/training/tiles": "tiers/test_tiers_tiles.py",
     "tiers/plan/placement": "tiers/test_tiers_plan.py",
     "functions/scheduling/ledger": "functions/test_functions_ledger.py",
@@ -120,7 +120,7 @@ def is_killed(module: str, source: str, folder: Path) -> bool:
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "mutants", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            [*words, "-m", "not slow and not soak", *tests], cwd=ROOT, env=environment, capture_output=True,
+            [*words, "-m", "not soak", *tests], cwd=ROOT, env=environment, capture_output=True,
             timeout=LIMIT, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -101,6 +101,7 @@ def main() -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1240, "height": 930})
+            page.set_default_timeout(240_000)
             page.goto(found[0])
             draw(page, folder)
             browser.close()

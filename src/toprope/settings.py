@@ -25,6 +25,7 @@ __all__ = ["Settings", "config_dir"]
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
+_LANGUAGE = re.compile(r"(en|zh|auto)([-_][a-z_.-]+)?")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[A-Za-z0-9]+)*")
 
 
@@ -50,6 +51,9 @@ class Settings:
     cann: str = "9.0.0"
     """Version of CANN whose rules the simulated card keeps where versions differ, such as "8.5.0"."""
 
+    lang: str = "auto"
+    """Language of the page of `toprope ui`: "en", "zh", or "auto" for the browser's."""
+
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Origin of each value: "argument", "environment variable NAME", a pyproject.toml's path or "default"."""
 
@@ -63,13 +67,14 @@ class Settings:
         log: str | None = None,
         fallback: bool | None = None,
         cann: str | None = None,
+        lang: str | None = None,
         trust_env: bool = True,
     ) -> Settings:
         """The settings in force here and now.
 
         Args:
-            device, sim, cache_dir, log, fallback, cann: the fields of the same names; None leaves the choice to the
-                others.
+            device, sim, cache_dir, log, fallback, cann, lang: the fields of the same names; None leaves the choice to
+                the others.
             trust_env: False ignores environment variables and pyproject.toml.
 
         Raises:
@@ -77,6 +82,7 @@ class Settings:
         """
         arguments = {
             "device": device, "sim": sim, "cache_dir": cache_dir, "log": log, "fallback": fallback, "cann": cann,
+            "lang": lang,
         }  # fmt: skip
         environment: Mapping[str, str] = os.environ if trust_env else {}
         file, table = _project_table(_working_directory()) if trust_env else (None, {})
@@ -174,6 +180,13 @@ def _read_version(value: object, source: str, _folder: Path) -> str:
     return value.strip()
 
 
+def _read_language(value: object, source: str, _folder: Path) -> str:
+    found = _LANGUAGE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if found is None:
+        raise _malformed(value, source, 'a language: "en", "zh" or "auto"')
+    return found[1]
+
+
 class _Known(NamedTuple):
     variable: str
     read: Callable[[object, str, Path], Any]  # (value, its place, folder that relative paths count from)
@@ -186,6 +199,7 @@ _KNOWN = {
     "log": _Known("TOPROPE_LOG", _read_level),
     "fallback": _Known("TOPROPE_FALLBACK", _read_boolean),
     "cann": _Known("TOPROPE_CANN", _read_version),
+    "lang": _Known("TOPROPE_LANG", _read_language),
 }
 
 _TABLES = {"port"}

@@ -20,6 +20,7 @@ VARIABLES = {
     "log": "TOPROPE_LOG",
     "fallback": "TOPROPE_FALLBACK",
     "cann": "TOPROPE_CANN",
+    "lang": "TOPROPE_LANG",
 }
 # name -> three values: (as given, as read)
 SAMPLES = {
@@ -29,6 +30,7 @@ SAMPLES = {
     "log": [("DEBUG", "DEBUG"), ("error", "ERROR"), ("Info", "INFO")],
     "fallback": [("true", True), ("0", False), ("on", True)],
     "cann": [("8.5.0", "8.5.0"), (" 8.2.RC1", "8.2.RC1"), ("10", "10")],
+    "lang": [("zh", "zh"), ("zh_CN", "zh"), ("EN", "en")],
 }
 
 
@@ -53,7 +55,7 @@ def test_defaults(nowhere):
     loaded = Settings.load()
     assert loaded == Settings(
         device=None, sim=None, cache_dir=nowhere / "home" / ".cache" / "toprope", log="WARNING", fallback=False,
-        cann="9.0.0",
+        cann="9.0.0", lang="auto",
     )  # fmt: skip
     assert set(loaded.origins.values()) == {"default"}
     assert set(loaded.origins) == set(VARIABLES)
@@ -95,6 +97,7 @@ def test_show_gives_each_value_with_its_origin(nowhere, monkeypatch):
         ["log", "WARNING", "default"],
         ["fallback", "true", str(file)],
         ["cann", "9.0.0", "default"],
+        ["lang", "auto", "default"],
     ]
     assert "sim        not set " in Settings.load(trust_env=False).show()
 
@@ -176,6 +179,8 @@ def test_a_foreign_file_is_not_even_parsed(nowhere):
         ("fallback", "2"),
         ("cann", "RC1"),
         ("cann", "8..5"),
+        ("lang", "fr"),
+        ("lang", "zhx"),
     ],
 )
 def test_a_malformed_value_names_the_place_and_the_value(nowhere, monkeypatch, name, text):

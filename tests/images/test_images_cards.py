@@ -124,3 +124,11 @@ def computed(pid: int) -> float:
     except OSError:
         return 0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_record_is_compared_with_the_engine_also_where_several_cards_were_asked_for(place, capsys) -> None:
+    """With --cards, `--repeat` said nothing of another dtype, other files or versions."""
+    assert edit(place, "--image", "good0.png", "--steps", "2", "--dtype", "fp32") == 0
+    capsys.readouterr()
+    assert edit(place, "--repeat", "out/good0-0001.json", "--dtype", "bf16") == 0
+    assert "the dtype is bfloat16, and was float32" in capsys.readouterr().err

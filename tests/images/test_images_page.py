@@ -22,9 +22,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 
+from images_profiles import P3, profile
 from images_tiny import picture
+from toprope.images.picture.files import open_picture
 from toprope.images.runs.output import SOURCES
 from toprope.images.web.sessions import new_session
 
@@ -133,7 +135,7 @@ class Server:
         session = new_session()
         image = {"path": self.upload(path).json()[0], "meta": {"_type": "gradio.FileData"}}
         form = ["make it snow", False, str(seed), steps, 7.5, 1.5, 0, "", False, 1, "model", "stretch"]
-        form += [list(loras), 1, 1, 1, 1, None, 0, 0, 100, 100]
+        form += [list(loras), 1, 1, 1, 1, None, "", 0, 0, 100, 100]
         told = [self.ask("bring", session, image), self.ask("edit", session, None, *form)]
         called = httpx.post(f"{self.url}/gradio_api/call/follow", json={"data": [session]}, timeout=LONG).json()
         with httpx.stream("GET", f"{self.url}/gradio_api/call/follow/{called['event_id']}", timeout=LONG) as lines:
@@ -175,8 +177,9 @@ def pictures(tmp_path_factory):
 class Tab:
     """A tab of the browser, and what it asked for elsewhere."""
 
-    def __init__(self, browser, server):
-        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, accept_downloads=True)
+    def __init__(self, browser, server, locale="en-US"):
+        size = {"width": 1280, "height": 860}
+        self.context = browser.new_context(viewport=size, accept_downloads=True, locale=locale)
         self.page = self.context.new_page()
         self.page.set_default_timeout(LONG * 1000)
         self.elsewhere, self.errors = [], []
@@ -186,10 +189,10 @@ class Tab:
         self.page.goto(server.url)
 
     @classmethod
-    def loaded(cls, browser, server):
+    def loaded(cls, browser, server, locale="en-US"):
         """A tab of a page whose model is loaded."""
         server.load()
-        tab = cls(browser, server)
+        tab = cls(browser, server, locale)
         tab.wait("#steps input[type=number]")
         return tab
 
@@ -233,6 +236,27 @@ class Tab:
         self.tab("Picture")
         if not self.steps():
             self.bring(path)
+
+    def paint(self, *points):
+        """Draw a line with the mouse over the picture of the mask; points are parts of its width and height."""
+        self.page.wait_for_function("document.querySelector('#painter canvas').width > 0")
+        canvas = self.page.locator("#painter canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+        self.page.mouse.move(*places[0])
+        self.page.mouse.down()
+        for place in places[1:]:
+            self.page.mouse.move(*place, steps=6)
+        self.page.mouse.up()
+        self.settle()
+
+    def saved(self, path):
+        """The picture of the step that is shown, downloaded."""
+        with self.page.expect_download() as found:
+            self.page.locator("#files a").first.click()
+        found.value.save_as(path)
+        return path
 
     def settle(self):
         """Let the page take in what was typed: a click in the same moment sent the number before it."""
@@ -499,6 +523,132 @@ def test_outside_the_rectangle_of_a_mask_the_picture_stays_as_it_is(server, brow
 
 @pytest.mark.slow
 @needs_browser
+def test_a_mask_is_painted_with_the_mouse_and_outside_it_the_picture_stays_as_it_is(server, browser, tmp_path):
+    """A mask had to be made in another program."""
+    picture(900, 600).save(tmp_path / "wide.png")  # larger than the copy that is painted on
+    tab = Tab.loaded(browser, server)
+    tab.fill(tmp_path / "wide.png", steps=2)
+    tab.page.click("#masking > button")
+    uploads = []
+    tab.page.on("request", lambda asked: uploads.append(asked.url) if "/upload" in asked.url else None)
+    tab.paint((0.1, 0.2), (0.4, 0.2))
+    tab.paint((0.7, 0.8), (0.9, 0.8))
+    tab.page.click("#painter .erase")
+    tab.paint((0.6, 0.8), (1.0, 0.8))
+    tab.page.click("#edit")
+    first = tab.file_after("")
+    made = tab.saved(tmp_path / "first.png")
+    with Image.open(made) as result, Image.open(tmp_path / "wide.png") as source:
+        changed = ImageChops.difference(result.convert("RGB"), source.convert("RGB")).getbbox()
+    left, top, right, bottom = changed
+    assert 0 < left <= 90 + 3
+    assert 360 - 3 <= right < 450  # what was erased at the other side is the source
+    assert 120 - 60 < top < 120 < bottom < 120 + 60
+    assert uploads == []  # the strokes go with the form
+    tab.page.click("#painter .wipe")
+    tab.page.click("#again")
+    tab.file_after(first)
+    with Image.open(tab.saved(tmp_path / "second.png")) as result, Image.open(tmp_path / "wide.png") as source:
+        whole = ImageChops.difference(result.convert("RGB"), source.convert("RGB")).getbbox()
+    assert whole == (0, 0, 900, 600)
+    assert tab.errors == []
+    tab.context.close()
+
+
+@needs_browser
+@pytest.mark.parametrize("seconds", [pytest.param(3, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)])
+def test_a_whole_visit_with_a_mask_branches_a_lost_connection_and_the_same_bytes_at_the_end(
+    server, browser, tmp_path, seconds
+):
+    """A visit of issue 26: all parts of the editor after each other, as one person uses them."""
+    portrait = picture(90, 150)
+    portrait.save(tmp_path / "portrait.png", icc_profile=profile(P3, 2.2, "Display P3"))
+    tab = Tab.loaded(browser, server)
+    tab.fill(tmp_path / "portrait.png", steps=2, seed="26")
+    tab.page.uncheck("#refine input")
+    tab.page.click("#masking > button")
+    tab.paint((0.05, 0.1), (0.95, 0.1))  # the sky
+    tab.page.click("#edit")
+    snow = tab.file_after("")
+    made = tab.saved(tmp_path / "snow.png").read_bytes()
+    tab.see("#progress", "converted from Display P3 to sRGB")
+    source = open_picture(tmp_path / "portrait.png").picture
+    with Image.open(tmp_path / "snow.png") as result:
+        changed = ImageChops.difference(result.convert("RGB"), source).getbbox()
+        assert result.info["icc_profile"]
+    assert changed[3] < 40  # of 150: what was not painted is the source
+    assert portrait.tobytes() != source.tobytes()
+    tab.page.click("#painter .wipe")
+    tab.page.fill("#instruction textarea", "make it night")
+    tab.page.click("#edit")
+    tab.grows(2)
+    night = tab.file_after(snow)
+    tab.page.click("#undo")
+    assert tab.file_after(night) == snow
+    assert tab.page.locator("#slider img").count() == 2  # before and after
+    tab.page.fill("#instruction textarea", "make it rain")
+    tab.page.click("#again")
+    rain = tab.file_after(snow)
+    with server.held():
+        tab.page.fill("#instruction textarea", "make it foggy")
+        tab.page.click("#edit")
+        tab.wait("#progress [data-state=running][data-step]")
+        tab.context.set_offline(True)
+        tab.page.wait_for_timeout(1000 * seconds)
+    until = time.monotonic() + LONG
+    while server.device()["queue"]["running"] and time.monotonic() < until:
+        time.sleep(0.05)
+    tab.context.set_offline(False)
+    tab.page.reload()
+    tab.wait("#slider img")
+    captions = tab.page.locator("#gallery .caption-label").all_inner_texts()
+    assert [caption.partition(" · ")[0] for caption in captions] == [
+        "portrait.png", "1. make it snow", "2. make it night", "1. make it rain", "2. make it foggy",
+    ]  # fmt: skip
+    foggy = tab.file_after(rain)
+    tab.bring(tmp_path / "snow.png")
+    tab.see("#note", "says how it was made")
+    tab.wait("#mask img")
+    tab.page.wait_for_function("document.querySelector('#instruction textarea').value === 'make it snow'")
+    assert tab.page.input_value("#seed :is(input, textarea)") == "26"
+    assert tab.page.input_value("#steps input[type=number]") == "2"
+    tab.page.click("#use-source")
+    tab.grows(6)
+    tab.page.click("#edit")
+    tab.grows(7)
+    tab.file_after(foggy)
+    assert tab.saved(tmp_path / "again.png").read_bytes() == made
+    assert tab.errors == []
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_an_example_brings_a_picture_and_a_chinese_browser_has_a_chinese_page(server, browser):
+    tab = Tab.loaded(browser, server, "zh-CN")
+    tab.see("#status", "已就绪")
+    tab.page.click("#example-style")
+    tab.wait("#source img")
+    assert tab.page.input_value("#instruction textarea") == "turn it into a watercolour painting"
+    assert tab.page.input_value("#guidance input[type=number]") == "9.4"  # of 7.5
+    tab.see("#hint", "引导强度")
+    tab.page.click("#preset-draft")
+    tab.page.wait_for_function("document.querySelector('#steps input[type=number]').value === '20'")
+    assert tab.page.input_value("#guidance input[type=number]") == "7.5"
+    tab.form(steps=2)
+    tab.page.click("#edit")
+    tab.see("#progress [data-state=done]", "完成")
+    tab.page.click("#masking > button")
+    tab.see("#painter", "画笔")
+    shown = tab.page.inner_text("body")
+    assert "编辑前后对比" in shown
+    assert "object Object" not in shown
+    assert "__i18n__" not in shown
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
 def test_a_portrait_is_shown_whole_and_a_phone_has_picture_instruction_edit_and_result_in_this_order(
     server, browser, tmp_path
 ):
@@ -553,7 +703,12 @@ def test_a_batch_with_a_corrupt_file_gives_the_others(server, tab, pictures):
     names = ("cat.png", "broken.png", "dog.png")
     tab.page.set_input_files("#uploads input[type=file]", [str(pictures / name) for name in names])
     tab.see("#uploads", "dog")
-    tab.page.click("#edit-all")
+    with server.held():
+        tab.page.click("#edit-all")
+        tab.wait("#rows tr[data-state=running]")
+        states = [row.get_attribute("data-state") for row in tab.page.locator("#rows tr").all()]
+        assert states == ["running", "waiting", "waiting"]
+        tab.see("#queue tr[data-owner=yours]", "3 pictures")
     tab.wait("#progress-all [data-state=done]")
     states = [row.get_attribute("data-state") for row in tab.page.locator("#rows tr").all()]
     assert states == ["done", "failed", "done"]
@@ -581,6 +736,9 @@ def test_two_clients_are_queued_and_one_that_cancels_frees_its_place(server, bro
         waits = tab.wait("#progress [data-state=waiting]")
         assert waits.get_attribute("data-ahead") == "1"
         assert "1 edit before this one" in waits.inner_text()
+        tab.see("#queue tr[data-owner=of_page][data-state=running]", "another page")
+        tab.see("#queue tr[data-owner=yours][data-state=waiting]", "2. waiting")
+        other.see("#queue tr[data-owner=yours][data-state=running]", "step")
         queue = server.device()["queue"]
         assert (queue["running"], queue["waiting"]) == (True, 1)
         other.page.click("#cancel")
@@ -608,7 +766,7 @@ def test_ctrl_c_stops_the_server_and_leaves_only_what_was_to_be_kept(server):
     assert "Traceback" not in said
     kept = [path for path in (server.folder / "out").iterdir() if path.suffix in (".png", ".json")]
     assert {path.name for path in (server.folder / "out").iterdir()} - {path.name for path in kept} == {
-        SOURCES, "sessions.sqlite",
+        SOURCES, "sessions.sqlite", "sessions.lock",
     }  # fmt: skip
     assert len([path for path in kept if path.suffix == ".json"]) * 2 == len(kept)
     assert list((server.folder / "tmp").glob("toprope-ui-*")) == []

@@ -116,6 +116,24 @@ def test_a_session_survives_the_server_and_what_ran_is_interrupted(tmp_path) -> 
     second.close()
 
 
+def test_a_second_server_on_a_folder_is_refused_and_takes_no_edit_for_an_interrupted_one(tmp_path) -> None:
+    mine, file = new_session(), tmp_path / "sessions.sqlite"
+    first = Sessions(file)
+    first.join(mine)
+    (runs,) = first.begin(mine, first.bring(mine, "cat.png", {}).number, {"instruction": "run"})
+    first.run(mine, runs.number)
+    with pytest.raises(EnvironmentProblem, match=re.escape(f"keeps its sessions in {tmp_path}")) as refused:
+        Sessions(file)
+    assert f"process {os.getpid()}" in refused.value.looked_at
+    assert first.step(mine, runs.number).state is StepState.RUNNING
+    first.close()
+    Sessions(file).close()
+    file.write_bytes(b"no database at all" * 99)
+    for _ in range(2):  # a failed start holds nothing
+        with pytest.raises(EnvironmentProblem, match="cannot be kept"):
+            Sessions(file)
+
+
 def test_a_server_that_is_killed_loses_no_step_that_it_reported(tmp_path) -> None:
     code = """
 import sys

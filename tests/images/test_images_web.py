@@ -488,8 +488,21 @@ def test_texts_have_the_contrast_of_wcag_aa():
             assert contrast(words, colour(fill, mode)) >= 4.5
 
 
+@pytest.mark.parametrize(
+    ("state", "left"),
+    [
+        (State.RUNNING, ["running", "waiting"]), (State.CANCELLED, ["cancelled"] * 2),
+        (State.FAILED, ["cancelled"] * 2),
+    ],
+)  # fmt: skip
+def test_each_picture_of_a_batch_has_its_status_also_after_an_early_end(state, left):
+    """The picture that ran was called waiting, and so were those of a batch that was cancelled."""
+    shown = rows_html([Row("a.png", entry(4))], ["a.png", "b.png", "c.png"], state=state, running=(1,))
+    assert re.findall(r'data-state="(\w+)"', shown) == ["done", *left]
+
+
 def test_rows_of_a_batch_and_refined_texts():
-    shown = rows_html([Row("a.png", entry(4)), Row("b.png", problem=Problem("it is <broken>.", do="mend it"))],
+    shown = rows_html([Row("a.png", entry(4)), Row("b.png", problem=Problem("it is <broken>.", do="mend it"), at=1)],
                       ["a.png", "b.png", "c.png"])  # fmt: skip
     assert [shown.count(f'data-state="{state}"') for state in ("done", "failed", "waiting")] == [1, 1, 1]
     assert "&lt;broken&gt;" in shown
@@ -578,7 +591,9 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     assert studio.close(LONG)
     assert engine.closed
     assert not made[0].picture.exists()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir())[4:] == ["sessions.sqlite", SOURCES]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[4:] == [
+        "sessions.lock", "sessions.sqlite", SOURCES,
+    ]  # fmt: skip
     assert made[1].record["job"]["of"] == 2
     assert job.result.notes == ["cat.png: turned upright", "the stand-in is no model"]
 

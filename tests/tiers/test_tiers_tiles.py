@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.tiers.training.tiles import GRAIN, UNIT, tiles
+from toprope.tiers.training.tiles import GRAIN, UNIT, Tile, tiles
 
 
 def parted(start, stop, threads):
@@ -44,3 +44,16 @@ def test_fused_updates_have_one_end(elements, most, threads):
     cut = tiles(elements, most, threads, fused=True)
     assert [cut[0].start, *(tile.stop for tile in cut)] == [*(tile.start for tile in cut), elements]
     assert all(tile.start % UNIT == 0 and tile.pieces == ((tile.start, tile.stop),) for tile in cut)
+
+
+def test_a_tensor_no_larger_than_a_tile_is_one_piece():
+    size = 4 * GRAIN
+    assert tiles(size, size, 2) == [Tile(0, size, ((0, size),))]
+    assert len(tiles(size + 1, size, 2)) == 2
+
+
+def test_a_tile_is_one_piece_where_every_thread_has_a_part_and_small_ones_where_one_would_have_none():
+    size = 4 * GRAIN + 5
+    assert tiles(size, 2 * GRAIN, 2)[0] == Tile(0, 2 * GRAIN, ((0, 2 * GRAIN),))
+    small = GRAIN - UNIT
+    assert tiles(size, GRAIN, 2)[0] == Tile(0, GRAIN, ((0, small), (small, GRAIN)))

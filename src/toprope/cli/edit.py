@@ -185,6 +185,7 @@ def edit(
     }  # fmt: skip
     if cards > 1:
         check_cards(cards, device or None)
+    cards = max(1, min(cards, len(left)))  # one job is done here, where a record is compared
     console = Console(len(numbered), quiet=quiet, as_json=as_json, cards=cards)
     stopping = Stopping(console.say)
     folder = str(made_with["model"])
@@ -193,7 +194,7 @@ def edit(
             if left and cards > 1:
                 console.stage(f"loading {folder} on {cards} cards")
                 run_on_cards(
-                    folder, options, left, output, console, cards=min(cards, len(left)), summary=summary,
+                    folder, options, left, output, console, cards=cards, summary=summary,
                     stopped=stopping.why, ready=stopping.safely, at_once=at_once,
                 )  # fmt: skip
             elif left:

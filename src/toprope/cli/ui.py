@@ -50,6 +50,7 @@ def ui(
         Path | None,
         typer.Option(metavar="DIR", help="Keep results and sessions here. [default: they go when the server stops]"),
     ] = None,
+    cards: Annotated[int, typer.Option(metavar="N", min=1, help="Spread the pictures of a batch over N cards.")] = 1,
     max_upload: Annotated[str, typer.Option(metavar="SIZE", help="The most of one file.")] = "32MiB",
     max_files: Annotated[int, typer.Option(metavar="N", min=1, help="The most files of one batch.")] = 64,
     max_waiting: Annotated[int, typer.Option(metavar="N", min=1, help="The most edits that wait.")] = 32,
@@ -69,6 +70,7 @@ def ui(
     from toprope.images.families import find
     from toprope.images.web import Limits, Studio, serve
     from toprope.images.web.serving import is_local
+    from toprope.settings import Settings
     from toprope.sizes import parse_size
 
     hush()
@@ -76,18 +78,25 @@ def ui(
         upload=parse_size(max_upload), files=max_files, waiting=max_waiting, uploads=max(max_uploads, 2 * max_files)
     )
     loras = known_loras(lora or [])
+    lang = Settings.load().lang
     find(model)  # a folder that is no model is an error now, and not on the page
-    open_engine = _opener(
-        model, device=device or None, dtype=dtype, memory=memory, refiner=refiner,
-        host_operators=host_operators, attention=attention,
-    )  # fmt: skip
+    openers = [
+        _opener(
+            model, device=each, dtype=dtype, memory=memory, refiner=refiner, host_operators=host_operators,
+            attention=attention,
+        )
+        for each in _devices(cards, device or None)
+    ]  # fmt: skip
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     # From here on Ctrl-C ends the wait below, whatever is going on.
-    studio = Studio(model.resolve().name, open_engine, out_dir=out_dir, loras=loras, limits=limits)
+    studio = Studio(model.resolve().name, openers[0], others=openers[1:], out_dir=out_dir, loras=loras, limits=limits)
     try:
-        served = serve(studio, host=host, port=port, open_browser=open_browser, allow_hosts=allow_host or [])
+        served = serve(
+            studio, host=host, port=port, open_browser=open_browser, allow_hosts=allow_host or [],
+            language=None if lang == "auto" else lang,
+        )  # fmt: skip
         studio.load()  # after the page is there: both are mostly imports, which do not go side by side
         _say(f"{served.url}  (Ctrl-C stops it)")
         if not is_local(host):
@@ -129,6 +138,20 @@ def known_loras(given: list[str]) -> dict[str, str]:
                     f"two LoRAs are called {name}.", f"{found[name]}, {file}", "give one of them another name"
                 )
     return found
+
+
+def _devices(cards: int, device: str | None) -> list[str | None]:
+    """The device of each engine.
+
+    Raises:
+        UsageError: there are fewer cards, or the device is one of them.
+    """
+    if cards == 1:
+        return [device]
+    from toprope.images.runs.cards import check_cards, kind_of
+
+    kind = kind_of(check_cards(cards, device))
+    return [f"{kind}:{index}" for index in range(cards)]
 
 
 def _opener(model: Path, **options: Any) -> Callable[[Callable[[str], None]], Engine]:

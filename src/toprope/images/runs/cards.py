@@ -17,7 +17,7 @@ from toprope.images.runs.output import Output, problem_of
 from toprope.images.runs.running import Attempt, Listener, Problem, attempts, keep
 from toprope.visible import VARIABLE
 
-__all__ = ["CardEditor", "check_cards", "run_on_cards"]
+__all__ = ["CardEditor", "check_cards", "kind_of", "run_on_cards"]
 
 _POLL = 0.25
 _KINDS = {"npu": "NPU", "cuda": "GPU"}
@@ -112,6 +112,12 @@ def check_cards(cards: int, device: str | None) -> str:
     return f"{kind}/.+/count"
 
 
+def kind_of(resource: str) -> str:
+    """The kind of device that a resource of `check_cards` is: "npu" or "cuda"."""
+    vendor = resource.partition("/")[0]
+    return next(name for name, each in _KINDS.items() if each == vendor)
+
+
 def run_on_cards(
     model: str,
     options: Mapping[str, Any],
@@ -148,8 +154,7 @@ def run_on_cards(
     from toprope import functions as yr
 
     resource = check_cards(cards, options.get("device"))
-    vendor = resource.partition("/")[0]
-    named = next(name for name, each in _KINDS.items() if each == vendor)
+    named = kind_of(resource)
     yr.init(yr.Config(invoke_timeout=-1))
     try:
         # by name: a process that does not see its card must not go on with the CPU

@@ -151,7 +151,7 @@ def add_api(app: FastAPI, studio: Studio) -> None:
 
 async def _done(studio: Studio, http: Request, asked: EditRequest, loras: list[str]) -> Any:
     """The answer to an edit, waited for; the edit is cancelled where the client goes away."""
-    client = f"api {uuid.uuid4()}"
+    client = str(uuid.uuid4())
     job = await asyncio.to_thread(studio.submit, client, asked, loras)
     try:
         while not job.state.over:

@@ -75,6 +75,7 @@ class View:
         note: what is done now, in words.
         step: the last one; None before the first.
         parts: how many parts of it are done, of a batch.
+        running: the numbers of the parts that run, from 0.
         seconds: since it began to run; 0 before.
         problem: why it failed.
     """
@@ -84,6 +85,7 @@ class View:
     note: str = ""
     step: Step | None = None
     parts: int = 0
+    running: tuple[int, ...] = ()
     seconds: float = 0.0
     problem: Problem | None = None
 
@@ -94,6 +96,7 @@ class Job:
     Attributes:
         number: from 1, in the order of coming.
         client: who wants it.
+        title: what is asked for, in a few words.
         about: what `submit` was given of it.
         parts: of a batch, what `add` was given.
         result: what the function returned, once it is done.
@@ -109,8 +112,9 @@ class Job:
         work: Callable[[Job], Any],
         ended: Callable[[Job, State], None] | None = None,
         about: Any = None,
+        title: str = "",
     ) -> None:
-        self.number, self.client, self.about = number, client, about
+        self.number, self.client, self.about, self.title = number, client, about, title
         self.parts: list[Any] = []
         self.result: Any = None
         self.problem: Problem | None = None
@@ -122,6 +126,7 @@ class Job:
         self._began: float | None = None
         self._until: float | None = None
         self._views: list[View] = []
+        self._seeing = threading.RLock()  # a batch may run in several threads
 
     # For its function, while it runs
 
@@ -133,10 +138,20 @@ class Job:
         """A step of denoising is done."""
         self._see(step=step)
 
-    def add(self, part: Any) -> None:
-        """A part of the job is done."""
-        self.parts.append(part)
-        self._see(parts=len(self.parts), step=None)
+    def begin_part(self, number: int) -> None:
+        """A part of the job runs now."""
+        with self._seeing:
+            self._see(running=(*self._running_parts(), number))
+
+    def add(self, part: Any, number: int | None = None) -> None:
+        """A part of the job is done; its number, from 0, where it was begun."""
+        with self._seeing:
+            self.parts.append(part)
+            running = tuple(each for each in self._running_parts() if each != number)
+            self._see(parts=len(self.parts), running=running, step=None)
+
+    def _running_parts(self) -> tuple[int, ...]:
+        return self._views[-1].running if self._views else ()
 
     def cancelled(self) -> bool:
         """Whether it shall stop."""
@@ -172,7 +187,7 @@ class Job:
         if self._state is State.WAITING:
             return View(State.WAITING, ahead=self._desk.ahead_of(self))
         last = self._views[-1] if self._views else View(State.RUNNING)
-        return View(self._state, 0, last.note, last.step, len(self.parts), self.seconds, self.problem)
+        return View(self._state, 0, last.note, last.step, len(self.parts), last.running, self.seconds, self.problem)
 
     def views(self, start: int) -> list[View]:
         """Everything that was told of it since the first `start` things: no step is left out."""
@@ -186,9 +201,10 @@ class Job:
         return (time.monotonic() if self._until is None else self._until) - self._began
 
     def _see(self, **seen: Any) -> None:
-        last = self._views[-1] if self._views else View(State.RUNNING)
-        kept: dict[str, Any] = {"note": last.note, "step": last.step, "parts": last.parts}
-        self._views.append(View(State.RUNNING, seconds=self.seconds, **kept | seen))
+        with self._seeing:
+            last = self._views[-1] if self._views else View(State.RUNNING)
+            kept = {name: getattr(last, name) for name in ("note", "step", "parts", "running")}
+            self._views.append(View(State.RUNNING, seconds=self.seconds, **kept | seen))
 
     def _begin(self) -> None:
         self._began, self._state = time.monotonic(), State.RUNNING
@@ -244,6 +260,7 @@ class Desk:
         work: Callable[[Job], Any],
         ended: Callable[[Job, State], None] | None = None,
         about: Any = None,
+        title: str = "",
     ) -> Job:
         """Put a job at the end of the queue.
 
@@ -252,6 +269,7 @@ class Desk:
             work: called with the job, in the desk's thread.
             ended: called once with the job and the state in which it ends, also while it waits; before others see it.
             about: kept with the job, for callers.
+            title: what is asked for, in a few words.
 
         Raises:
             UsageError: too many wait already, or the desk is closed.
@@ -271,7 +289,7 @@ class Desk:
                     "the queue is full.", looked_at=f"{len(self._waiting)} edits wait", do="try again in a while"
                 )
             self._count += 1
-            job = Job(self, self._count, client, work, ended, about)
+            job = Job(self, self._count, client, work, ended, about, title)
             self._waiting.append(job)
             self._changed.notify_all()
         return job

@@ -52,16 +52,25 @@ footer { display: none !important; }
 .facts tr[data-state="failed"] td:nth-child(2) { color: var(--bad); font-weight: 600; }
 .facts tr[data-state="done"] td:nth-child(2) { color: var(--good); font-weight: 600; }
 .facts tr[data-state="waiting"] td { color: var(--body-text-color-subdued); }
+.facts.queue caption { text-align: left; font-weight: 500; padding: 0 0.2rem; }
+.facts.queue td:first-child { white-space: nowrap; width: 1%; padding-right: 1rem !important; }
+.facts.queue tr[data-owner="yours"] td { font-weight: 600; }
+.choices { align-items: center; }
+.choices-label { flex: 0 0 auto !important; width: auto !important; min-width: 0 !important;
+  color: var(--body-text-color-subdued); }
+.choices button { padding-left: 0.3rem; padding-right: 0.3rem; }
 .hint { color: var(--body-text-color-subdued); }
 span[data-testid="block-info"] { white-space: nowrap; }
 input[type=number] { max-width: 3.6rem; }
+#masking input[type=number] { max-width: none; padding: 0.4rem; appearance: textfield; }
 #files button[aria-label*="emove"], #packed button[aria-label*="emove"] { display: none; }
 #editor { display: grid !important; grid-template-columns: minmax(0, 8fr) minmax(20rem, 5fr); gap: 0.8rem 1.2rem;
-  grid-template-areas: "view ask" "view settings" "tree settings"; grid-template-rows: auto auto 1fr; }
-#view { grid-area: view; } #ask { grid-area: ask; } #settings { grid-area: settings; } #tree { grid-area: tree; }
-#view, #ask, #settings, #tree { min-width: 0 !important; }
+  align-items: start; }
+#left, #right, #view, #ask, #settings, #tree { min-width: 0 !important; }
 @media (max-width: 760px) {
-  #editor { grid-template-columns: minmax(0, 1fr); grid-template-areas: "view" "ask" "tree" "settings"; }
+  #editor { grid-template-columns: minmax(0, 1fr); }
+  #left, #right { display: contents !important; }
+  #view { order: 1; } #ask { order: 2; } #tree { order: 3; } #settings { order: 4; }
 }
 #gallery .grid-wrap { height: auto !important; min-height: 0 !important; max-height: 20rem; }
 #gallery .grid-container { grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)) !important; gap: 0.4rem; }
@@ -69,7 +78,7 @@ input[type=number] { max-width: 3.6rem; }
 #gallery .thumbnail-lg > img { object-fit: contain; }
 #gallery .caption-label { max-width: 100%; left: 0; right: 0; bottom: 0; text-align: left; }
 #slider img, #source img { max-height: 70vh; object-fit: contain; }
-#problem .html-container, #note .html-container, #ended .html-container,
+#hint .html-container, #queue .html-container, #problem .html-container, #note .html-container, #ended .html-container,
 #panel .html-container, #status .html-container, #progress .html-container, #progress-all .html-container,
 #rows .html-container, #parameters .html-container { padding: 0 !important; }
 #panel { border: 1px solid var(--border-color-primary); border-radius: var(--radius-sm); padding: 0.4rem 0.7rem; }

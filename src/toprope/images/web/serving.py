@@ -80,6 +80,7 @@ def serve(
     port: int = 7860,
     open_browser: bool = False,
     allow_hosts: Sequence[str] = (),
+    language: str | None = None,
 ) -> Served:
     """Serve the page of a studio and the HTTP API, in threads of its own.
 
@@ -92,6 +93,7 @@ def serve(
         port: 0 for any that is free.
         open_browser: open the page in the user's browser.
         allow_hosts: names that the server goes by, in addition to addresses and localhost: of a proxy before it.
+        language: of the page, "en" or "zh"; None for the browser's.
 
     Raises:
         PackageError: Gradio is not installed.
@@ -101,21 +103,26 @@ def serve(
     quiet_environment(studio.scratch)
     listening = _listen(host, port)  # before Gradio is imported, which takes seconds
     try:
-        return _served(studio, listening, host, allow_hosts, open_browser)
+        return _served(studio, listening, host, allow_hosts, open_browser, language)
     except BaseException:
         listening.close()
         raise
 
 
 def _served(
-    studio: Studio, listening: socket.socket, host: str, allow_hosts: Sequence[str], open_browser: bool
+    studio: Studio,
+    listening: socket.socket,
+    host: str,
+    allow_hosts: Sequence[str],
+    open_browser: bool,
+    language: str | None,
 ) -> Served:
     try:
         gradio, fastapi, uvicorn = (import_module(name) for name in ("gradio", "fastapi", "uvicorn"))
         api, look, page = (import_module(f"toprope.images.web.{name}") for name in ("api", "look", "app"))
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise PackageError("the page needs Gradio, which cannot be imported.", str(error), advice("ui")) from error
-    blocks: Any = page.make_app(studio)
+    blocks: Any = page.make_app(studio, language)
     port, limits = int(listening.getsockname()[1]), studio.limits
     # Documentation pages would fetch scripts from elsewhere; the description itself is at /openapi.json.
     app = fastapi.FastAPI(title="toprope ui", version=versions()["toprope"], docs_url=None, redoc_url=None)
@@ -123,7 +130,7 @@ def _served(
     gradio.mount_gradio_app(
         app, blocks, path="/", server_name=host, server_port=port, footer_links=[], run_history=False, show_error=True,
         max_file_size=limits.upload, ssr_mode=False, pwa=False, mcp_server=False, enable_monitoring=False,
-        theme=look.theme(), css=look.CSS,
+        theme=look.theme(), css=look.CSS, i18n=page.translations(language),
     )  # fmt: skip
     two = 2 * limits.files  # a batch that waits leaves room for the next one
     uploads = Uploads(

@@ -6,7 +6,9 @@ parent, redo to the child that was shown last, and an edit of an earlier step be
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import secrets
 import sqlite3
@@ -102,15 +104,24 @@ class Sessions:
     """All sessions of one server. Threads may call at the same time.
 
     Args:
-        file: of SQLite; None keeps them in memory, for a server that keeps nothing.
+        file: of SQLite; None keeps them in memory, for a server that keeps nothing. A lock next to it is held until
+            `close`, or until the process ends: two servers would take each other's edits for interrupted ones.
         most: steps of one session at most. An edit beyond is refused, so that nothing is forgotten in silence.
 
     Raises:
-        EnvironmentProblem: the file cannot be used, or a newer toprope wrote it.
+        EnvironmentProblem: the file cannot be used, another server uses it, or a newer toprope wrote it.
     """
 
     def __init__(self, file: Path | None = None, *, most: int = 1000) -> None:
         self._most, self._lock = most, threading.RLock()
+        self._held = None if file is None else _hold(Path(file).with_suffix(".lock"))
+        try:
+            self._open(file)
+        except BaseException:
+            self._release()
+            raise
+
+    def _open(self, file: Path | None) -> None:
         try:
             self._db = sqlite3.connect(
                 ":memory:" if file is None else file, timeout=30, isolation_level=None, check_same_thread=False
@@ -140,6 +151,12 @@ class Sessions:
         """Close the file; calls afterwards are errors."""
         with self._lock:
             self._db.close()
+            self._release()
+
+    def _release(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     # Sessions
 
@@ -335,6 +352,40 @@ class Sessions:
                 (state, json.dumps(dict(files)), said, session, session, number),
             )
         return self.step(session, number)
+
+
+def _hold(path: Path) -> int:
+    """Lock a file for this process and write its pid there; the descriptor, which holds the lock until it is closed.
+
+    Raises:
+        EnvironmentProblem: another process has the lock, or the file cannot be locked.
+    """
+    try:
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{path} cannot be written: {error.strerror}.", do="name another folder with --out-dir"
+        ) from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(held, 0)
+        os.write(held, f"{os.getpid()}\n".encode())
+    except BlockingIOError:
+        pid = os.read(held, 20).decode("ascii", "replace").strip()
+        os.close(held)
+        raise EnvironmentProblem(
+            f"another toprope ui keeps its sessions in {path.parent}.",
+            looked_at=f"{path} is locked by the process {pid or 'of another server'}",
+            do="stop that server, or name another folder with --out-dir",
+        ) from None
+    except OSError as error:
+        os.close(held)
+        raise EnvironmentProblem(
+            f"{path} cannot be locked: {error.strerror}.",
+            looked_at="without a lock a second server could take the edits of this one for interrupted ones",
+            do="name a folder of a local disk with --out-dir",
+        ) from error
+    return held
 
 
 def _step(row: Any) -> Step:

@@ -5,34 +5,45 @@ Everything that a page can do is a method here; `toprope.images.web.app` only dr
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.errors import EditCancelled, ImageError, UsageError
+from toprope.errors import EditCancelled, EditError, ImageError, UsageError
+from toprope.images.example import picture as example_picture
 from toprope.images.picture.files import open_picture, record_in, save_picture
 from toprope.images.picture.masks import open_mask, rectangle
 from toprope.images.request import EditRequest
 from toprope.images.runs.output import Output
 from toprope.images.web.copies import Copies, pack, save
-from toprope.images.web.desk import Desk, Job, Problem, State
+from toprope.images.web.desk import Desk, Job, Problem, State, View
 from toprope.images.web.entries import Entry, form_of, settings_missing
 from toprope.images.web.form import FIELDS, dice, picked_loras, read_box, read_form, read_seed
-from toprope.images.web.loading import Loader
+from toprope.images.web.painter import painted_mask
 from toprope.images.web.sessions import Sessions, Step, StepState, new_session
+from toprope.images.web.worker import OpenEngine, Worker
 
 if TYPE_CHECKING:
     from toprope.images.engine import Engine
 
-__all__ = ["Brought", "Limits", "Outcome", "Row", "Studio"]
+__all__ = ["Brought", "Limits", "Outcome", "Place", "Row", "Studio"]
+
+_log = logging.getLogger("toprope")
 
 FORGET_AFTER = 30 * 86400.0
 """Seconds after which a session that nobody has opened is forgotten. Its pictures stay in the folder with results."""
+
+PROGRAM = "program "
+"""How the names of clients begin that are no sessions of pages."""
 
 ENDS = {State.DONE: StepState.DONE, State.FAILED: StepState.FAILED, State.CANCELLED: StepState.CANCELLED}
 
@@ -64,11 +75,13 @@ class Row:
         name: of its file.
         entry: the first of its results; None where it failed.
         problem: why it failed.
+        at: its number in the batch, from 0; with several cards rows do not end in order.
     """
 
     name: str
     entry: Entry | None = None
     problem: Problem | None = None
+    at: int = 0
 
 
 @dataclass
@@ -102,6 +115,23 @@ class Outcome:
         record = self.entries[0].record
         name, source = self.entries[0].name, record["source"].get("notes", ())
         return [*(f"{name}: {note}" for note in source), *record.get("notices", ())]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the queue.
+
+    Attributes:
+        owner: "yours", "of_page" or "of_program".
+        view: of the job.
+        title: what is asked for; empty for what is somebody else's.
+        pictures: of a batch; 0 for one edit.
+    """
+
+    owner: str
+    view: View
+    title: str = ""
+    pictures: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,6 +171,7 @@ class Studio:
     Args:
         name: of the model, for people.
         open_engine: called in a thread, with a function that takes sentences about what is done, now and later.
+        others: the same for each further card; their engines are opened by the first batch, and do batches alone.
         out_dir: where results and sessions are kept; without, they go when the studio is closed.
         loras: paths that may be picked, by name.
         limits: what clients may ask for.
@@ -153,8 +184,9 @@ class Studio:
     def __init__(
         self,
         name: str,
-        open_engine: Callable[[Callable[[str], None]], Engine],
+        open_engine: OpenEngine,
         *,
+        others: Sequence[OpenEngine] = (),
         out_dir: Path | None = None,
         loras: Mapping[str, str] | None = None,
         limits: Limits | None = None,
@@ -171,9 +203,8 @@ class Studio:
         self._copies = Copies(self.scratch / "made", self._output.folder)
         self._closing = False
         self.desk = Desk(self.limits.waiting, self.limits.waiting_each)
-        self._job: Job | None = None
-        self._loras_now: list[str] | None = []  # with which the engine is opened
-        self.loader: Loader[Engine] = Loader(lambda tell: open_engine(self._telling(tell)))
+        self._workers = [Worker(each, self.loras) for each in (open_engine, *others)]
+        self.loader = self._workers[0].loader
         self._forget_old()
 
     def load(self) -> None:
@@ -229,6 +260,13 @@ class Studio:
             [each for each in missing if not (values["mask"] and each.startswith("mask "))],
             source if self._output.kept(source) is not None else None,
         )
+
+    def bring_example(self, session: str) -> Step:
+        """Add a picture of our own to a session, for visitors who have none at hand, and show it."""
+        path = self.scratch / "example.png"
+        if not path.exists():
+            save_picture(example_picture(512, 384), path)
+        return self._bring(session, str(path))
 
     def bring_kept(self, session: str, digest: str) -> Step:
         """Add a picture that is kept already and show it.
@@ -289,7 +327,8 @@ class Studio:
         Args:
             session: from `join`.
             values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker; "mask", a
-                file, or "box", a rectangle in percent, for the part that may change.
+                file, "painted", a layer of the page's canvas, or "box", a rectangle in percent, for the part that may
+                change.
             parent: the number of the step; None for the current one.
             show: make that step the current one, so that the result is shown when it is there.
 
@@ -310,7 +349,9 @@ class Studio:
         # The seed is drawn now: an edit that is interrupted is the same when it is asked for again.
         seed = int(dice()) if request.seed is None else int(request.seed)
         mask = self._mask(values, self._file(step)) if step.state.has_picture else None
-        values = {name: value for name, value in values.items() if name not in ("mask", "box")} | {"mask": mask}
+        values = {name: value for name, value in values.items() if name not in ("mask", "box", "painted")} | {
+            "mask": mask
+        }
         one = {**values, "num_images": 1, "drawn": request.seed is None}
         asked = [{**one, "seed": str((seed + at) % 2**64)} for at in range(request.num_images)]
         begun = self.sessions.begin(session, number, *asked)
@@ -360,7 +401,7 @@ class Studio:
             job.result = outcome = Outcome([self._copies.entry(name, path) for path in paths])
             return outcome
 
-        return self.desk.submit(client, work)
+        return self.desk.submit(f"{PROGRAM}{client}", work, title=request.instruction)
 
     def dismiss(self, job: Job) -> None:
         """Cancel a job of `submit`, and remove what is not to be kept of it."""
@@ -392,7 +433,7 @@ class Studio:
                 do="give fewer at once, or use toprope edit --jobs",
             )
         self._check(values, images[0] if images else None)
-        if values.get("mask") or read_box(values.get("box")) is not None:
+        if values.get("mask") or values.get("painted") or read_box(values.get("box")) is not None:
             raise UsageError(
                 "a batch has no mask: its pictures differ.", do="clear the mask, or edit one picture at a time"
             )
@@ -400,16 +441,16 @@ class Studio:
 
         def work(job: Job) -> Outcome:
             job.result = outcome = Outcome()
+            made: dict[int, list[Entry]] = {}
             try:
-                for image in images:
-                    job.check()
-                    outcome.entries += self._row(job, session, values, image)
+                self._spread(job, len(images), partial(self._row, job, session, values, images), made)
             finally:
+                outcome.entries = [entry for at in sorted(made) for entry in made[at]]
                 if outcome.entries:
                     outcome.packed = pack(self.scratch / f"batch-{job.number}.zip", outcome.entries)
             return outcome
 
-        return self.desk.submit(session, work, about=tuple(images))
+        return self.desk.submit(session, work, about=tuple(images), title=str(values.get("instruction", "")))
 
     def images_in_use(self) -> set[str]:
         """The uploaded pictures of batches that wait or run. Others were copied when they came."""
@@ -449,7 +490,7 @@ class Studio:
                     self.sessions.end(session, step.number, end, problem)
 
         try:
-            return self.desk.submit(session, work, ended)
+            return self.desk.submit(session, work, ended, title=str(values.get("instruction", "")))
         except UsageError as error:
             for step in steps:
                 self.sessions.end(session, step.number, refused, vars(Problem.of(error)))
@@ -457,23 +498,26 @@ class Studio:
 
     def _mask(self, values: Mapping[str, Any], picture: Path) -> str | None:
         """Keep the mask that a form asks for; its path from the folder with results, None for none."""
-        box, given = read_box(values.get("box")), values.get("mask")
-        if box is not None and given:
-            raise UsageError("there are a rectangle and a mask.", do="clear one of them")
-        if box is None and not given:
+        box, painted, given = read_box(values.get("box")), values.get("painted"), values.get("mask")
+        kinds = {"a rectangle": box is not None, "a painted mask": painted, "a mask": given}
+        there = [kind for kind, asked in kinds.items() if asked]
+        if len(there) > 1:
+            raise UsageError(f"there are {' and '.join(there)}.", do="clear all but one of them")
+        if not there:
             return None
-        with _by_name(given or picture):
-            size = open_picture(picture).picture.size
-            if box is not None:
-                made = self.scratch / f"mask-{new_session()}.png"
-                save_picture(rectangle(size, box), made)
-                given = made
-            open_mask(given, size)
+        made = self.scratch / f"mask-{new_session()}.png"
         try:
-            return self._output.keep(str(given))
+            with _by_name(picture):
+                size = open_picture(picture).picture.size
+            with _by_name(given or made, "" if given else "of the page"):
+                if box is not None:
+                    save_picture(rectangle(size, box), made)
+                elif painted:
+                    painted_mask(painted, size, made)
+                open_mask(given or made, size)
+            return self._output.keep(str(given or made))
         finally:
-            if box is not None:
-                Path(str(given)).unlink()
+            made.unlink(missing_ok=True)
 
     def form_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a form that ask for a picture again; see `toprope.images.web.entries.form_of`.
@@ -495,6 +539,15 @@ class Studio:
         return self._output.folder / step.files["picture"]
 
     # What can be seen
+
+    def places(self, session: str | None) -> list[Place]:
+        """The queue as a session may see it: all that runs and waits, and of others no more than that."""
+        found = []
+        for job in self.desk.jobs_of():
+            mine = job.client == session
+            owner = "yours" if mine else "of_program" if job.client.startswith(PROGRAM) else "of_page"
+            found.append(Place(owner, job.view(), job.title if mine else "", len(job.about or ())))
+        return found
 
     def facts(self) -> dict[str, Any]:
         """The model, the device and the queue, ready for JSON."""
@@ -527,6 +580,14 @@ class Studio:
         found |= {"loras": [str(each.get("name", each)) for each in told.get("loras") or ()], "memory": memory}
         return found
 
+    def family(self) -> str | None:
+        """The name of the model's family; None before it is ready."""
+        engine = self.loader.opened
+        try:
+            return None if engine is None else str(engine.describe()["family"])
+        except UsageError:
+            return None
+
     def options(self) -> dict[str, Any] | None:
         """The knobs that the model honours with their defaults; None before it is ready."""
         engine = self.loader.opened
@@ -552,9 +613,8 @@ class Studio:
         """Cancel all edits, give the device back and remove what was not to be kept; whether it ended in time."""
         self._closing = True
         ended = self.desk.close(seconds)
-        engine = self.loader.close(seconds)
-        if engine is not None and ended:
-            engine.close()
+        for worker in self._workers:
+            worker.close(seconds, ended=ended)
         if ended:
             self.sessions.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -576,24 +636,85 @@ class Studio:
 
         return request, picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
 
-    def _run(self, job: Job, request_for: Callable[[Engine], EditRequest], loras: list[str], name: str) -> list[str]:
+    def _run(
+        self,
+        job: Job,
+        request_for: Callable[[Engine], EditRequest],
+        loras: list[str],
+        name: str,
+        worker: Worker | None = None,
+    ) -> list[str]:
         """Edit, and save what came of it; the pictures' paths, from the folder with results."""
-        self._job = job
-        try:
-            if self.loader.state == "loading":
-                job.tell("waiting for the model to be loaded")
-            engine = self.loader.get(job.check)
-            request = request_for(engine)
-            self._set_loras(engine, loras)
-            with _by_name(request.image, name):
-                result = engine.edit(request, on_step=job.step, cancelled=job.cancelled)
-        finally:
-            self._job = None
+        worker = worker or self._workers[0]
+        if worker.loader.state == "loading":
+            job.tell("waiting for the model to be loaded")
+        request = request_for(worker.loader.get(job.check))
+        with _by_name(request.image, name):
+            # One bar shows the steps of one card.
+            on_step = job.step if worker is self._workers[0] else lambda _: None
+            result = worker.edit(job, request, loras, on_step=on_step)
         return [path.name for path in save(self._output, request, result, name)]
 
-    def _row(self, job: Job, session: str, values: Mapping[str, Any], image: str) -> list[Entry]:
+    def _spread(
+        self,
+        job: Job,
+        count: int,
+        row: Callable[[int, Worker], list[Entry]],
+        made: dict[int, list[Entry]],
+    ) -> None:
+        """Do the pictures of a batch on all cards, each on the card that is free next.
+
+        A card whose model cannot be loaded is left out, with a warning: the first does the work then.
+
+        Raises:
+            EditCancelled: the job was cancelled.
+        """
+        left, problems = deque(range(count)), list[BaseException]()
+
+        def check() -> None:
+            job.check()
+            if not left:
+                raise EditCancelled("there is nothing left to do.")
+
+        def work(worker: Worker) -> None:
+            first = worker is self._workers[0]
+            try:
+                if not first:
+                    worker.loader.start()
+                    worker.loader.get(check)
+                while True:
+                    try:
+                        at = left.popleft()
+                    except IndexError:
+                        return
+                    job.check()
+                    job.begin_part(at)
+                    made[at] = row(at, worker)
+            except EditCancelled:
+                if job.cancelled():
+                    problems.append(EditCancelled("the edit was cancelled."))
+            except EditError as error:
+                _log.warning("a card is left out of the batch: %s", error.what)
+            except BaseException as error:
+                problems.append(error)
+
+        others = [
+            threading.Thread(target=work, args=(worker,), name=f"toprope-batch-{at}", daemon=True)
+            for at, worker in enumerate(self._workers[1:count], 1)
+        ]
+        for thread in others:
+            thread.start()
+        work(self._workers[0])
+        for thread in others:
+            thread.join()
+        if problems:
+            raise problems[0]
+
+    def _row(
+        self, job: Job, session: str, values: Mapping[str, Any], images: Sequence[str], at: int, worker: Worker
+    ) -> list[Entry]:
+        image, step = images[at], None
         name = Path(image).name
-        step = None
         try:
             with _by_name(image):
                 open_picture(image)
@@ -602,9 +723,9 @@ class Studio:
             (step,) = self.sessions.begin(session, source.number, {**values, "seed": seed, "num_images": 1})
             asked = self._asked({**values, "seed": seed}, str(self._file(source)))
             self.sessions.run(session, step.number)
-            paths = self._run(job, *asked, name)
-            for at, path in enumerate(paths):
-                each = step if at == 0 else self.sessions.begin(session, source.number, step.request or {})[0]
+            paths = self._run(job, *asked, name, worker)
+            for picture, path in enumerate(paths):
+                each = step if picture == 0 else self.sessions.begin(session, source.number, step.request or {})[0]
                 self.sessions.done(session, each.number, _files(path))
             entries = [self._copies.entry(name, path, source.files["picture"]) for path in paths]
         except EditCancelled:
@@ -613,28 +734,11 @@ class Studio:
         except Exception as error:
             problem = Problem.of(error)
             self._end_row(session, step, StepState.FAILED, problem)
-            job.add(Row(name, problem=problem))
+            job.add(Row(name, problem=problem, at=at), at)
             return []
-        job.add(Row(name, entries[0]))
+        job.add(Row(name, entries[0], at=at), at)
         return entries
 
     def _end_row(self, session: str, step: Step | None, state: StepState, problem: Problem | None) -> None:
         if step is not None and self.sessions.step(session, step.number).state.is_open:
             self.sessions.end(session, step.number, state, None if problem is None else vars(problem))
-
-    def _set_loras(self, engine: Any, wanted: list[str]) -> None:
-        if self.loras and wanted != self._loras_now:
-            self._loras_now = None  # not known while it is changed
-            engine.set_loras(wanted)
-            self._loras_now = wanted
-
-    def _telling(self, tell: Callable[[str], None]) -> Callable[[str], None]:
-        """What takes the engine's sentences, for as long as it lives: for the edit that runs, and for the loader."""
-
-        def telling(note: str) -> None:
-            job = self._job
-            if job is not None:
-                job.tell(note)
-            tell(note)
-
-        return telling

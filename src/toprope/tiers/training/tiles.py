@@ -60,8 +60,6 @@ def tiles(elements: int, most: int, threads: int, *, fused: bool = False) -> lis
 
 def _runs(elements: int, threads: int) -> list[tuple[int, int]]:
     """What each thread does of the whole."""
-    if threads == 1 or elements < GRAIN:
-        return [(0, elements)]
     length = -(-elements // min(threads, -(-elements // GRAIN)))
     return [(start, min(start + length, elements)) for start in range(0, elements, length)]
 
