@@ -62,7 +62,7 @@ bench: $(READY)
 	@sh scripts/bench.sh
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 contract: $(READY)
 	@sh scripts/contract.sh $(CONTRACT_PARTS)

@@ -150,7 +150,7 @@ def hits(paths: Iterable[Path]) -> list[Hit]:
     found: list[Hit] = []
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.suffix in _READERS and file.is_file():
+            if file.suffix in _READERS and file.is_file() and not file.is_symlink():  # docs/changelog.md is read once
                 name = file.resolve().relative_to(ROOT).as_posix()
                 found += sorted(_READERS[file.suffix](file.read_text(encoding="utf-8"), name), key=lambda hit: hit.line)
     return found

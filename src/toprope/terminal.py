@@ -251,7 +251,8 @@ class Display:
 def _console(file: TextIO, *, colour: bool, width: int | None = None) -> Console:
     from rich.console import Console
 
+    # Without a height rich takes a terminal with TERM=dumb to have 80 columns, whatever the width, and cuts words off.
     return Console(
-        file=file, width=width, markup=False, highlight=False, emoji=False, force_terminal=True, no_color=not colour,
-        color_system="standard" if colour else None,
+        file=file, width=width, height=None if width is None else 25, markup=False, highlight=False, emoji=False,
+        force_terminal=True, no_color=not colour, color_system="standard" if colour else None,
     )  # fmt: skip

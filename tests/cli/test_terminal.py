@@ -29,6 +29,15 @@ def test_no_word_is_lost_or_broken(words, width, colour):
         assert shown.count(word) >= 4
 
 
+@pytest.mark.parametrize("width", [60, 110, None])
+def test_no_word_is_lost_where_term_is_dumb(monkeypatch, width):
+    """rich took such a terminal to have 80 columns, and an address that is longer lost its end."""
+    monkeypatch.setenv("TERM", "dumb")
+    address = f"https://example.org/{'a' * 120}"
+    assert address in render(*field("memory", "21 GiB", f"the size is from {address}", label_width=12), width=width)
+    assert address in render(table([["memory", address]]), width=width)
+
+
 def test_a_pipe_gets_whole_lines_without_control_characters():
     items = (COMMAND, *field("do:", unbroken(COMMAND), PATH), table([("a", PATH), ("bb", "")], ("x", "y")))
     shown = render(*items, Text("red [bold]x[/bold]", "bold red"))

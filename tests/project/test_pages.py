@@ -9,7 +9,7 @@ from words import prose
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(ROOT.glob("[RC]*.md")), *sorted(DOCS.rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("[RC]*.md")), *(each for each in sorted(DOCS.rglob("*.md")) if not each.is_symlink())]
 
 
 def linked(page):
@@ -23,7 +23,9 @@ def test_the_front_page_links_every_page():
     folders = [DOCS / "errors" / "index.md", DOCS / "port" / "index.md"]
     assert set(folders) <= linked(front)
     reached = {front}.union(*(linked(each) for each in (front, *folders)))
-    assert sorted(str(page.relative_to(ROOT)) for page in set(DOCS.rglob("*.md")) - reached) == []
+    assert (
+        sorted(str(page.relative_to(ROOT)) for page in {each.resolve() for each in DOCS.rglob("*.md")} - reached) == []
+    )
 
 
 def test_the_readme_links_the_page_of_every_package():
@@ -63,6 +65,46 @@ def test_the_torch_that_make_setup_installs_is_the_one_that_the_versions_call_ru
     assert [each for each in pythons if not re.search(rf"^\| {re.escape(each)}[ .,]", page, re.MULTILINE)] == []
 
 
+def outline(page):
+    """Levels of headings, links, and blocks of code without their comments."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+    code = ["\n".join(re.sub(r"\s*#.*$", "", line) for line in block.splitlines()) for block in blocks]
+    headings = re.findall(r"^#+ (?:\w+(?=[:：]))?", prose(text), re.MULTILINE)
+    return headings, code, sorted(re.findall(r"\]\(([^)\s]+)\)", prose(text)))
+
+
+def test_the_chinese_readme_has_the_headings_and_snippets_of_the_english_one():
+    (headings, code, links), chinese = outline("README.md"), outline("README.zh.md")
+    assert len(headings) >= 12
+    assert len(code) >= 12
+    assert chinese[0] == headings
+    assert chinese[1] == code
+    assert chinese[2] == sorted("README.md" if each == "README.zh.md" else each for each in links)
+
+
+def test_comments_that_the_tests_read_are_not_translated():
+    prints = [
+        re.findall(r"# prints .+", (ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh.md")
+    ]
+    assert len(prints[0]) >= 8
+    assert prints[0] == prints[1]
+
+
+FIGURES = [
+    ("41 of 43", "operators_by_release.md", "41 of 43 agree"),
+    ("7 of 15", "time.md", "7 of 15 are inside"),
+    ("37 %", "time.md", "the median error is 37 %"),
+]
+
+
+@pytest.mark.parametrize(("figure", "page", "words"), FIGURES)
+def test_figures_of_the_readme_are_those_of_the_pages(figure, page, words):
+    assert words in (DOCS / page).read_text(encoding="utf-8")
+    for readme in ("README.md", "README.zh.md"):
+        assert figure in (ROOT / readme).read_text(encoding="utf-8"), readme
+
+
 MISSING = re.compile(
     r"\byet\b|\bso\s+far\b|\bfor\s+now\b|\bwill\s+(?:be|come|follow|get|have)\b|\bplanned\s+for\b"
     r"|\bnot\s+(?:built|implemented|supported)\b(?!\s+(?:for|in)\b)|\bdoes\s+not\s+exist\b|\b(?:future|later)\s+versions?\b"
@@ -71,7 +113,6 @@ MISSING = re.compile(
 )  # fmt: skip
 # Lines that say that something is missing, and why they are right. A line that is gone goes here, too.
 RIGHT = {
-    ("README.md", "## What works, and what does not yet"): "the heading of the table of states",
     ("docs/compat.md", "By name only: they agree, and raise NotImplementedError so far."): "the table below names two",
     ("docs/compat.md", "and raise NotImplementedError so far.\n"): "the same two names",
     ("docs/compat.md", "A card not used so far is not refused"): "a card in the user's program",

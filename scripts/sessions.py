@@ -1,0 +1,143 @@
+"""Run the terminal sessions of pages, and compare what they print with what the pages show.
+
+    python scripts/sessions.py PAGE...            print the differences; exit status 1 where there are any
+    python scripts/sessions.py PAGE... --update   write what was printed into the pages
+
+A session is all blocks of a page that follow one of these lines. They share one empty folder that has `examples`.
+
+    <!-- file: NAME -->   the block is a file there, or one that the repository has, with the same content
+    <!-- tested -->       a `console` block: commands after "$ ", each followed by what it prints on a terminal
+
+Times and dates differ from run to run: they are compared as "TIME". Colours are off, and the terminal has 110 columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COLUMNS = 110
+SECONDS = 280  # for one command
+
+_BLOCK = re.compile(
+    r"^<!-- (?P<what>tested|file: (?P<name>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_TIME = re.compile(r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|(?<=\[W)\d+ [\d:.]+")
+
+
+def masked(text: str) -> str:
+    """Text with its times as TIME and without the line breaks of a terminal, which depend on their width."""
+    return re.sub(r"\s+", " ", _TIME.sub("TIME", text)).strip()
+
+
+def blocks(page: str) -> list[re.Match[str]]:
+    """The files and console blocks of a page."""
+    return [each for each in _BLOCK.finditer(page) if each["name"] or each["language"] == "console"]
+
+
+def commands(block: str) -> list[tuple[str, str]]:
+    """Each command of a console block with what it prints."""
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    if parts[0]:
+        raise ValueError(f"a console block begins with a command: {parts[0]!r}")
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def printed(command: str, folder: Path) -> str:
+    """What a command prints on a terminal, stdout and stderr together.
+
+    Raises:
+        TimeoutError: it did not end; all its processes are killed.
+    """
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("4H", 40, COLUMNS, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TOPROPE_SIM", "ASCEND"))}
+    environment |= {"NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    process = subprocess.Popen(
+        ["sh", "-c", command], cwd=folder, env=environment, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
+    )  # fmt: skip
+    os.close(writer)
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(SECONDS, stop)
+    timer.start()
+    text = b""
+    try:
+        while part := os.read(reader, 65536):
+            text += part
+    except OSError:  # Linux reports the end of a terminal as EIO
+        pass
+    process.wait()
+    timer.cancel()
+    os.close(reader)
+    if late.is_set():
+        raise TimeoutError(f"{command}: no end after {SECONDS} s")
+    return text.decode().replace("\r\n", "\n")
+
+
+def run(page: str) -> str:
+    """The page with what its commands print now; what differs in times alone stays as the page has it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "examples").symlink_to(ROOT / "examples")
+        end, result = 0, ""
+        for block in blocks(page):
+            result += page[end : block.start("text")]
+            end = block.end("text")
+            text = block["text"]
+            if block["name"]:
+                file = ROOT / block["name"]
+                if file.exists():
+                    text = file.read_text(encoding="utf-8")
+                else:
+                    (folder / block["name"]).write_text(text, encoding="utf-8")
+            else:
+                text = ""
+                for command, shown in commands(block["text"]):
+                    now = printed(command, folder)
+                    text += f"$ {command}\n{shown if masked(now) == masked(shown) else now}"
+            result += text
+        return result + page[end:]
+
+
+def main(arguments: list[str]) -> int:
+    """Compare or update pages; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE")
+    parser.add_argument("--update", action="store_true", help="write what was printed into the pages")
+    options = parser.parse_args(arguments)
+    differ = False
+    for path in options.pages:
+        page = path.read_text(encoding="utf-8")
+        now = run(page)
+        differ |= now != page
+        sys.stdout.writelines(
+            difflib.unified_diff(page.splitlines(True), now.splitlines(True), f"{path}, shown", f"{path}, printed")
+        )
+        if options.update:
+            path.write_text(now, encoding="utf-8")
+    return int(differ and not options.update)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

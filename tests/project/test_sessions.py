@@ -1,0 +1,99 @@
+"""What the terminal sessions of the pages show is what the commands print."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sessions
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "<!-- tested -->\n```console\n"
+PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if MARK in page.read_text(encoding="utf-8")]
+
+
+def test_there_are_sessions():
+    assert {"start.md", "cuda.md"} <= {page.name for page in PAGES}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        consoles = [each for each in sessions.blocks(text) if not each["name"]]
+        assert len(consoles) == text.count("\n```console\n"), f"{page}: a console block without <!-- tested -->"
+
+
+@pytest.mark.slow
+@pytest.mark.native
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_page_shows_what_is_printed(page):
+    text = page.read_text(encoding="utf-8")
+    assert sessions.run(text) == text, f"python scripts/sessions.py {page.relative_to(ROOT)} --update"
+
+
+def test_the_readme_and_the_page_show_the_first_example():
+    program = f"```python\n{(ROOT / 'examples' / 'first.py').read_text(encoding='utf-8')}```\n"
+    for name in ("README.md", "docs/start.md"):
+        assert program in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+def test_the_picture_of_the_first_report_is_of_the_page():
+    command = [sys.executable, str(ROOT / "scripts" / "report_figure.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+PAGE = """Text.
+
+<!-- file: a.txt -->
+```text
+one
+```
+
+<!-- tested -->
+```console
+$ cat a.txt; echo two >> a.txt
+ONE
+$ cat a.txt; echo took 1.5 s
+one
+two
+took 9 ms
+```
+"""
+
+
+def test_blocks_share_a_folder_and_a_wrong_output_is_found():
+    now = sessions.run(PAGE)
+    assert now == PAGE.replace("ONE", "one")  # times alone stay as the page has them
+    assert sessions.run(now) == now
+
+
+def test_output_is_a_terminals():
+    page = "<!-- tested -->\n```console\n$ test -t 1 && test -t 2 && echo both >&2; stty size < /dev/stdout\n```\n"
+    assert sessions.run(page).endswith(f"both\n40 {sessions.COLUMNS}\n```\n")
+
+
+def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "SECONDS", 0.5)
+    with pytest.raises(TimeoutError, match="no end after"):
+        sessions.printed("sleep 1000 & sleep 1000", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shown", "now", "same"),
+    [
+        ("1.3 to 2.5 ms a step", "0.9 to 1 s a step", True),
+        ("a long\n   line", "a long line", True),
+        ("[W1130 15:08:05.429 npu]", "[W1201 01:00:00.1 npu]", True),
+        ("10 times", "11 times", False),
+        ("peak 39.3 MiB", "peak 39.4 MiB", False),
+    ],
+)
+def test_times_are_masked_and_nothing_else(shown, now, same):
+    assert (sessions.masked(shown) == sessions.masked(now)) is same
+
+
+def test_a_block_that_does_not_begin_with_a_command_is_an_error():
+    with pytest.raises(ValueError, match="begins with a command"):
+        sessions.commands("output\n$ echo\n")
