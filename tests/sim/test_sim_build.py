@@ -275,6 +275,19 @@ def test_a_build_for_another_torch_is_refused(cache: Path, compiler: Compiler) -
     assert build.check(made.folder, build.Torch("9.8.7", TORCH.revision, TORCH.folder)).folder == made.folder
 
 
+@pytest.mark.parametrize(("version", "is_refused"), [("2.10.0+cpu", True), ("2.11.1", True), ("2.12.0", False)])
+def test_a_torch_that_is_too_old_was_called_a_compiler_that_is(
+    cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, version: str, is_refused: bool
+) -> None:
+    monkeypatch.setattr(build.Torch, "imported", lambda: build.Torch(version, TORCH.revision, TORCH.folder))
+    if is_refused:
+        with pytest.raises(BuildError, match=rf"needs torch 2\.12 or newer, this is torch {re.escape(version)}"):
+            build.ensure()
+        assert not compiler.calls
+    else:
+        build.ensure()
+
+
 def test_a_build_for_the_same_version_from_other_sources_is_refused_with_the_reason(
     cache: Path, compiler: Compiler
 ) -> None:

@@ -27,6 +27,7 @@ GLUE = "libtoprope_torch.so"
 ENDS_WITH_PARENT = "--ends-with-parent"
 """Argument of `python -m toprope.sim.build`: end, with the compilers, when the process that started it ends."""
 
+_OLDEST = (2, 12)  # the headers of 2.10 and 2.11 lack what the card uses: docs/versions.md
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = ("-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
@@ -94,10 +95,16 @@ def ensure() -> Build:
     """The build for the torch of this process, made now where there is none.
 
     Raises:
-        BuildError: no compiler, a compiler that fails, a cache directory that cannot be written, or another
-            process that does not finish the same build.
+        BuildError: torch is too old, no compiler, a compiler that fails, a cache directory that cannot be written, or
+            another process that does not finish the same build.
     """
     torch = Torch.imported()
+    if (found := re.match(r"(\d+)\.(\d+)", torch.version)) and tuple(map(int, found.groups())) < _OLDEST:
+        raise BuildError(
+            f"the simulated card needs torch {_OLDEST[0]}.{_OLDEST[1]} or newer, this is torch {torch.version}.",
+            str(torch.folder),
+            "install a newer torch for rehearsals: the card's torch_npu may have the older one all the same",
+        )
     return check(_library(torch).ensure(), torch)
 
 
