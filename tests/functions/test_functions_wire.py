@@ -102,18 +102,56 @@ def test_a_message_has_as_many_parts_as_it_needs():
 
 def test_a_large_message_in_many_pieces_is_looked_at_once():
     """With every piece that came, all that had come was copied and looked at again once: 100 MB took half a minute."""
-    collector, _ = pair()
+    ours, theirs = pair()
     size = 60 * 2**20
     message = marshal.dumps((3, 4, None, []))
     head = wire._HEADER.pack(len(message), 1) + message + size.to_bytes(8, "little")
+
+    def send():
+        ours.socket.sendall(head)
+        for _ in range(size // 65536):
+            ours.socket.sendall(bytes(65536))
+
     begin = time.process_time()
-    got = collector._parse(memoryview(head))
-    piece = memoryview(bytes(65536))
-    for _ in range(size // 65536):
-        assert got == []
-        got = collector._parse(piece)
-    assert [len(each.parts[0]) for each in got] == [size]
+    thread = threading.Thread(target=send)
+    thread.start()
+    (got,) = receive(theirs, 1)
+    thread.join()
+    assert [len(part) for part in got.parts] == [size]
     assert time.process_time() - begin < 5
+
+
+@pytest.mark.usefixtures("small_sockets")
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("size", [wire._LARGE - 1, wire._LARGE, 5 * wire._LARGE + 3])
+def test_large_messages_and_small_ones_between_them_arrive_in_their_order(size, keeps):
+    full = threading.Event()
+    ours, theirs = pair(**({"on_full": full.set} if keeps else {}))
+    large = [os.urandom(size), memoryview(os.urandom(size)), b"short"]
+    sent = [(1, 1, "before", []), (2, 2, "large", large), (3, 3, "between", [b"x"]), (4, 4, None, large[:1])]
+
+    def send():
+        for each in sent:
+            ours.send(*each)
+        while keeps and not ours.flush():
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert not keeps or full.wait(10)  # nobody reads yet
+    got = receive(theirs, len(sent))
+    thread.join()
+    assert [tuple(each) for each in got] == [(*each[:3], [bytes(part) for part in each[3]]) for each in sent]
+    assert all(type(part) is bytes for each in got for part in each.parts)
+
+
+def test_a_large_message_that_is_cut_off_is_the_end():
+    ours, theirs = pair()
+    frames = wire._frames(1, 1, None, [bytes(3 * wire._LARGE)])
+    ours.socket.sendall(frames[0] + bytes(frames[1][:1000]))
+    ours.close()
+    with pytest.raises(Closed):
+        theirs.receive(10)
 
 
 def test_the_end_is_told_after_everything_that_was_sent_before():

@@ -25,6 +25,9 @@ _HEADER = struct.Struct("<II")  # bytes of the marshalled message, number of par
 _APART = 32 * 1024
 """Size from which parts follow the marshalled message, in bytes: inside of it they would be copied once more."""
 
+_LARGE = 2**20
+"""Size from which a message is sent and received without the copies that a short one does not notice, in bytes."""
+
 _FORMAT = 2
 """Of marshal: the newest that does not look for objects that occur twice."""
 
@@ -92,9 +95,11 @@ class Channel:
         self._sending = threading.Lock()
         self._on_full = on_full
         self._unsent = bytearray()
-        self._gathered: list[bytes] | None = None
+        self._gathered: list[bytes | memoryview] | None = None
         self._rest = bytearray()
         self._needed = 0  # bytes of `_rest` from which on there is a message in it
+        self._whole = bytearray()  # a large message of which a part has come; empty for none
+        self._left = memoryview(b"")  # where its rest goes
         self._chunk = bytearray(_CHUNK)
         self._view = memoryview(self._chunk)
         self._poll = select.poll()
@@ -115,16 +120,16 @@ class Channel:
         Raises:
             Closed: the other side is gone.
         """
-        frame = _frame(kind, number, meta, parts)
+        frames = _frames(kind, number, meta, parts)
         if self._gathered is not None:
-            self._gathered.append(frame)
+            self._gathered += frames
         else:
-            self._send(frame)
-        return len(frame)
+            self._send(frames)
+        return sum(map(len, frames))
 
     def send_all(self, messages: Sequence[Outgoing]) -> None:
         """Send messages in one system call. Errors as for `send`."""
-        self._send(b"".join([_frame(*message) for message in messages]))
+        self._send([b"".join([frame for message in messages for frame in _frames(*message)])])
 
     def gather(self) -> None:
         """Keep the next messages for `send_gathered`, which sends them in one go; no other thread may send."""
@@ -134,15 +139,16 @@ class Channel:
         """Send what was gathered. Errors as for `send`."""
         gathered, self._gathered = self._gathered, None
         if gathered:
-            self._send(b"".join(gathered))
+            self._send([b"".join(gathered)])
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frames: Sequence[bytes | memoryview]) -> None:
         try:
             if self._on_full is None:
                 with self._sending:
-                    self.socket.sendall(frame)
+                    for frame in frames:
+                        self.socket.sendall(frame)
             else:
-                self._send_some(frame)
+                self._send_some(frames)
         except OSError:
             raise Closed from None
         except BaseException:
@@ -161,20 +167,20 @@ class Channel:
                 self._unsent.clear()  # the reader of the socket will see that the other side is gone
             return True
 
-    def _send_some(self, frame: bytes) -> None:
+    def _send_some(self, frames: Sequence[bytes | memoryview]) -> None:
         with self._sending:
-            if self._unsent:
-                self._unsent += frame
-                return
-            sent = 0
-            while sent < len(frame):
-                try:
-                    sent += self.socket.send(memoryview(frame)[sent:] if sent else frame, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    if not self._writable.poll(_PATIENCE_MS):
-                        self._unsent += memoryview(frame)[sent:]
-                        break
-            else:
+            is_told = bool(self._unsent)
+            for frame in frames:
+                sent = 0
+                while sent < len(frame) and not self._unsent:
+                    try:
+                        sent += self.socket.send(memoryview(frame)[sent:] if sent else frame, socket.MSG_DONTWAIT)
+                    except BlockingIOError:
+                        if not self._writable.poll(_PATIENCE_MS):
+                            break
+                if sent < len(frame):
+                    self._unsent += memoryview(frame)[sent:]
+            if is_told or not self._unsent:
                 return
         assert self._on_full is not None
         self._on_full()
@@ -197,7 +203,14 @@ class Channel:
                 return []
             if not count:
                 raise Closed
-            messages = self._parse(self._view[:count])
+            if not self._whole:
+                messages = self._parse(self._view[:count])
+            elif len(self._left) > count:
+                self._left = self._left[count:]
+                continue
+            else:
+                data, self._whole, self._left = self._whole, bytearray(), memoryview(b"")
+                messages = self._messages(data)
             if messages:
                 return messages
             # part of a message: the rest is on its way
@@ -212,7 +225,7 @@ class Channel:
     def close(self) -> None:
         """Close this end. Not while another thread reads it: see `end`."""
         self.socket.close()
-        self._chunk, self._view = bytearray(), memoryview(b"")
+        self._chunk, self._view, self._whole, self._left = bytearray(), memoryview(b""), bytearray(), memoryview(b"")
 
     def _read(self, timeout: float | None) -> int:
         """Bytes read into the chunk; -1 where the time is over."""
@@ -224,7 +237,7 @@ class Channel:
     def _receive(self) -> int:
         """Bytes read into the chunk; -1 where there are none, 0 where the other side is gone."""
         try:
-            return self.socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)
+            return self.socket.recv_into(self._left or self._chunk, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return -1
         except OSError:
@@ -251,6 +264,10 @@ class Channel:
             data = self._rest
         else:
             data = fresh.tobytes()
+        return self._messages(data)
+
+    def _messages(self, data: bytes | bytearray) -> list[Message]:
+        """The messages in what has come; part of another is kept."""
         messages: list[Message] = []
         place, size, end = 0, len(data), _HEADER.size
         while size >= end:
@@ -266,24 +283,32 @@ class Channel:
                     break
             message = _new(Message, marshal.loads(data[at : at + head]))
             if count:
+                view = memoryview(data)
                 for length in lengths:
-                    message.parts.append(bytes(data[first : first + length]))
+                    message.parts.append(bytes(view[first : first + length]))
                     first += length
             messages.append(message)
             place, end = first, first + _HEADER.size
-        self._rest = bytearray(data[place:]) if place < size else bytearray()
         self._needed = end - place
+        if self._needed < _LARGE:
+            self._rest = bytearray(data[place:]) if place < size else bytearray()
+        else:  # the rest of this message goes to where it belongs
+            self._rest, self._whole = bytearray(), bytearray(self._needed)
+            self._whole[: size - place] = memoryview(data)[place:]
+            self._left = memoryview(self._whole)[size - place :]
         return messages
 
 
 _new = tuple.__new__
 
 
-def _frame(kind: int, number: int, meta: Any, parts: Sequence[bytes | memoryview]) -> bytes:
-    """A message as its bytes."""
-    if not parts or sum(map(len, parts)) < _APART:
+def _frames(kind: int, number: int, meta: Any, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """A message as its bytes: in one piece, but for large parts."""
+    total = sum(map(len, parts)) if parts else 0
+    if total < _APART:
         head = marshal.dumps((kind, number, meta, [*parts]), _FORMAT)
-        return _HEADER.pack(len(head), 0) + head
+        return [_HEADER.pack(len(head), 0) + head]
     head = marshal.dumps((kind, number, meta, []), _FORMAT)
     lengths = struct.pack(f"<{len(parts)}Q", *map(len, parts))
-    return b"".join([_HEADER.pack(len(head), len(parts)), head, lengths, *parts])
+    first = _HEADER.pack(len(head), len(parts)) + head + lengths
+    return [b"".join([first, *parts])] if total < _LARGE else [first, *parts]
