@@ -295,6 +295,31 @@ def test_every_script_still_starts_wherever_it_is(repository, capsys):
         }
 
 
+INSTALLS = {
+    "mapped": ("setup.py", "from setuptools import setup\nsetup(package_dir={'lib.tools': 'tools'})\n"),
+    "excluded": ("setup.py", "from setuptools import *\nsetup(packages=find_packages(exclude=('tools', 'tests')))\n"),
+    "in src": ("pyproject.toml", "[project]\nname = 'lib'\n[tool.setuptools.packages.find]\nwhere = ['src']\n"),
+    "others": ("pyproject.toml", "[project]\nname = 'lib'\n[tool.setuptools.packages.find]\ninclude = ['lib*']\n"),
+    "listed": ("setup.py", "from setuptools import setup\nsetup(name='lib', packages=['lib', 'lib.nn'])\n"),
+    "poetry": ("pyproject.toml", "[tool.poetry]\nname = 'lib'\npackages = [{ include = 'lib' }]\n"),
+}
+
+
+@pytest.mark.parametrize("how", INSTALLS)
+def test_a_script_in_a_package_that_is_not_installed_still_starts(tmp_path, how):
+    """`from tools import toprope_portable` in `tools/demo.py`, which is started as a file, ended it (YOLOX)."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").touch()
+    (tmp_path / "tools" / "demo.py").write_text(LINE.replace("NAME", "1"))
+    name, text = INSTALLS[how]
+    (tmp_path / name).write_text(text)
+    assert status(tmp_path, "--vendor", "--write") == 0
+    assert "import toprope_portable as portable" in (tmp_path / "tools" / "demo.py").read_text()
+    for words in (["tools/demo.py"], ["-m", "tools.demo"]):
+        done = start(tmp_path, words)
+        assert done.returncode == 0, done.stderr
+
+
 def test_an_installed_package_gets_the_file_inside(tmp_path):
     """A copy at the root is in no wheel."""
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'pack'\n")

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 from toprope.port.file import VENDORED
@@ -24,6 +25,17 @@ _FROM = re.compile(
     r"^(?P<indent>[ \t]*)from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)", re.M
 )
 _RUNS = re.compile(r"^(?:#!.*python|if\s+__name__\s*==|(?:for|while|with|assert)\b|[A-Za-z_][\w.]*\()", re.M)
+_SAID = {"setup.py": "", "pyproject.toml": r"^\[(?:project|tool\.poetry)\]", "setup.cfg": r"^\[metadata\]"}
+"""Files that install a project, and what they then say."""
+
+_IN_SRC = re.compile(r"""find_packages\(\s*(?:where\s*=\s*)?["']src["']|^where\s*=\s*\[?\s*["']?src\b""", re.M)
+_EXCLUDED = re.compile(r"""\bexclude\s*=\s*[\[(]([^\])]*)""")
+_LISTED = re.compile(
+    r"""\bpackages\s*=\s*\[([^\]]*)\]|find_packages\([^)]*\binclude\s*=\s*[\[(]([^\])]*)"""
+    r"""|^\[tool\.setuptools\.packages\.find\][^\[]*?^include\s*=\s*\[([^\]]*)\]""",
+    re.M,
+)
+_QUOTED = re.compile(r"""["']([\w.*?-]+)["']""")
 _WANDERS = re.compile(r"git clone|%cd\b|os\.chdir")
 
 
@@ -266,19 +278,34 @@ def package_of(folder: Path) -> Path | None:
 
 
 def _is_installed(package: Path) -> bool:
-    """Test for the files that install this package: next to it, or above `src`."""
+    """Test for the files that install this package: next to it, or above `src`; one that they leave out is not."""
     above = package.parent
     folders = (above, above.parent) if above.name == "src" else (above,)
-    if any((folder / "setup.py").exists() for folder in folders):
-        return True
     for folder in folders:
-        for name, said in (("pyproject.toml", r"^\[(?:project|tool\.poetry)\]"), ("setup.cfg", r"^\[metadata\]")):
+        for name, said in _SAID.items():
             try:
-                if re.search(said, (folder / name).read_text(encoding="utf-8", errors="replace"), re.M):
-                    return True
+                text = (folder / name).read_text(encoding="utf-8", errors="replace")
             except OSError:
                 continue
+            if re.search(said, text, re.M):
+                return not _leaves_out(text, package.name, is_in_src=folder != above)
     return False
+
+
+def _leaves_out(text: str, package: str, *, is_in_src: bool) -> bool:
+    """Test what a project says of its packages: a folder of others, patterns, a list, or another name for this one."""
+    if _IN_SRC.search(text) and not is_in_src:
+        return True
+    if any(fnmatch(package, each) for found in _EXCLUDED.finditer(text) for each in _QUOTED.findall(found[1])):
+        return True
+    if re.search(rf"""["'][\w.]+["']\s*:\s*["']{re.escape(package)}/?["']""", text):
+        return True  # package_dir={"yolox.tools": "tools"}
+    listed = [
+        each.partition(".")[0]
+        for found in _LISTED.finditer(text)
+        for each in _QUOTED.findall("".join(filter(None, found.groups())))
+    ]
+    return bool(listed) and not any(fnmatch(package, each) for each in listed)
 
 
 def _imports(facts: _Facts, package: str) -> bool:
