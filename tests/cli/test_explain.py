@@ -26,7 +26,7 @@ def test_a_page_is_printed_by_its_name_its_error_its_rule_and_its_old_path(capsy
 def test_links_are_the_command_that_shows_the_other_page(capsys):
     assert main(["explain", "card"]) == 0
     assert "`toprope doctor` (toprope explain doctor) shows what is" in capsys.readouterr().out
-    main(["explain", "start"])
+    main(["explain", "index"])
     text = capsys.readouterr().out
     assert "(toprope explain errors)" in text
     assert "(toprope explain rules)" in text

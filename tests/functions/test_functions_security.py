@@ -336,7 +336,7 @@ def test_cards_whose_folder_another_user_has_made_again_are_refused(shared, tmp_
 READERS = {"loads", "load", "Unpickler"}
 SITES = {
     # what a worker's or the driver's own end of a pair of sockets has received, all of it
-    "transport/wire.py": {"_parse": 1},
+    "transport/wire.py": {"_messages": 1},
     # the values in such messages
     "transport/serialization.py": {"unpack": 2},
     "local/worker_requests.py": {"_request": 2},

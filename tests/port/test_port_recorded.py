@@ -45,6 +45,23 @@ NOT_ASKED = {"is_available", "current_device", "device_count", "_lazy_init", "is
 """Questions without an effect: the runtime may ask them once more, or once less."""
 
 
+@pytest.fixture(autouse=True)
+def _torch_as_it_was():
+    """What examples set for the whole process, such as the device of what is made, would be there for other tests."""
+    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    cudnn, cuda, state = torch.backends.cudnn, torch.backends.cuda, torch.get_rng_state()
+    flags = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cuda.matmul.allow_tf32
+    yield
+    torch.set_default_device(None)
+    torch.set_default_dtype(dtype)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, cuda.matmul.allow_tf32 = flags
+    torch.set_rng_state(state)
+
+
 def runtime():
     """The runtime anew: it chooses its device at its first question."""
     spec = importlib.util.spec_from_file_location(NAME, TEXT)
@@ -274,3 +291,8 @@ def test_most_examples_are_compared_to_their_end(monkeypatch):
     assert sum(not error for _, error in ends) > 95
     assert sum(bool(log) for log, _ in ends) > 50
     assert {each.id for each in EXAMPLES} > OTHERWISE.keys()
+
+
+def test_what_an_example_sets_is_not_left_to_other_tests():
+    assert torch.ones(1).device.type == "cpu"
+    assert torch.get_default_dtype() == torch.float32

@@ -44,7 +44,7 @@ def test_one_version():
 
 
 def test_torch_is_an_extra_with_a_plain_lower_bound_and_torch_npu_no_dependency():
-    assert PROJECT["optional-dependencies"]["torch"] == ["torch>=2.12"]
+    assert PROJECT["optional-dependencies"]["torch"] == ["torch>=2.10"]
     assert "torch" not in names(PROJECT["dependencies"])
     everything = names(sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"]))
     assert not everything & {"torch-npu", "torchvision"}

@@ -20,7 +20,7 @@ __all__ = ["app", "pages"]
 app = verb()
 
 _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]*\.md)(?:#[\w-]*)?\)")
-_FRONT = {"": "start", "errors": "errors", "port": "rules"}
+_FRONT = {"": "index", "tutorials": "tutorials", "errors": "errors", "port": "rules"}
 """Names of the pages index.md, by their folders."""
 
 
@@ -77,7 +77,7 @@ def _errors() -> dict[str, type[TopropeError]]:
 def _as_command(link: re.Match[str]) -> str:
     """A link between pages as the command that shows the other page."""
     text, target = link[1], PurePath(link[2])
-    name = _FRONT.get(target.parent.name.strip("."), "start") if target.stem == "index" else target.stem
+    name = _FRONT.get(target.parent.name.strip("."), "index") if target.stem == "index" else target.stem
     return f"{text} (toprope explain {name})"
 
 
