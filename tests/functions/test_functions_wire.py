@@ -154,6 +154,16 @@ def test_a_large_message_that_is_cut_off_is_the_end():
         theirs.receive(10)
 
 
+def test_no_room_is_made_for_a_message_of_a_size_that_cannot_be():
+    ours, theirs = pair()
+    head = marshal.dumps((1, 1, None, []))
+    ours.socket.sendall(wire._HEADER.pack(len(head), 1) + head + (2**62).to_bytes(8, "little"))
+    assert theirs.receive(0.1) == []
+    ours.close()
+    with pytest.raises(Closed):
+        theirs.receive(10)
+
+
 def test_the_end_is_told_after_everything_that_was_sent_before():
     ours, theirs = pair()
     ours.send(1, 1, None)

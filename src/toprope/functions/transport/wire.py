@@ -28,6 +28,9 @@ _APART = 32 * 1024
 _LARGE = 2**20
 """Size from which a message is sent and received without the copies that a short one does not notice, in bytes."""
 
+_LARGEST = 2**33
+"""Size up to which room is made for a whole message when its beginning has come, in bytes: it may never come."""
+
 _FORMAT = 2
 """Of marshal: the newest that does not look for objects that occur twice."""
 
@@ -290,7 +293,7 @@ class Channel:
             messages.append(message)
             place, end = first, first + _HEADER.size
         self._needed = end - place
-        if self._needed < _LARGE:
+        if not _LARGE <= self._needed <= _LARGEST:
             self._rest = bytearray(data[place:]) if place < size else bytearray()
         else:  # the rest of this message goes to where it belongs
             self._rest, self._whole = bytearray(), bytearray(self._needed)
