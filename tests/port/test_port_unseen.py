@@ -1,6 +1,7 @@
 """What readers of repositories that the port had never seen found wrong, false, silent or needless: one test each."""
 
 import re
+import subprocess
 from textwrap import dedent
 
 import pytest
@@ -654,3 +655,28 @@ def test_the_order_of_imports_is_no_list_of_packages():
     text = "[options]\ninstall_requires =\n    apex\n[isort]\nknown_deeplearning = torch,apex,tensorrt\n"
     _, said = text_of(text, FileKind.PROJECT, "setup.cfg")
     assert len(said) == 1
+
+
+VALUES = ["0", "0,1", '"$1"', "'0'", "$GPU", "${GPUS}", "${1:-0}", '"${list},3"', ""]
+MADE = [
+    "$(($i + 1))",
+    "$(expr $i + 1)",
+    '"$(seq 0 3)"',
+    "$(echo 0 | tr a b)",
+    "`seq 1`",
+    "${A:-$(seq 1)}",
+    '"`seq 1`"',
+    "$[ 1 ]",
+]
+
+
+@pytest.mark.parametrize("value", [*VALUES, *MADE])
+@pytest.mark.parametrize("form", ["CUDA_VISIBLE_DEVICES={} python x.py\n", "export CUDA_VISIBLE_DEVICES={}\n"])
+def test_a_value_that_a_command_makes_was_cut_at_its_first_blank(form, value):
+    """`CUDA_VISIBLE_DEVICES=$(($i ASCEND_RT_VISIBLE_DEVICES=$(($i + 1)) x`: no shell could read the script any more."""
+    done, said = text_of(form.format(value), FileKind.SHELL, "run.sh")
+    after = done.after.decode()
+    twin = form.format(f"{value} ASCEND_RT_VISIBLE_DEVICES={value}")
+    assert after == (twin if value in VALUES else form.format(value))
+    assert any(each.startswith("TR108 ") for each in said)
+    assert subprocess.run(["bash", "-n", "-c", after], check=False).returncode == 0

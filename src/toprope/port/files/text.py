@@ -55,8 +55,11 @@ _INDEX = re.compile(
     r"^\s*(?P<option>(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*\S*download\.pytorch\.org/\S*cu\d+\S*)", re.I
 )
 _SET = re.compile(
-    r"(?P<name>\bCUDA_VISIBLE_DEVICES=)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|\$\{[^}\n]*\}|[^\s;&|\"'`]*)(?=\s|;|$|&|\|)"
+    r"(?P<name>\bCUDA_VISIBLE_DEVICES=)"
+    r"(?P<value>\"(?:[^\"\n`$\\]|\$(?!\())*\"|'[^'\n]*'|(?:[\w.,:/@%+-]|\$\{[^}\n$`]*\}|\$\w+|\$[@*#?])*)(?=\s|;|$|&|\|)"
 )
+"""A value that is taken whole: words and variables. One that a command or a sum makes is reported alone."""
+
 _TWIN = "ASCEND_RT_VISIBLE_DEVICES"
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
