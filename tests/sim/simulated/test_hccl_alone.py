@@ -174,8 +174,8 @@ def test_torch_npus_names() -> None:
     assert torch_npu.distributed.is_available()
     options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
     options.hccl_config = {"hccl_buffer_size": 200}
-    with pytest.raises(AttributeError, match=r"does not have torch_npu\.distributed\.rpc"):
-        _ = torch_npu.distributed.rpc
+    with pytest.raises(AttributeError, match=r"does not have torch_npu\._C\._distributed_c10d\.nothing"):
+        _ = torch_npu._C._distributed_c10d.nothing
     with pytest.raises(AttributeError, match=r"does not have torch_npu\._C\._npu_getCheckedDevice"):
         _ = torch_npu._C._npu_getCheckedDevice
     with pytest.raises(AttributeError, match=r"does not have torch_npu\._C\._distributed_c10d\.ParallelStore"):
