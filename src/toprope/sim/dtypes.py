@@ -1,10 +1,10 @@
-"""The numbers that torch's C++ side (c10::ScalarType) gives to dtypes; pure."""
+"""The numbers and names that torch's C++ side (c10::ScalarType) gives to dtypes; pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["NUMBERS", "bits", "names"]
+__all__ = ["NUMBERS", "bits", "names", "scalar_name"]
 
 _ORDER = """
 uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16
@@ -15,6 +15,12 @@ float4_e2m1fn_x2
 
 NUMBERS = {name: number for number, name in enumerate(_ORDER.split())}
 """Number of each dtype by its name in torch."""
+
+_SCALAR_NAMES = {
+    "float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
+    "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool", "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}  # fmt: skip
 
 _NAMES = {number: name for name, number in NUMBERS.items()}
 
@@ -27,3 +33,9 @@ def bits(dtypes: Iterable[str]) -> int:
 def names(mask: int) -> tuple[str, ...]:
     """The dtypes whose bits are set."""
     return tuple(name for number, name in _NAMES.items() if mask >> number & 1)
+
+
+def scalar_name(dtype: object) -> str:
+    """Name of a dtype of torch in messages of C++: "Float" for torch.float32."""
+    name = str(dtype).removeprefix("torch.")
+    return _SCALAR_NAMES.get(name, name)

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toprope.sim.dtypes import scalar_name
+
 __all__ = ["GroupStatus", "begin", "dump", "write_file"]
 
 _log = logging.getLogger("toprope")
@@ -32,12 +34,6 @@ _EXECUTION_SECONDS = 1836
 
 _FILE = "/tmp/hccl_trace_rank_"
 """Begin of the file's name; the rank follows."""
-
-_NAMES = {
-    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-}  # fmt: skip
 
 _numbers = itertools.count()
 _records = itertools.count()
@@ -136,7 +132,7 @@ def begin(
 
 def _described(kind: str, tensors: Any) -> dict[str, Any]:
     flat = list(_flat(tensors))
-    names = [_NAMES.get(each.dtype, str(each.dtype).removeprefix("torch.")) for each in flat]
+    names = [scalar_name(each.dtype) for each in flat]
     return {f"{kind}_sizes": [list(each.shape) for each in flat], f"{kind}_dtypes": names}
 
 

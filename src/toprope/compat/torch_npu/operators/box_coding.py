@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import torch
 
+from toprope.sim.dtypes import scalar_name
+
 from .._error_codes import ErrCode, ops_error
 from .checks import floating, refuse
-from .evaluation import scalar_name
 from .registry import operator
 
 __all__ = [

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from toprope.sim.dtypes import scalar_name
+
 from .._error_codes import ErrCode, ops_error
 from .checks import floating, refuse
-from .evaluation import has_values, scalar_name
+from .evaluation import has_values
 from .registry import operator
 
 __all__ = [

@@ -7,25 +7,10 @@ from collections.abc import Callable
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["gradients", "has_values", "on_950", "scalar_name"]
+__all__ = ["gradients", "has_values", "on_950"]
 
 _FIRST_950 = 260
 """SocVersion of the Ascend 950 in torch_npu's enumeration."""
-
-_SCALAR_NAMES = {
-    torch.bool: "Bool",
-    torch.uint8: "Byte",
-    torch.int8: "Char",
-    torch.int16: "Short",
-    torch.int32: "Int",
-    torch.int64: "Long",
-    torch.float16: "Half",
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.bfloat16: "BFloat16",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}
 
 
 def has_values(*tensors: torch.Tensor | None) -> bool:
@@ -38,11 +23,6 @@ def on_950(tensor: torch.Tensor) -> bool:
     from toprope.sim.npu._state import chip  # only where there is a simulated card
 
     return tensor.device.type == "npu" and (chip().soc_version or 0) >= _FIRST_950
-
-
-def scalar_name(dtype: torch.dtype) -> str:
-    """Name of a dtype in messages of C++: "Float" for torch.float32."""
-    return _SCALAR_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def gradients(

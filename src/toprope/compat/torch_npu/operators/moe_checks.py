@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from toprope.sim.dtypes import scalar_name
+
 from .._error_codes import ErrCode, ops_error
 from .checks import FLOATING, refuse
 
 __all__ = ["float_expected", "int32_expected", "known", "require"]
-
-_NAMES = {
-    torch.float64: "Double", torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.bool: "Bool",
-}  # fmt: skip
-"""Names of dtypes as C++ prints them."""
 
 
 def require(right: bool, text: str, code: ErrCode | None = None) -> None:
@@ -40,13 +35,13 @@ def float_expected(tensor: torch.Tensor, names: str, code: ErrCode | None = None
         names: of the three, as the operator's text has them.
         code: error code that is added to the text, if any.
     """
-    found = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+    found = scalar_name(tensor.dtype)
     require(tensor.dtype in FLOATING, f"{names} tensor expected but got a tensor with dtype: {found}", code)
 
 
 def int32_expected(tensor: torch.Tensor) -> None:
     """Refuse dtypes other than int32."""
-    found = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+    found = scalar_name(tensor.dtype)
     require(tensor.dtype == torch.int32, f"int32 tensor expected but got a tensor with dtype: {found}")
 
 

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
+from toprope.sim.dtypes import scalar_name
+
 from .._error_codes import ErrCode, ops_error
 from .checks import floating, refuse
-from .evaluation import has_values, on_950, scalar_name
+from .evaluation import has_values, on_950
 from .registry import operator
 
 __all__ = [
