@@ -95,7 +95,7 @@ def map_storage(
         RuntimeError: the sender has ended, or its memory can be neither opened nor mapped.
     """
     process, number, inode, piece, _ = handle.decode().split(" ", 4)
-    _install(_cards(handle))
+    _install(handle)
     try:
         file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -106,11 +106,6 @@ def map_storage(
         return torch.ops.toprope_sim.map_share(_index(device), file, int(piece), place, nbytes).untyped_storage()  # type: ignore[no-any-return]
     finally:
         os.close(file)
-
-
-def _cards(handle: bytes) -> str:
-    """The cards of the process that shares."""
-    return handle.decode().split(" ", 4)[4]
 
 
 def release_counter(ref_counter_handle: bytes, ref_counter_offset: int, device: int | str | torch.device) -> None:
@@ -139,7 +134,7 @@ def rebuild_npu_tensor(
     if storage_handle is None or storage_size_bytes == 0:
         tensor = torch.empty_strided(tensor_size, tensor_stride, dtype=dtype, device=f"npu:{_index(storage_device)}")
     else:
-        _install(_cards(storage_handle))  # gives the storages of a process that has no cards yet their methods
+        _install(storage_handle)  # gives the storages of a process that has no cards yet their methods
         storage = storage_cls._new_shared_npu(
             storage_device, storage_handle, storage_size_bytes, storage_offset_bytes,
             ref_counter_handle, ref_counter_offset, event_handle, event_sync_required,
@@ -156,12 +151,12 @@ def _index(device: int | str | torch.device) -> int:
     return torch.npu.current_device() if index is None else index
 
 
-def _install(cards: str) -> None:
+def _install(handle: bytes) -> None:
     """Install the sender's cards, if it did so itself and left no TOPROPE_SIM for its children."""
     if installed() is None:
         import toprope.sim
 
-        toprope.sim.install(**vars(SimSpec.parse(cards)))
+        toprope.sim.install(**vars(SimSpec.parse(handle.decode().split(" ", 4)[4])))
 
 
 def _not_there(process: str, why: str) -> RuntimeError:
