@@ -63,7 +63,7 @@ def _torch_as_it_was():
 
 
 def runtime():
-    """The runtime anew: it chooses its device at its first question."""
+    """The runtime, loaded once more: it chooses its device at its first question."""
     spec = importlib.util.spec_from_file_location(NAME, TEXT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

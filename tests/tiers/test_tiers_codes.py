@@ -50,7 +50,7 @@ def test_codes_are_what_is_on_the_host_and_on_the_links(tmp_path):
     with attached(tmp_path) as handle:
         assert handle.plan.bytes_in("host") == len(handle.plan.host) * CODES > 0
         assert handle._host.used == handle.plan.bytes_in("host")
-        for _ in range(3):  # the first steps are planned anew
+        for _ in range(3):  # the first steps are planned again
             run(handle.model)
         handle.reset_stats()
         assert torch.equal(run(handle.model), run(whole))
@@ -58,7 +58,7 @@ def test_codes_are_what_is_on_the_host_and_on_the_links(tmp_path):
         assert 0 < moved <= (loads + 2) * CODES  # some loads are on their way when the counting begins
         assert moved % CODES == 0
     with attached(tmp_path, host="0MB") as handle:
-        for _ in range(3):  # the first steps are planned anew
+        for _ in range(3):  # the first steps are planned again
             run(handle.model)
         handle.reset_stats()
         assert torch.equal(run(handle.model), run(whole))

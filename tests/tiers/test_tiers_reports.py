@@ -247,7 +247,7 @@ def test_deepspeed_7670_weights_are_let_go_once_their_layer_has_run():
 
 
 def test_flextensor_3_hooks_of_the_program_run_once():
-    """https://github.com/ai-dynamo/flextensor/issues/3: a hook ran four times once the model had been planned anew."""
+    """https://github.com/ai-dynamo/flextensor/issues/3: a hook ran four times once the model had been planned again."""
     model, same, x = chain(), chain(), torch.randn(3, WIDTH)
     calls = []
     with attached(model) as handle:

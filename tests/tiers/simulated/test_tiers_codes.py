@@ -26,7 +26,7 @@ def test_the_link_carries_codes(block, host, tmp_path):
     with skeleton():
         model = tiers_codes.net()
     with attach(model, "140kB" if block == 16 else "60kB", host, tmp_path, on="npu", small=1000, poison=True) as handle:
-        for _ in range(3):  # the first steps are planned anew
+        for _ in range(3):  # the first steps are planned again
             run(model)
         handle.reset_stats()
         assert torch.equal(run(model), run(whole))
