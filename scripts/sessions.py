@@ -8,39 +8,49 @@ A session is all blocks of a page that follow one of these lines. They share one
     <!-- file: NAME -->   the block is a file there, or one that the repository has, with the same content
     <!-- tested -->       a `console` block: commands after "$ ", each followed by what it prints on a terminal
 
-Times and dates differ from run to run: they are compared as "TIME". Colours are off, and the terminal has 110 columns.
+Times, dates and rates differ from run to run: they are compared as "TIME". Colours are off, and the terminal has 110
+columns. A service may listen on port 8123, which is a free one while the session runs. What a session has started in
+the background is ended with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import fcntl
 import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = 110
 SECONDS = 280  # for one command
+PORT = "8123"  # of the services of pages
 
 _BLOCK = re.compile(
     r"^<!-- (?P<what>tested|file: (?P<name>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_TIME = re.compile(r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|(?<=\[W)\d+ [\d:.]+")
+_TIME = re.compile(
+    r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|\b\d+\.\d\ds\b|\d[\d.]* [kMG]?B/s|\d[\d.]* x the limit|(?<=\[W)\d+ [\d:.]+"
+)
 
 
 def masked(text: str) -> str:
-    """Text with its times as TIME and without the line breaks of a terminal, which depend on their width."""
+    """Text with its times and rates as TIME and without the line breaks of a terminal, which depend on their width."""
     return re.sub(r"\s+", " ", _TIME.sub("TIME", text)).strip()
 
 
@@ -95,10 +105,31 @@ def printed(command: str, folder: Path) -> str:
     return text.decode().replace("\r\n", "\n")
 
 
+@contextlib.contextmanager
+def empty_folder() -> Iterator[Path]:
+    """A folder for a session; the processes that work in it, such as services in the background, end with it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        try:
+            yield folder
+        finally:
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if folder in (here := Path(process.cwd()), *here.parents):
+                        process.kill()
+
+
+def free_port() -> str:
+    """The number of a port that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
 def run(page: str) -> str:
     """The page with what its commands print now; what differs in times alone stays as the page has it."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    port = free_port()
+    with empty_folder() as folder:
         (folder / "examples").symlink_to(ROOT / "examples")
         end, result = 0, ""
         for block in blocks(page):
@@ -110,11 +141,12 @@ def run(page: str) -> str:
                 if file.exists():
                     text = file.read_text(encoding="utf-8")
                 else:
+                    (folder / block["name"]).parent.mkdir(parents=True, exist_ok=True)
                     (folder / block["name"]).write_text(text, encoding="utf-8")
             else:
                 text = ""
                 for command, shown in commands(block["text"]):
-                    now = printed(command, folder)
+                    now = printed(command.replace(PORT, port), folder).replace(port, PORT)
                     text += f"$ {command}\n{shown if masked(now) == masked(shown) else now}"
             result += text
         return result + page[end:]

@@ -1,0 +1,23 @@
+"""The ported script with its U-Net fitted into the card by tiers: 40 MB of the card for weights, the rest on the host.
+
+    python fitted.py model picture.png "make it snow" snow.png
+"""
+
+import edit
+from diffusers import StableDiffusionInstructPix2PixPipeline
+from toprope.device import portable
+from toprope.tiers import attach
+
+
+def load(folder):
+    pipeline = StableDiffusionInstructPix2PixPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    for part in (pipeline.vae, pipeline.text_encoder):
+        part.to(portable.device())
+    attach(pipeline.unet, device="40MB", host="1GB", on=portable.name())
+    return pipeline
+
+
+if __name__ == "__main__":
+    edit.load = load
+    edit.main()
