@@ -4,7 +4,7 @@
     python scripts/reference.py --write    write them
 
 docs/api has a page for each part with its public names: the `__all__` of the modules in PARTS. Signatures are those of
-the sources, without decorators. Sections of docstrings ("Args:", "Raises:") become lists. docs/cli.md has the help of each
+the sources, without decorators. Sections of docstrings ("Args:", "Raises:") become lists. docs/commands.md has the help of each
 command, 100 columns wide.
 """
 
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 def pages() -> dict[Path, str]:
     """Every page of the reference."""
     made = {DOCS / "api" / f"{name}.md": api_page(modules) for name, modules in PARTS.items()}
-    return {DOCS / "api" / "index.md": index_page(), **made, DOCS / "cli.md": cli_page()}
+    return {DOCS / "api" / "index.md": index_page(), **made, DOCS / "commands.md": cli_page()}
 
 
 def index_page() -> str:
@@ -101,11 +101,17 @@ def api_page(modules: list[str]) -> str:
         lines += [f'<a id="{_anchor(name)}"></a>', "", *prose(inspect.getdoc(module) or ""), ""]
         for each in _exported(module):
             lines += [f"## {each}", "", *_entry(module, each), ""]
+        if missing := [f"`{each}`" for each in module.__all__ if _is_placeholder(module, each)]:
+            lines += [f"Names that can be imported and raise NotImplementedError when they are used: {', '.join(missing)}.", ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
 def _exported(module: ModuleType) -> list[str]:
-    return [name for name in module.__all__ if not name.startswith("_")]
+    return [name for name in module.__all__ if not name.startswith("_") and not _is_placeholder(module, name)]
+
+
+def _is_placeholder(module: ModuleType, name: str) -> bool:
+    return type(getattr(module, name)).__name__ == "Unavailable"
 
 
 def _anchor(name: str) -> str:
@@ -114,7 +120,10 @@ def _anchor(name: str) -> str:
 
 def _entry(module: ModuleType, name: str) -> Iterator[str]:
     found = getattr(module, name)
-    if inspect.isclass(found):
+    own = getattr(found, "__name__", name)
+    if own != name and getattr(module, own, None) is found:
+        yield f"Another name of [{own}](#{own.lower()})."
+    elif inspect.isclass(found):
         yield from _class(name, found)
     elif inspect.isfunction(found):
         yield from _fenced(f"{name}{_signature(_node(found))}")
@@ -123,8 +132,8 @@ def _entry(module: ModuleType, name: str) -> Iterator[str]:
         yield f"The module `{found.__name__}`. " + _inline((inspect.getdoc(found) or "").partition("\n")[0])
     else:
         yield from _fenced(_shortened(f"{name} = {_plain(found)}"))
-        own = type(found).__module__.startswith("toprope")
-        yield from prose(inspect.getdoc(found) or "" if own else _comment(module, name))
+        described = type(found).__module__.startswith("toprope") and not isinstance(found, Enum)
+        yield from prose(inspect.getdoc(found) or "" if described else _comment(module, name))
 
 
 def _plain(value: object) -> str:
@@ -230,7 +239,7 @@ def _members(found: type) -> Iterator[tuple[str, str]]:
     """Methods, properties and described attributes of a class and of its bases here, each with its docstring."""
     seen: set[str] = set()
     for base in found.__mro__:
-        if not base.__module__.startswith("toprope") or issubclass(base, Exception) and base is not found:
+        if not base.__module__.startswith("toprope") or (issubclass(base, Exception) and base is not found):
             continue
         node = _node(base)
         for place, each in enumerate(node.body):

@@ -6,7 +6,8 @@
 A session is all blocks of a page that follow one of these lines. They share one empty folder that has `examples`.
 
     <!-- file: NAME -->   the block is a file there, or one that the repository has, with the same content
-    <!-- tested -->       a `console` block: commands after "$ ", each followed by what it prints on a terminal
+    <!-- tested -->       a `console` block: commands after "$ ", each followed by what it prints on a terminal. Each has a
+                          shell of its own; what `export NAME=VALUE` sets is there for all that follow
 
 Times, dates and rates differ from run to run: they are compared as "TIME". Colours are off, and the terminal has 110
 columns. A service may listen on port 8123, which is a free one while the session runs. What a session has started in
@@ -22,6 +23,7 @@ import fcntl
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import struct
@@ -30,7 +32,7 @@ import sys
 import tempfile
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -67,7 +69,7 @@ def commands(block: str) -> list[tuple[str, str]]:
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def printed(command: str, folder: Path) -> str:
+def printed(command: str, folder: Path, exported: Mapping[str, str] | None = None) -> str:
     """What a command prints on a terminal, stdout and stderr together.
 
     Raises:
@@ -76,7 +78,7 @@ def printed(command: str, folder: Path) -> str:
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("4H", 40, COLUMNS, 0, 0))
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("TOPROPE_SIM", "ASCEND"))}
-    environment |= {"NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+    environment |= {"NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1", **(exported or {})}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     process = subprocess.Popen(
         ["sh", "-c", command], cwd=folder, env=environment, start_new_session=True,
@@ -128,7 +130,7 @@ def free_port() -> str:
 
 def run(page: str) -> str:
     """The page with what its commands print now; what differs in times alone stays as the page has it."""
-    port = free_port()
+    port, exported = free_port(), {}
     with empty_folder() as folder:
         (folder / "examples").symlink_to(ROOT / "examples")
         end, result = 0, ""
@@ -146,7 +148,9 @@ def run(page: str) -> str:
             else:
                 text = ""
                 for command, shown in commands(block["text"]):
-                    now = printed(command.replace(PORT, port), folder).replace(port, PORT)
+                    now = printed(command.replace(PORT, port), folder, exported).replace(port, PORT)
+                    if command.startswith("export "):
+                        exported |= dict(each.split("=", 1) for each in shlex.split(command)[1:])
                     text += f"$ {command}\n{shown if masked(now) == masked(shown) else now}"
             result += text
         return result + page[end:]

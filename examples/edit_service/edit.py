@@ -7,7 +7,10 @@ import sys
 
 import torch
 from diffusers import StableDiffusionInstructPix2PixPipeline
+from diffusers.utils import logging
 from PIL import Image
+
+logging.disable_progress_bar()
 
 
 def load(folder):

@@ -3,7 +3,7 @@
     python fitted.py model picture.png "make it snow" snow.png
 """
 
-import edit
+import edit  # the ported script, next to this file
 from diffusers import StableDiffusionInstructPix2PixPipeline
 from toprope.device import portable
 from toprope.tiers import attach

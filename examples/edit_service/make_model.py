@@ -1,8 +1,8 @@
-"""Write an InstructPix2Pix with random weights, 0.1 GB: it stands in for one that was downloaded. Its pictures are noise.
+"""Write an InstructPix2Pix with random weights, 0.1 GB, in place of one that was downloaded.
 
     python make_model.py model
 
-The layout is that of a real one; `toprope images tiny` makes the parts that are small here too.
+The layout is the one of real models, and the pictures are noise.
 """
 
 import sys

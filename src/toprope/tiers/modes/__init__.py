@@ -2,7 +2,7 @@
 
     from toprope.tiers import modes
 
-    modes.enable("balanced", config={"device": "8GB"})  # what does not fit comes and goes; attention is torch's fused one
+    modes.enable("balanced", config={"device": "8GB"})  # what does not fit comes and goes; attention is fused
     modes.active().effects, modes.active().models()     # what is in force, and what was done to which model
     modes.disable()                                     # as if nothing had been there
 
