@@ -1,11 +1,11 @@
 """Write the reference: pages of the Python API from docstrings, and a page of the command line from its help.
 
-    python scripts/reference.py            print the pages that differ from the sources; exit status 1 where there are any
+    python scripts/reference.py            print the pages that differ from the sources; exit status 1 if there are any
     python scripts/reference.py --write    write them
 
 docs/api has a page for each part with its public names: the `__all__` of the modules in PARTS. Signatures are those of
-the sources, without decorators. Sections of docstrings ("Args:", "Raises:") become lists. docs/commands.md has the help of each
-command, 100 columns wide.
+the sources, without decorators. Sections of docstrings ("Args:", "Raises:") become lists. docs/commands.md has the help
+of each command, 100 columns wide.
 """
 
 from __future__ import annotations
@@ -96,13 +96,14 @@ def api_page(modules: list[str]) -> str:
     lines = [f"# {modules[0]}", "", _HEAD, ""]
     for name in modules:
         module = importlib.import_module(name)
+        level = "##" if name == modules[0] else "###"
         if name != modules[0]:
-            lines += [f"# {name}", ""]
+            lines += [f"## {name}", ""]
         lines += [f'<a id="{_anchor(name)}"></a>', "", *prose(inspect.getdoc(module) or ""), ""]
         for each in _exported(module):
-            lines += [f"## {each}", "", *_entry(module, each), ""]
-        if missing := [f"`{each}`" for each in module.__all__ if _is_placeholder(module, each)]:
-            lines += [f"Names that can be imported and raise NotImplementedError when they are used: {', '.join(missing)}.", ""]
+            lines += [f"{level} {each}", "", *_entry(module, each), ""]
+        if missing := ", ".join(f"`{each}`" for each in module.__all__ if _is_placeholder(module, each)):
+            lines += [f"Names that can be imported, and whose use raises NotImplementedError: {missing}.", ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
@@ -158,33 +159,31 @@ def _node(found: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef:
 def _signature(node: ast.AST, bound: bool = False) -> str:
     """Arguments and result of a function, over several lines where they are long; without self where it is bound."""
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    arguments = ast.parse(f"def f({ast.unparse(node.args)}): ...").body[0].args  # type: ignore[attr-defined]
-    if bound:
-        (arguments.posonlyargs or arguments.args)[:1] = []
+    arguments = _arguments(node.args)[int(bound) :]
     end = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    text = ast.unparse(arguments)
-    if len(text) + len(end) <= COLUMNS - 20:
-        return f"({text}){end}"
-    return "(\n" + "".join(f"    {each},\n" for each in _arguments(arguments)) + f"){end}"
+    line = f"({', '.join(arguments)}){end}"
+    return line if len(line) <= COLUMNS - 20 else "(\n" + "".join(f"    {each},\n" for each in arguments) + f"){end}"
 
 
-def _arguments(arguments: ast.arguments) -> list[str]:
-    """Each argument as it is written; commas inside of brackets and texts divide nothing."""
-    call = ast.unparse(arguments)
-    parts, depth, begin, quote = [], 0, 0, ""
-    for place, character in enumerate(call):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        elif character == "," and not depth:
-            parts.append(call[begin:place].strip())
-            begin = place + 1
-    return [*parts, call[begin:].strip()]
+def _arguments(node: ast.arguments) -> list[str]:
+    """Each argument with its annotation and default, and the marks `/` and `*`."""
+    positional = [*node.posonlyargs, *node.args]
+    defaults = [*[None] * (len(positional) - len(node.defaults)), *node.defaults]
+    parts = [_argument(each, default) for each, default in zip(positional, defaults, strict=True)]
+    if node.posonlyargs:
+        parts.insert(len(node.posonlyargs), "/")
+    if node.vararg:
+        parts.append(f"*{_argument(node.vararg, None)}")
+    elif node.kwonlyargs:
+        parts.append("*")
+    parts += [_argument(each, default) for each, default in zip(node.kwonlyargs, node.kw_defaults, strict=True)]
+    return [*parts, f"**{_argument(node.kwarg, None)}"] if node.kwarg else parts
+
+
+def _argument(node: ast.arg, default: ast.expr | None) -> str:
+    if node.annotation is None:
+        return node.arg if default is None else f"{node.arg}={ast.unparse(default)}"
+    return f"{node.arg}: {ast.unparse(node.annotation)}" + (f" = {ast.unparse(default)}" if default else "")
 
 
 def _class(name: str, found: type) -> Iterator[str]:
@@ -197,7 +196,8 @@ def _class(name: str, found: type) -> Iterator[str]:
         yield from _fenced(f"exception {name}({', '.join(bases)})")
     else:
         yield from _fenced(f"class {name}{_constructor(found, node)}")
-    yield from prose(inspect.getdoc(found) if "__doc__" in vars(found) and found.__doc__ else "")
+    yield from prose(_own_text(found))
+    yield ""
     for signature, text in _members(found):
         described = list(prose(text))
         first = described[0] if described else ""
@@ -206,8 +206,14 @@ def _class(name: str, found: type) -> Iterator[str]:
     yield ""
 
 
+def _own_text(found: type) -> str:
+    return inspect.cleandoc(vars(found).get("__doc__") or "")
+
+
 def _constructor(found: type, node: ast.ClassDef) -> str:
-    """What makes an object of the class: the fields of a dataclass or a named tuple, else the arguments of __init__."""
+    """The arguments that make an object: fields of a dataclass or a named tuple, else those of __init__."""
+    if "Made by" in _own_text(found):
+        return ""
     own = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
     if own:
         made = _signature(own[0], bound=True)
@@ -220,7 +226,8 @@ def _constructor(found: type, node: ast.ClassDef) -> str:
         ]  # fmt: skip
         if not fields:
             return ""
-        written = [f"{ast.unparse(each.target)}: {ast.unparse(each.annotation)}{_default(each.value)}" for each in fields]
+        named = [(f"{ast.unparse(each.target)}: {ast.unparse(each.annotation)}", each.value) for each in fields]
+        written = [f"{name}{_default(value)}" for name, value in named]
         line = ", ".join(written)
         return f"({line})" if len(line) <= COLUMNS - 20 else "(\n" + "".join(f"    {each},\n" for each in written) + ")"
     return ""
@@ -256,11 +263,11 @@ def _member(each: ast.stmt, following: ast.stmt | None, listed: bool) -> Iterato
         text = ast.get_docstring(each)
         marks = [ast.unparse(mark) for mark in each.decorator_list]
         if text and not any(mark.endswith(".setter") or mark == "overload" for mark in marks):
-            is_property = any(mark.endswith("property") for mark in marks)
-            signature = each.name if is_property else each.name + " ".join(
-                _signature(each, bound="staticmethod" not in marks).replace(",\n)", ")").replace("(\n", "(").split()
-            )
-            yield each.name, signature.replace("( ", "("), text
+            signature = ""
+            if not any(mark.endswith("property") for mark in marks):
+                lines = _signature(each, bound="staticmethod" not in marks).replace(",\n)", ")").replace("(\n", "(")
+                signature = " ".join(lines.split()).replace("( ", "(")
+            yield each.name, each.name + signature, text
     elif isinstance(each, ast.Assign | ast.AnnAssign):
         target = each.target if isinstance(each, ast.AnnAssign) else each.targets[0]
         text = _text(following)

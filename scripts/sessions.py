@@ -6,8 +6,8 @@
 A session is all blocks of a page that follow one of these lines. They share one empty folder that has `examples`.
 
     <!-- file: NAME -->   the block is a file there, or one that the repository has, with the same content
-    <!-- tested -->       a `console` block: commands after "$ ", each followed by what it prints on a terminal. Each has a
-                          shell of its own; what `export NAME=VALUE` sets is there for all that follow
+    <!-- tested -->       a `console` block: commands after "$ ", each followed by what it prints on a terminal. Each
+                          has a shell of its own; what `export NAME=VALUE` sets is there for all that follow
 
 Times, dates and rates differ from run to run: they are compared as "TIME". Colours are off, and the terminal has 110
 columns. A service may listen on port 8123, which is a free one while the session runs. What a session has started in
@@ -47,7 +47,8 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _TIME = re.compile(
-    r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|\b\d+\.\d\ds\b|\d[\d.]* [kMG]?B/s|\d[\d.]* x the limit|(?<=\[W)\d+ [\d:.]+"
+    r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|\b\d+\.\d\ds\b|(?<=\[W)\d+ [\d:.]+"
+    r"|\d[\d.]* [kMG]?B/s|\d[\d.]* x the limit"
 )
 
 

@@ -1,6 +1,8 @@
 """Edit a picture by an instruction, on CUDA: the script that docs/tutorials/all_parts.md ports, fits and serves.
 
     python edit.py model picture.png "make it snow" snow.png
+
+The folder has a model of diffusers.
 """
 
 import sys

@@ -1,10 +1,13 @@
 """The ported script with its U-Net fitted into the card by tiers: 40 MB of the card for weights, the rest on the host.
 
     python fitted.py model picture.png "make it snow" snow.png
+
+The folder has a model of diffusers.
 """
 
 import edit  # the ported script, next to this file
 from diffusers import StableDiffusionInstructPix2PixPipeline
+
 from toprope.device import portable
 from toprope.tiers import attach
 

@@ -10,6 +10,7 @@ import os
 
 from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
+
 from toprope import flow as df
 
 MODEL = os.path.abspath(os.environ.get("MODEL", "model"))

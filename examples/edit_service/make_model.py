@@ -9,6 +9,7 @@ import sys
 
 import torch
 from diffusers import UNet2DConditionModel
+
 from toprope.images.example import picture
 from toprope.images.tiny import write
 

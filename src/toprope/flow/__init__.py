@@ -1,5 +1,6 @@
 """Dataflow pipelines whose data stays on the device, with the names and the meaning of the dataflow API.
 
+Example:
     from toprope import flow as df
 
     @df.npu_model()

@@ -1,5 +1,6 @@
 """CUDA-only code becomes code that runs on NPU, CUDA and CPU: found, rewritten, reported. Imports no torch.
 
+Example:
     from toprope import port
 
     ported = port.port(b"import torch\\nmodel.cuda()\\n")

@@ -1,5 +1,6 @@
 """Weights in 4 or 8 bits: pages that are decoded, or multiplied as they are.
 
+Example:
     from toprope.tiers import pages
 
     page = pages.encode(weight, "nvfp4")            # 4.5 bits a value; scales searched for the smallest error
