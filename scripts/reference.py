@@ -85,7 +85,7 @@ def index_page() -> str:
     for page, modules in PARTS.items():
         for name in modules:
             module = importlib.import_module(name)
-            summary = _inline((inspect.getdoc(module) or "").partition("\n")[0]).replace("|", "\\|")
+            summary = _summary(module).replace("|", "\\|")
             names = ", ".join(f"`{each}`" for each in _exported(module))
             lines.append(f"| [`{name}`]({page}.md#{_anchor(name)}) | {summary} | {names} |")
     return "\n".join(lines) + "\n"
@@ -130,11 +130,17 @@ def _entry(module: ModuleType, name: str) -> Iterator[str]:
         yield from _fenced(f"{name}{_signature(_node(found))}")
         yield from prose(inspect.getdoc(found) or "")
     elif inspect.ismodule(found):
-        yield f"The module `{found.__name__}`. " + _inline((inspect.getdoc(found) or "").partition("\n")[0])
+        yield f"The module `{found.__name__}`. {_summary(found)}"
     else:
         yield from _fenced(_shortened(f"{name} = {_plain(found)}"))
-        described = type(found).__module__.startswith("toprope") and not isinstance(found, Enum)
-        yield from prose(inspect.getdoc(found) or "" if described else _comment(module, name))
+        if type(found).__module__.startswith("toprope") and not isinstance(found, Enum):
+            yield _summary(found)
+        else:
+            yield from prose(_comment(module, name))
+
+
+def _summary(found: object) -> str:
+    return _inline((inspect.getdoc(found) or "").partition("\n")[0])
 
 
 def _plain(value: object) -> str:
