@@ -1,4 +1,4 @@
-"""The ported script with its U-Net fitted into the card by tiers: 40 MB of the card for weights, the rest on the host.
+"""The ported script with its U-Net fitted into the card by tiers: 24 MB of the card for weights.
 
     python fitted.py model picture.png "make it snow" snow.png
 
@@ -17,7 +17,7 @@ def load(folder):
     pipeline.set_progress_bar_config(disable=True)
     for part in (pipeline.vae, pipeline.text_encoder):
         part.to(portable.device())
-    attach(pipeline.unet, device="40MB", host="1GB", on=portable.name())
+    attach(pipeline.unet, device="24MB", host="1GB", on=portable.name())
     return pipeline
 
 
