@@ -47,7 +47,9 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # torchao, which the development environment has and which readers rarely have, complains when it is imported
-_NOISE = re.compile(r"^(?:Failed to load .*/torchao/.*|Unable to import `torchao`.*|W\d{4} .*/_pytree\.py:.*)\n", re.MULTILINE)
+_NOISE = re.compile(
+    r"^(?:Failed to load .*/torchao/.*|Unable to import `torchao`.*|W\d{4} .*/_pytree\.py:.*)\n", re.MULTILINE
+)
 _TIME = re.compile(
     r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|\b\d+\.\d\ds\b|(?<=\[W)\d+ [\d:.]+"
     r"|\d[\d.]* [kMG]?B/s|\d[\d.]* x the limit"
