@@ -15,7 +15,7 @@ from toprope.images.tiny import write
 
 folder = sys.argv[1]
 write("ip2p", folder)
-picture().save(f"{folder}/example.png")
+picture().resize((64, 64)).save(f"{folder}/example.png")
 torch.manual_seed(0)
 unet = UNet2DConditionModel(
     block_out_channels=(128, 256), layers_per_block=2, sample_size=32, in_channels=8, out_channels=4,
