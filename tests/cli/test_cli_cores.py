@@ -514,7 +514,7 @@ def test_the_exit_status_is_the_checks_when_the_program_ends_well(
 
     choice = Choice("sim", SimSpec.make("910B1"))
     monkeypatch.setattr("toprope.cores.record.from_traces", lambda *_: record.read(FIGURE))
-    monkeypatch.setattr("toprope.sim.tracing.read_run", lambda *_: [])
+    monkeypatch.setattr("toprope.sim.tracing.tracer.read_run", lambda *_: [])
     found = run_cores.of_run(tmp_path, choice, "D0b")
     assert found.exit_status == found.facts["exit_status"] == 1
     assert render(*found.text).startswith("toprope: deadlock possible even under D1 on 2 cards")

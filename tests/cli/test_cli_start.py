@@ -21,7 +21,7 @@ from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions.deployment import state_file
 from toprope.functions.deployment.start_options import WRONG_MODE, Deployment, begin, leftover, no_set
 from toprope.settings import Settings
-from toprope.sim import cards
+from toprope.sim.metrics import cards
 from toprope.sim.spec import SimSpec
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

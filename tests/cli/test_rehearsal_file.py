@@ -15,7 +15,7 @@ from toprope.cli.rehearsal_file import check, failures, smallest
 from toprope.cli.rehearsal_page import page_of
 from toprope.cli.report import Outcome
 from toprope.errors import UsageError
-from toprope.sim.rehearsal import schema
+from toprope.sim.rehearsal.facts import schema
 from toprope.sim.spec import SimSpec
 
 SIM = Choice("sim", SimSpec("910B3"))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.sim import counters
-from toprope.sim.counters import (
+from toprope.sim.metrics import counters
+from toprope.sim.metrics.counters import (
     MAX_CARDS,
     MAX_KINDS,
     SIZE,

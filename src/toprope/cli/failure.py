@@ -15,7 +15,7 @@ from typing import Literal
 from toprope import chips, collectives
 from toprope.compat.ending import SUFFIX
 from toprope.compat.missing import of_the_real_one, vendor_names
-from toprope.sim.counters import Counters, Lack, LackRecord
+from toprope.sim.metrics.counters import Counters, Lack, LackRecord
 from toprope.support import operator_kinds, operators_on_card, refusals
 
 __all__ = ["Ending", "Failure", "OnCard", "Raised", "find", "on_card", "read_endings"]

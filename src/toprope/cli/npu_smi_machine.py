@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from toprope import chips
-from toprope.sim.cards import CardState
+from toprope.sim.metrics.cards import CardState
 from toprope.sim.spec import SimSpec
 
 __all__ = ["Device", "Layout", "Machine", "Process", "machine"]

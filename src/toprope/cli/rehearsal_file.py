@@ -11,7 +11,7 @@ from typing import Any
 from toprope.cli.choose import Choice
 from toprope.cli.report import Outcome, finding_text
 from toprope.errors import UsageError
-from toprope.sim.rehearsal import TROUBLES, Trouble
+from toprope.sim.rehearsal.facts import TROUBLES, Trouble
 
 __all__ = ["as_dict", "check", "failures", "smallest", "write"]
 
@@ -71,7 +71,7 @@ def smallest(quiet: bool, report_to: Sequence[str], troubles: tuple[Trouble, ...
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """The facts of a run as plain data, which `toprope.sim.rehearsal.schema()` describes."""
+    """The facts of a run as plain data, which `toprope.sim.rehearsal.facts.schema()` describes."""
     return {
         "format": 1,
         "exit_status": outcome.status,

@@ -8,8 +8,8 @@ from toprope import chips, sizes
 from toprope.cli.report import BOUNDS, STEPS, Outcome, finding_text, numbers_text
 from toprope.drawing import Drawing, escaped, page, series
 from toprope.estimate.cost.span import seconds_text
-from toprope.sim.rehearsal import MemoryOfCard, Rehearsal, place_text
-from toprope.sim.rehearsal_record import KINDS, Held, Sample
+from toprope.sim.rehearsal.facts import MemoryOfCard, Rehearsal, place_text
+from toprope.sim.rehearsal.record_file import KINDS, Held, Sample
 
 __all__ = ["page_of"]
 

@@ -15,12 +15,12 @@ from toprope.cli.failure import Ending, Failure, find
 from toprope.cli.run_cores import CoresCheck
 from toprope.cli.trace_file import TraceFile
 from toprope.estimate.cost.span import seconds_text
-from toprope.sim.counters import Counters, Lack
-from toprope.sim.module_numbers import BadModule, Deviation
-from toprope.sim.rehearsal import Finding, Rehearsal, facts_of_run, place_text, short_name
-from toprope.sim.rehearsal_record import Record
-from toprope.sim.timing import Timing
-from toprope.sim.totals import AssumedDtype, Cause, Totals
+from toprope.sim.metrics.counters import Counters, Lack
+from toprope.sim.metrics.totals import AssumedDtype, Cause, Totals
+from toprope.sim.rehearsal.facts import Finding, Rehearsal, facts_of_run, place_text, short_name
+from toprope.sim.rehearsal.module_numbers import BadModule, Deviation
+from toprope.sim.rehearsal.record_file import Record
+from toprope.sim.tracing.timing import Timing
 from toprope.terminal import field, render
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from toprope.errors import UsageError
 
 if TYPE_CHECKING:
     from toprope.functions.deployment.start_options import Deployment
-    from toprope.sim.rehearsal import Trouble
+    from toprope.sim.rehearsal.facts import Trouble
 
 __all__ = ["app"]
 
@@ -192,7 +192,7 @@ def run(
 
 def _without_effect(choice: Choice) -> tuple[str, ...]:
     """A note where TORCH_NPU_FALLBACK_CPU_DISABLE asks for what the release of torch_npu does not know."""
-    from toprope.sim.host_operators import DISABLE
+    from toprope.sim.installation.host_operators import DISABLE
     from toprope.support.operators_on_card import find_release
 
     if choice.spec is None or os.environ.get(DISABLE, "").strip() != "1":
@@ -225,10 +225,10 @@ def _run(
     from toprope.compat.cuda_sites import merge
     from toprope.device.host.software import installed_version
     from toprope.functions.deployment.state_file import join_cards
-    from toprope.sim.counters import read_run
-    from toprope.sim.module_numbers import read_run as read_deviations
-    from toprope.sim.rehearsal_record import read_run as read_records
-    from toprope.sim.timing import of_run as times_of_run
+    from toprope.sim.metrics.counters import read_run
+    from toprope.sim.rehearsal.module_numbers import read_run as read_deviations
+    from toprope.sim.rehearsal.record_file import read_run as read_records
+    from toprope.sim.tracing.timing import of_run as times_of_run
     from toprope.terminal import columns, wants_colour
     from toprope.visible import VARIABLE
 

@@ -61,7 +61,7 @@ def of_run(folder: Path, choice: Choice, fail_on: str) -> CoresCheck:
     from toprope.cores import record
     from toprope.cores.check import check as check_program
     from toprope.cores.model import Discipline
-    from toprope.sim.tracing import read_run
+    from toprope.sim.tracing.tracer import read_run
 
     assert choice.spec is not None
     discipline = Discipline(fail_on)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toprope.cli.choose import Choice
 from toprope.errors import UsageError
-from toprope.sim.tracing import write_run
+from toprope.sim.tracing.tracer import write_run
 
 __all__ = ["TraceFile", "check", "write"]
 

@@ -9,8 +9,8 @@ from enum import Enum, auto
 from string import Formatter
 
 from toprope.port.file import File
-from toprope.port.project import is_options, option_of
-from toprope.port.scripted import is_outside
+from toprope.port.project.facts import is_options, option_of
+from toprope.port.project.scripted import is_outside
 
 __all__ = [
     "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for",

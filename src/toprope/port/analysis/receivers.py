@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable
 
 from toprope.port.file import File
-from toprope.port.project import last_name
-from toprope.port.scopes import Binding
-from toprope.port.scripted import is_outside
+from toprope.port.project.facts import last_name
+from toprope.port.project.scripted import is_outside
+from toprope.port.syntax.scopes import Binding
 
 __all__ = ["is_for_own_to", "why_left"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from toprope.port.finding import Ported
-from toprope.port.source import Source, UnreadableError
+from toprope.port.syntax.source import Source, UnreadableError
 
 __all__ = ["answers_elsewhere", "answers_in", "keys_in"]
 

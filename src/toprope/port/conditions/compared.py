@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from toprope.port.file import File
 from toprope.port.finding import Finding
-from toprope.port.scopes import with_defaults
+from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["LOOKED_UP", "hold_compared"]
 

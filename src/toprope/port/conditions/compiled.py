@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from toprope.port.file import File
-from toprope.port.scopes import Binding
+from toprope.port.syntax.scopes import Binding
 
 __all__ = ["asks_for_package", "compiled_uses", "guards_a_kernel"]
 

@@ -13,14 +13,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from toprope.port.answers import is_given
-from toprope.port.compared import LOOKED_UP
-from toprope.port.compiled import asks_for_package, compiled_uses
+from toprope.port.analysis.places import device_name
+from toprope.port.conditions.answers import is_given
+from toprope.port.conditions.compared import LOOKED_UP
+from toprope.port.conditions.compiled import asks_for_package, compiled_uses
+from toprope.port.conditions.opened import Opened, is_negative, opened_by
 from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
-from toprope.port.opened import Opened, is_negative, opened_by
-from toprope.port.places import device_name
 from toprope.port.rule import Kind
 
 __all__ = ["guards", "hold_back"]

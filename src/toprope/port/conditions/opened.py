@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from toprope.port.file import File
-from toprope.port.scopes import with_defaults
+from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["Opened", "is_negative", "opened_by"]
 

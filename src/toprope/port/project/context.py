@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toprope import chips
-from toprope.port.folders import submodules
+from toprope.port.project.folders import submodules
 from toprope.support.operators_on_card import Release, find_release
 
 __all__ = ["Context", "Target", "extensions_of", "target"]

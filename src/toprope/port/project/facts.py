@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from toprope.port.reexports import Exports, exports_of, together
-from toprope.port.scripted import Scripts, full_name, imports_of, reached, scripts_of
+from toprope.port.project.reexports import Exports, exports_of, together
+from toprope.port.project.scripted import Scripts, full_name, imports_of, reached, scripts_of
 
 __all__ = [
     "OTHERS", "WORDS", "Class", "Facts", "Project", "facts_of", "is_options", "last_name", "option_of", "project_of",

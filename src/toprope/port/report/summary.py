@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from toprope.port.context import Target
 from toprope.port.finding import DEPENDS, KNOWN, Finding, Ported
-from toprope.port.folders import EXCLUDED, LeftAlone
+from toprope.port.project.context import Target
+from toprope.port.project.folders import EXCLUDED, LeftAlone
 from toprope.port.rule import Kind
-from toprope.port.source import Source, UnreadableError
+from toprope.port.syntax.source import Source, UnreadableError
 
 __all__ = ["Totals", "as_dict", "diff", "text", "totals", "unknown_operators"]
 

@@ -16,7 +16,7 @@ from toprope.errors import UsageError
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.rule import Example, Kind, Rule
-from toprope.port.source import Source, UnreadableError
+from toprope.port.syntax.source import Source, UnreadableError
 
 __all__ = ["AT_RUN_TIME", "Site", "mark", "read"]
 

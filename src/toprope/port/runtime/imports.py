@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.edits import Edit
 from toprope.port.file import File
+from toprope.port.syntax.edits import Edit
 
 __all__ = ["import_text", "runtime_import"]
 

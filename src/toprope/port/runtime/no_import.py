@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from toprope.port.file import File
-from toprope.port.scopes import Binding
+from toprope.port.syntax.scopes import Binding
 
 __all__ = ["why_no_import"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from toprope.port.vendor import text
+from toprope.port.runtime.vendor import text
 
 __all__ = ["Signature", "refused", "signatures"]
 

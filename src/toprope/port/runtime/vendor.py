@@ -9,7 +9,7 @@ from pathlib import Path
 from toprope.errors import UsageError
 from toprope.port.file import VENDORED
 from toprope.port.finding import Ported
-from toprope.port.placement import Place, Tree, package_of
+from toprope.port.runtime.placement import Place, Tree, package_of
 
 __all__ = ["Vendoring", "is_vendored", "plan", "text", "uses"]
 
@@ -69,7 +69,7 @@ class Vendoring:
 
 def text() -> bytes:
     """The file's bytes."""
-    return Path(__file__).parents[1].joinpath("device", "_portable_runtime.py").read_bytes()
+    return Path(__file__).parents[2].joinpath("device", "_portable_runtime.py").read_bytes()
 
 
 def is_vendored(data: bytes) -> bool:

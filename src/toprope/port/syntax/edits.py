@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from toprope.port.source import Source
+from toprope.port.syntax.source import Source
 
 __all__ = ["Edit", "OverlapError", "drops_a_comment", "render"]
 

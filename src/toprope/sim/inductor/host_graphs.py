@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manag
 from torch.utils._pytree import tree_map
 
 from toprope.sim.composites import Kernel, is_recorded
-from toprope.sim.inductor_recording import Recording
+from toprope.sim.inductor.recording import Recording
 from toprope.sim.npu.graph_capture import current
-from toprope.sim.records import GENERATED
+from toprope.sim.tracing.records import GENERATED
 
 __all__ = ["register"]
 

@@ -108,6 +108,6 @@ def _register_interface() -> None:
 
 
 def _lower_as_host() -> None:
-    from toprope.sim import inductor_graph
+    from toprope.sim.inductor import host_graphs
 
-    inductor_graph.register()
+    host_graphs.register()

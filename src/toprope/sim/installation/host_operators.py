@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from toprope.chips import Chip
-from toprope.sim import documents
 from toprope.sim.dtypes import bits
+from toprope.sim.installation import documents
 from toprope.support import operators_on_card
 from toprope.support.operators_on_card import Release
 

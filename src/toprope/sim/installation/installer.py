@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from toprope import chips
 from toprope.errors import EnvironmentProblem, InstallError
-from toprope.sim import documents, faults, host_operators, run_record, state
+from toprope.sim import faults, run_record, state
+from toprope.sim.installation import documents, host_operators
 from toprope.sim.spec import SimSpec
 from toprope.sim.state import installed
 from toprope.sizes import gibibytes
@@ -223,14 +224,16 @@ def _register(torch: ModuleType) -> None:
     )
     torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.npu)
     from toprope.imports import after_import
-    from toprope.sim import at_exit, distributed, dlpack, flex_attention, inductor
+    from toprope.sim import distributed
+    from toprope.sim.inductor import flex_attention, registration
+    from toprope.sim.installation import at_exit, dlpack
     from toprope.sim.npu.graphs import accelerator_graphs
 
     distributed.register(torch)
     dlpack.register()
     at_exit.register()
     flex_attention.register()
-    inductor.register()
+    registration.register()
     accelerator_graphs(True)
     after_import("torch.multiprocessing.reductions", _register_sharing)
 

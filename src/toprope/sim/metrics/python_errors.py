@@ -9,7 +9,7 @@ from toprope.sim.native import native
 from toprope.sim.state import installed
 
 if TYPE_CHECKING:
-    from toprope.sim.counters import Lack
+    from toprope.sim.metrics.counters import Lack
 
 __all__ = ["note", "note_missing"]
 
@@ -29,6 +29,6 @@ def note(lack: Lack, name: str, text: str, dtype: str | None = None) -> None:
 
 def note_missing(name: str, text: str) -> None:
     """Keep the error of a name that is not there."""
-    from toprope.sim.counters import Lack  # not needed by a program that names what is there
+    from toprope.sim.metrics.counters import Lack  # not needed by a program that names what is there
 
     note(Lack.NAME, name, text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from toprope import chips
 from toprope.sim import dtypes
-from toprope.sim.counters import Assumed, CardCounters, Counters, HostSite, Site
+from toprope.sim.metrics.counters import Assumed, CardCounters, Counters, HostSite, Site
 from toprope.sim.spec import MAX_CARDS, SimSpec
 from toprope.support import operator_advice, operator_kinds, operators_on_card, refusals
 from toprope.visible import explain, visible_cards
@@ -24,7 +24,7 @@ class Cause:
 
     Attributes:
         operation: operator or call.
-        file: Python file, or BACKWARD or NO_PYTHON of `toprope.sim.counters`.
+        file: Python file, or BACKWARD or NO_PYTHON of `toprope.sim.metrics.counters`.
         line: number of the line.
         times: how often.
     """

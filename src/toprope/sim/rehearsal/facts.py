@@ -15,12 +15,12 @@ from math import ceil
 from typing import Any, Literal
 
 from toprope import __version__, chips
-from toprope.sim.counters import BACKWARD, NO_PYTHON, Counters, Lack, LackRecord, Site
-from toprope.sim.module_numbers import BadModule, Deviation
-from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, Record, Sample
+from toprope.sim.metrics.counters import BACKWARD, NO_PYTHON, Counters, Lack, LackRecord, Site
+from toprope.sim.metrics.totals import Card, Totals, merge
+from toprope.sim.rehearsal.module_numbers import BadModule, Deviation
+from toprope.sim.rehearsal.record_file import KINDS, STEPS, CardMemory, Held, Line, Record, Sample
 from toprope.sim.spec import SimSpec
-from toprope.sim.timing import Timing
-from toprope.sim.totals import Card, Totals, merge
+from toprope.sim.tracing.timing import Timing
 from toprope.sizes import gibibytes
 from toprope.support import operators_on_card
 
@@ -90,7 +90,7 @@ class Wait:
 
     Attributes:
         operation: operator or call.
-        file: Python file, or BACKWARD or NO_PYTHON of `toprope.sim.counters`.
+        file: Python file, or BACKWARD or NO_PYTHON of `toprope.sim.metrics.counters`.
         line: number of the line.
         waits: times that the host waited there.
         copies_back: copies from a card to the host.

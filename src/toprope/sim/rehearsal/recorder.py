@@ -28,16 +28,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from toprope.errors import EnvironmentProblem, SimulatorError
-from toprope.sim import counters, module_numbers, rehearsal_record
-from toprope.sim.counters import CardCounters, Counters, HostSite, Site
+from toprope.sim.metrics import counters
+from toprope.sim.metrics.counters import CardCounters, Counters, HostSite, Site
+from toprope.sim.rehearsal import module_numbers, record_file
 from toprope.sim.spec import SimSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from toprope.sim.native import Native
-    from toprope.sim.rehearsal import Rehearsal
-    from toprope.sim.timing import Timing
+    from toprope.sim.rehearsal.facts import Rehearsal
+    from toprope.sim.tracing.timing import Timing
 
 __all__ = ["VARIABLE", "Rehearsing", "begin_of_run", "rehearse", "rehearse_test", "to_come"]
 
@@ -50,7 +51,7 @@ _ALL_EVENTS = 1 << 16
 """Copies back and waits whose places are all looked up where a report is asked for."""
 
 _OF_RUN, _OF_BLOCK, _OF_TEST = range(3)
-_WEIGHTS, _GRADIENTS, _OPTIMIZER = map(rehearsal_record.KINDS.index, ("weights", "gradients", "optimizer"))
+_WEIGHTS, _GRADIENTS, _OPTIMIZER = map(record_file.KINDS.index, ("weights", "gradients", "optimizer"))
 _TRAINING, _INFERENCE, _FORWARD = range(3)
 
 
@@ -59,7 +60,7 @@ def begin_of_run(library: Native, stem: Path) -> None:
     smallest = os.environ.get(VARIABLE, "")
     if not smallest.isdigit():
         return
-    error = library.start_rehearsal(_OF_RUN, int(smallest), str(stem.with_suffix(rehearsal_record.SUFFIX)).encode())
+    error = library.start_rehearsal(_OF_RUN, int(smallest), str(stem.with_suffix(record_file.SUFFIX)).encode())
     if error:
         raise EnvironmentProblem(
             "the rehearsal of this run cannot be recorded.",
@@ -92,10 +93,10 @@ class Rehearsing:
         """
         if self._facts is not None:
             return self._facts
-        from toprope.sim.rehearsal import facts_of
+        from toprope.sim.rehearsal.facts import facts_of
 
         after = _figures(self._library)
-        record = rehearsal_record.parse(ctypes.string_at(self._address, rehearsal_record.SIZE))
+        record = record_file.parse(ctypes.string_at(self._address, record_file.SIZE))
         assert record is not None  # the core wrote it when the block began
         return facts_of([_difference(self._before, after)], {after.pid: record}, self._spec, timing)
 
@@ -160,8 +161,8 @@ def rehearse_test() -> Iterator[Rehearsing]:
 def _recorded(which: int) -> Iterator[Rehearsing]:
     from toprope.sim.native import native
     from toprope.sim.state import installed
-    from toprope.sim.timing import timing_of
-    from toprope.sim.tracing import MEMORY, TIMED, window
+    from toprope.sim.tracing.timing import timing_of
+    from toprope.sim.tracing.tracer import MEMORY, TIMED, window
 
     spec = installed()
     if spec is None:
@@ -339,7 +340,7 @@ class _Hooks:
         if self.deviations is not None:
             return
         address = self._library.rehearsal(which)
-        self.deviations = module_numbers.Deviations(path, lambda: rehearsal_record.noted_numbers(address))
+        self.deviations = module_numbers.Deviations(path, lambda: record_file.noted_numbers(address))
         self._library.watch_numbers(1)
         self._handles.append(module.register_module_forward_hook(self._after_forward, with_kwargs=True))
 

@@ -109,7 +109,7 @@ class Record:
         communicator: of a collective, the name of its communicator, the same in all processes; empty otherwise.
         rank, ranks: this member's rank in the communicator, and how many there are; -1 and 0 otherwise.
         sequence: which collective of the communicator it is, counted from 0; -1 otherwise.
-        signature: of an operator or composite, the number of its signature (toprope.sim.signatures); 0 for none.
+        signature: of an operator or composite, the number of its signature (see `signatures`); 0 for none.
         is_part: whether the operator computes a part of a composite, which is what the card would run.
         in_graph: whether a graph replays it, so that the host does not launch it.
         on_host: whether it runs on the host, because the release of torch_npu has no kernel of it.

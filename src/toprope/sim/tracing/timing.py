@@ -19,8 +19,8 @@ from toprope.estimate.cost.costs import Cost
 from toprope.estimate.cost.rates import Rates, UnknownRateError
 from toprope.estimate.cost.span import NOTHING, Span, total_of
 from toprope.estimate.cost.timeline import Act, Timeline, bound_by
-from toprope.sim.records import GENERATED, Record, Trace
-from toprope.sim.tracing import TIMED, read_ends
+from toprope.sim.tracing.records import GENERATED, Record, Trace
+from toprope.sim.tracing.tracer import TIMED, read_ends
 
 __all__ = ["Timing", "acts_of", "of_run", "timing_of"]
 

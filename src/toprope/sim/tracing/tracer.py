@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from toprope.errors import SimulatorError
-from toprope.sim import counters, records, signatures
-from toprope.sim.records import Record, Trace
+from toprope.sim.metrics import counters
+from toprope.sim.tracing import records, signatures
+from toprope.sim.tracing.records import Record, Trace
 
 if TYPE_CHECKING:
     from toprope.sim.native import Native

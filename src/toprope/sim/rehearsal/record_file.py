@@ -52,7 +52,7 @@ class Line:
     """A line of the program, or a group of blocks without one.
 
     Attributes:
-        file: the file, or its last 143 bytes; BACKWARD or NO_PYTHON of `toprope.sim.counters`; "" for a group.
+        file: the file, or its last 143 bytes; BACKWARD or NO_PYTHON of `toprope.sim.metrics.counters`; "" for a group.
         line: number of the line.
         group: what the blocks are that have no line; "" for those that have one.
     """
