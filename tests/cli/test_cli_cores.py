@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from toprope.cli import main
-from toprope.cli.cores_text import exit_status, report
+from toprope.cli.output.cores_text import exit_status, report
 from toprope.cores import Card, Communicator, Discipline, Op, Plan, Program, Stream, record
 from toprope.cores.check import Result, Verdict, check
 from toprope.cores.findings import Finding, Level
@@ -508,8 +508,8 @@ def test_run_without_a_simulated_card_has_nothing_to_check(tmp_path: Path, capsy
 def test_the_exit_status_is_the_checks_when_the_program_ends_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from toprope.cli import run_cores
-    from toprope.cli.choose import Choice
+    from toprope.cli.launch.select_target import Choice
+    from toprope.cli.reports import run_cores
     from toprope.sim.spec import SimSpec
 
     choice = Choice("sim", SimSpec.make("910B1"))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cli import yr
-from toprope.cli.choose import Asked, choose
+from toprope.cli.launch.select_target import Asked, choose
 from toprope.cli.start import _simulated
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions.deployment import state_file

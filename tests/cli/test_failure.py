@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toprope.cli.failure import Ending, Raised, find, on_card, read_endings
+from toprope.cli.reports.failure import Ending, Raised, find, on_card, read_endings
 from toprope.sim.metrics.counters import Counters, Lack, LackRecord
 
 

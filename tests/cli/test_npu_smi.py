@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from toprope import __version__
 from toprope.cli import npu_smi
 from toprope.cli.npu_smi import answer, main
-from toprope.cli.npu_smi_machine import Machine, machine
+from toprope.cli.smi.machine import Machine, machine
 from toprope.errors import UsageError
 from toprope.sim.metrics import cards
 from toprope.sim.metrics.cards import CardState, ProcessState

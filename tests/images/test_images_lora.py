@@ -13,8 +13,8 @@ from images_loras import save, tensors
 from images_tiny import QUIET, picture, tiny
 from toprope.errors import EditError, LoraError
 from toprope.images import EditRequest, Engine
-from toprope.images.lora import Adapters
-from toprope.images.lora_files import read_spec
+from toprope.images.lora.adapters import Adapters
+from toprope.images.lora.files import read_spec
 
 pytestmark = QUIET
 CAT = picture(100, 80)

@@ -13,12 +13,12 @@ from toprope.errors import EditError, UsageError
 from toprope.images import EditRequest, Engine
 from toprope.images.callbacks import Notices
 from toprope.images.families import find
-from toprope.images.holding import Holding
-from toprope.images.holding import no_room as no_room_error
-from toprope.images.memory.guests import Whole, bytes_of
-from toprope.images.memory.ladder import RUNGS, below, rung
+from toprope.images.memory.fallback import RUNGS, below, rung
+from toprope.images.memory.offload import Whole, bytes_of
+from toprope.images.memory.offload_policies import make
 from toprope.images.memory.placement import Loaded
-from toprope.images.memory.rungs import make
+from toprope.images.pipeline_manager import Holding
+from toprope.images.pipeline_manager import no_room as no_room_error
 
 pytestmark = QUIET
 CAT = picture(100, 80)

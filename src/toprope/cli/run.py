@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from toprope.cli.choose import Asked, Choice, choose
 from toprope.cli.group import verb
+from toprope.cli.launch.select_target import Asked, Choice, choose
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -153,10 +153,11 @@ def run(
     if written_for not in (None, "cuda"):
         raise UsageError(f"--from {written_for} is not known.", do="--from cuda is what there is")
     # imported here: `toprope run --help` needs none of it
-    from toprope.cli import card_build, rehearsal_file, run_cores, trace_file
-    from toprope.cli.child import end_as
-    from toprope.cli.probe import probe
-    from toprope.cli.program import command_line
+    from toprope.cli.launch import card_build
+    from toprope.cli.launch.child_process import end_as
+    from toprope.cli.launch.detect import probe
+    from toprope.cli.launch.program import command_line
+    from toprope.cli.reports import rehearsal_file, run_cores, trace_file
     from toprope.functions.deployment import state_file
     from toprope.settings import Settings
     from toprope.tiers.modes.names import asked_for
@@ -217,10 +218,11 @@ def _run(
     troubles: tuple[Trouble, ...],
 ) -> tuple[int, str]:
     """Run the program, and give the exit status and what is to be written to stderr."""
-    from toprope.cli import npu_smi, rehearsal_file, run_cores, trace_file, yr
-    from toprope.cli.child import environment_for, make_toolkit, run_program
-    from toprope.cli.failure import read_endings
-    from toprope.cli.report import Outcome, as_json_line, as_text
+    from toprope.cli import npu_smi, yr
+    from toprope.cli.launch.child_process import environment_for, make_toolkit, run_program
+    from toprope.cli.reports import rehearsal_file, run_cores, trace_file
+    from toprope.cli.reports.failure import read_endings
+    from toprope.cli.reports.run_report import Outcome, as_json_line, as_text
     from toprope.compat import cuda, notes
     from toprope.compat.cuda_sites import merge
     from toprope.device.host.software import installed_version

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, Literal
 from toprope import device as devices
 from toprope.errors import EditError, UsageError
 from toprope.images import samplers
-from toprope.images.attention import FUSED, AttentionWatch
 from toprope.images.batching import Row, Settled, batches, rows_of
 from toprope.images.callbacks import Notices, StepCallback
-from toprope.images.dtypes import read_dtype
+from toprope.images.execution.attention import FUSED, AttentionWatch
+from toprope.images.execution.dtypes import read_dtype
+from toprope.images.execution.fused_attention import FusedAttention
+from toprope.images.execution.guard import check_pictures
+from toprope.images.execution.host_operators import HostOperators
 from toprope.images.families import find
 from toprope.images.families.base import Family, Prompt, stack_prompts
-from toprope.images.fused_attention import FusedAttention
-from toprope.images.guard import check_pictures
-from toprope.images.holding import Holding
-from toprope.images.host_operators import HostOperators
 from toprope.images.memory.placement import Loaded
 from toprope.images.picture.files import fit_back, fit_in, to_pictures
+from toprope.images.pipeline_manager import Holding
 from toprope.images.prompts import PromptCache
 from toprope.images.repeat import differences
 from toprope.images.request import KNOBS, EditRequest
+from toprope.images.resolve import settle
 from toprope.images.results import EditResult, files_of, make_record
-from toprope.images.settling import settle
 from toprope.progress import Step
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from toprope.device import Device
-    from toprope.images.lora import Adapters
+    from toprope.images.lora.adapters import Adapters
 
 __all__ = ["Engine"]
 

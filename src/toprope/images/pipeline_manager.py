@@ -10,9 +10,9 @@ from typing import Any
 
 from toprope.errors import EditError, EditGuardError
 from toprope.images.callbacks import Notices
-from toprope.images.dtypes import safer_dtype
-from toprope.images.guard import NoPicture
-from toprope.images.memory.ladder import below
+from toprope.images.execution.dtypes import safer_dtype
+from toprope.images.execution.guard import NoPicture
+from toprope.images.memory.fallback import below
 from toprope.images.memory.placement import Loaded, OnDevice, Placement
 from toprope.sizes import gibibytes
 
@@ -33,7 +33,7 @@ class Holding:
     Attributes:
         loaded: the pipeline with its family, folder, device and dtype; the pipeline is None once it was dropped.
         placement: where its parts lie.
-        adapters: its LoRAs, see `toprope.images.lora`; None without.
+        adapters: its LoRAs, see `toprope.images.lora.adapters`; None without.
         guarded: what went wrong with numbers in this edit, ready for JSON.
     """
 
@@ -56,7 +56,7 @@ class Holding:
         loaded.pipeline = loaded.family.load(loaded.folder, loaded.dtype)
         try:
             if self._loras:
-                from toprope.images.lora import open_all
+                from toprope.images.lora.adapters import open_all
 
                 self.adapters = open_all(loaded, self._loras, fused=self._fused)
             self._place()
@@ -89,7 +89,7 @@ class Holding:
     def changing(self) -> Iterator[Any]:
         """A context in which the LoRAs can be changed: their `Adapters`. What they are then outlasts a reload."""
         if self.adapters is None:
-            from toprope.images.lora import Adapters
+            from toprope.images.lora.adapters import Adapters
 
             self.adapters = Adapters(self.loaded)
         keeps = self.placement.keeps
@@ -192,6 +192,6 @@ def make_placement(rung: str) -> Placement:
     """The placement of a rung."""
     if rung == "none":
         return OnDevice()
-    from toprope.images.memory.rungs import make
+    from toprope.images.memory.offload_policies import make
 
     return make(rung)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toprope.cli.edit_console import Console
+    from toprope.cli.editing.console import Console
     from toprope.cli.stopping import Stopping
     from toprope.images.runs.jobs import Job, Summary
     from toprope.images.runs.output import Output

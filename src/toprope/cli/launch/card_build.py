@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from toprope.cli.child import without_run
+from toprope.cli.launch.child_process import without_run
 from toprope.device.host.software import installed_version
 from toprope.errors import BuildError, TopropeError
 from toprope.extras import advice

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from toprope.cli.choose import Choice
+from toprope.cli.launch.select_target import Choice
 from toprope.errors import ProgramError
 
 __all__ = ["SITE", "end_as", "environment_for", "make_toolkit", "run_program", "without_run"]
 
-SITE = str(Path(__file__).resolve().parent.parent / "compat" / "site")
+SITE = str(Path(__file__).resolve().parents[2] / "compat" / "site")
 """The folder with our sitecustomize.py."""
 
 _SET_BY_RUN = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from toprope.cli.child import without_run
-from toprope.cli.choose import Probe
+from toprope.cli.launch.child_process import without_run
+from toprope.cli.launch.select_target import Probe
 from toprope.device.doctor.torch_probe import examine
 from toprope.device.host.libraries import reason
 from toprope.device.host.machine import Examination

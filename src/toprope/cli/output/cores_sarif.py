@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import toprope
-from toprope.cli.cores_text import place, program_text
+from toprope.cli.output.cores_text import place, program_text
 from toprope.cores.findings import RULES, Level
 from toprope.cores.model import OpId, Program
 from toprope.cores.words import cores_text

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from toprope.cli.choose import Choice
-from toprope.cli.report import Outcome, finding_text
+from toprope.cli.launch.select_target import Choice
+from toprope.cli.reports.run_report import Outcome, finding_text
 from toprope.errors import UsageError
 from toprope.sim.rehearsal.facts import TROUBLES, Trouble
 
@@ -90,7 +90,7 @@ def write(report_to: Sequence[str], outcome: Outcome) -> str:
 def _write(name: str, outcome: Outcome) -> str:
     try:
         if name.endswith(".html"):
-            from toprope.cli.rehearsal_page import page_of
+            from toprope.cli.reports.rehearsal_page import page_of
 
             Path(name).write_text(page_of(outcome), encoding="utf-8")
         elif name == _STDOUT:

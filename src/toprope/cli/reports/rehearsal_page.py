@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from toprope import chips, sizes
-from toprope.cli.report import BOUNDS, STEPS, Outcome, finding_text, numbers_text
+from toprope.cli.reports.run_report import BOUNDS, STEPS, Outcome, finding_text, numbers_text
 from toprope.drawing import Drawing, escaped, page, series
 from toprope.estimate.cost.span import seconds_text
 from toprope.sim.rehearsal.facts import MemoryOfCard, Rehearsal, place_text

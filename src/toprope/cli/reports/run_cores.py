@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.cli.choose import Choice
+from toprope.cli.launch.select_target import Choice
 from toprope.errors import ScheduleError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def of_run(folder: Path, choice: Choice, fail_on: str) -> CoresCheck:
     """
     from rich.text import Text
 
-    from toprope.cli.cores_text import as_dict, exit_status, report
+    from toprope.cli.output.cores_text import as_dict, exit_status, report
     from toprope.cores import record
     from toprope.cores.check import check as check_program
     from toprope.cores.model import Discipline

@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from toprope import chips, sizes
-from toprope.cli.choose import Choice
-from toprope.cli.failure import Ending, Failure, find
-from toprope.cli.run_cores import CoresCheck
-from toprope.cli.trace_file import TraceFile
+from toprope.cli.launch.select_target import Choice
+from toprope.cli.reports.failure import Ending, Failure, find
+from toprope.cli.reports.run_cores import CoresCheck
+from toprope.cli.reports.trace_file import TraceFile
 from toprope.estimate.cost.span import seconds_text
 from toprope.sim.metrics.counters import Counters, Lack
 from toprope.sim.metrics.totals import AssumedDtype, Cause, Totals

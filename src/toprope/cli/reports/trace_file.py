@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from toprope.cli.choose import Choice
+from toprope.cli.launch.select_target import Choice
 from toprope.errors import UsageError
 from toprope.sim.tracing.tracer import write_run
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from toprope import __version__
-from toprope.cli.npu_smi_machine import Device, Layout, Machine
+from toprope.cli.smi.machine import Device, Layout, Machine
 
 __all__ = ["PRODUCT", "field", "listing", "mapping", "overview", "version"]
 

@@ -35,7 +35,7 @@ class ImageFacts:
 
     Attributes:
         packages: versions of those that are installed, by name.
-        trial: of one edit, see `toprope.images.trying`; None where it was not tried.
+        trial: of one edit, see `toprope.images.doctor.selftest_child`; None where it was not tried.
         ended: how the process ended that tried it, where it said nothing.
     """
 
@@ -63,7 +63,7 @@ class Trial:
             return
         variables = dict(os.environ if environment is None else environment)
         variables |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1"}
-        self._child = Child(["-m", "toprope.images.trying"], variables, wait=wait)
+        self._child = Child(["-m", "toprope.images.doctor.selftest_child"], variables, wait=wait)
 
     def __enter__(self) -> Trial:
         return self

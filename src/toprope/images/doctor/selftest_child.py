@@ -1,6 +1,6 @@
 """The child process of `toprope doctor --images`: one tiny edit on the device that would be chosen, offline.
 
-Run by `toprope.images.doctor` with a file descriptor, on which it says what it found.
+Run by `toprope.images.doctor.checks` with a file descriptor, on which it says what it found.
 """
 
 from __future__ import annotations

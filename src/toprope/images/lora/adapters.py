@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.errors import LoraError, PackageError
 from toprope.extras import advice
-from toprope.images.lora_files import LoraFile, Report, Spec, check_scale, inspect, read_spec
+from toprope.images.lora.files import LoraFile, Report, Spec, check_scale, inspect, read_spec
 
 if TYPE_CHECKING:
     import torch

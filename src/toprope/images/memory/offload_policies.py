@@ -1,4 +1,4 @@
-"""The rungs of the memory ladder as placements; what each does and costs stands in `ladder`."""
+"""The rungs of the memory ladder as placements; what each does and costs is in `fallback`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from toprope.images.memory import ladder
-from toprope.images.memory.guests import Guest, Streamed, Whole, bytes_of
+from toprope.images.memory import fallback
+from toprope.images.memory.offload import Guest, Streamed, Whole, bytes_of
 from toprope.images.memory.placement import Loaded, OnDevice, Placement, pin_device
 
 __all__ = ["make"]
@@ -296,7 +296,7 @@ def make(name: str) -> Placement:
     Raises:
         UsageError: there is no such rung.
     """
-    rung = ladder.rung(name).name
+    rung = fallback.rung(name).name
     kinds: dict[str, Any] = {
         "none": OnDevice, "vae": Tiled, "encoders-4bit": FourBit, "encoders": ByTurns, "tiers": Tiers,
         "tiers-least": lambda: Tiers(least=True),

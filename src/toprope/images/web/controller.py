@@ -1,6 +1,6 @@
 """The studio: a model that loads in the background, a desk where edits wait, and sessions with what was made.
 
-Everything that a page can do is a method here; `toprope.images.web.app` only draws.
+Everything that a page can do is a method here; `toprope.images.web.page.app` only draws.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from toprope.images.picture.masks import open_mask, rectangle
 from toprope.images.request import EditRequest
 from toprope.images.runs.output import Output
 from toprope.images.web.copies import Copies, pack, save
-from toprope.images.web.desk import Desk, Job, Problem, State, View
 from toprope.images.web.entries import Entry, form_of, settings_missing
 from toprope.images.web.form import FIELDS, dice, picked_loras, read_box, read_form, read_seed
+from toprope.images.web.job_queue import Desk, Job, Problem, State, View
 from toprope.images.web.painter import painted_mask
 from toprope.images.web.sessions import Sessions, Step, StepState, new_session
 from toprope.images.web.worker import OpenEngine, Worker

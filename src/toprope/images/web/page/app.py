@@ -13,14 +13,13 @@ from gradio.context import LocalContext
 from toprope.errors import TopropeError
 from toprope.images.request import FITS, KNOBS, SIZES
 from toprope.images.web import painter
-from toprope.images.web.desk import Job, Problem, State, follow
+from toprope.images.web.controller import Outcome, Studio
 from toprope.images.web.entries import parameters
 from toprope.images.web.form import FIELDS, SLIDERS, dice, knobs
-from toprope.images.web.panel import panel_html, problem_html, progress_html, status_html
-from toprope.images.web.presets import EXAMPLES, PRESETS, example, preset
-from toprope.images.web.sessions import Step, StepState
-from toprope.images.web.studio import Outcome, Studio
-from toprope.images.web.tables import (
+from toprope.images.web.job_queue import Job, Problem, State, follow
+from toprope.images.web.page.panel import panel_html, problem_html, progress_html, status_html
+from toprope.images.web.page.presets import EXAMPLES, PRESETS, example, preset
+from toprope.images.web.page.tables import (
     brought_html,
     ended_html,
     parameters_html,
@@ -28,8 +27,9 @@ from toprope.images.web.tables import (
     refined_text,
     rows_html,
 )
+from toprope.images.web.page.tree import last_request, nodes, without_picture
+from toprope.images.web.sessions import Step, StepState
 from toprope.images.web.texts import LANGUAGES, Words, words_for
-from toprope.images.web.tree import last_request, nodes, without_picture
 
 __all__ = ["SLOTS", "make_app", "translations"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from toprope.images.web.desk import Problem, State, View
+from toprope.images.web.job_queue import Problem, State, View
 from toprope.images.web.texts import ENGLISH, Words
 from toprope.sizes import gibibytes
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from toprope.images.web.desk import State
+from toprope.images.web.controller import Brought, Place, Row
+from toprope.images.web.job_queue import State
 from toprope.images.web.sessions import Step
-from toprope.images.web.studio import Brought, Place, Row
 from toprope.images.web.texts import ENGLISH, Words
 
 __all__ = ["brought_html", "ended_html", "parameters_html", "queue_html", "refined_text", "rows_html"]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from toprope.tiers.engine.direct_reads import read_directly
+from toprope.tiers.engine.model.direct_reads import read_directly
 from toprope.tiers.plan.model import Group, Kind, Member, aligned
 from toprope.tiers.store.absent import Absence, withdraw
 from toprope.tiers.store.backing import Home

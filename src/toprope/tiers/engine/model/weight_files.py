@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from toprope.errors import WeightsError
-from toprope.tiers.engine.library_loaders import quantization
-from toprope.tiers.engine.model_groups import Model, Weight
+from toprope.tiers.engine.model.library_loaders import quantization
+from toprope.tiers.engine.model.model_groups import Model, Weight
 from toprope.tiers.store.backing import DiskHome
 from toprope.tiers.store.coded import CodedHome, Coding, JoinedHome
 from toprope.tiers.store.disk_file import Buffer, DiskFile

@@ -19,8 +19,8 @@ import torch
 
 from toprope.device import Device
 from toprope.errors import TierBusyError
-from toprope.tiers.engine.model_groups import Weight
-from toprope.tiers.engine.trace import Order
+from toprope.tiers.engine.model.model_groups import Weight
+from toprope.tiers.engine.prefetch.trace import Order
 from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.transfer import LIMIT, Load, Transfers
 

@@ -26,9 +26,9 @@ from torch.nn import functional
 
 from toprope.device import Device
 from toprope.errors import TierAbsentError
-from toprope.tiers.engine.model_groups import Model, Weight
-from toprope.tiers.engine.prefetch_buffer import Holder, Ring, Unit, outside_transforms
-from toprope.tiers.engine.trace import Order
+from toprope.tiers.engine.model.model_groups import Model, Weight
+from toprope.tiers.engine.prefetch.prefetch_buffer import Holder, Ring, Unit, outside_transforms
+from toprope.tiers.engine.prefetch.trace import Order
 from toprope.tiers.plan.model import Tier, aligned
 from toprope.tiers.store.absent import Absence, refuse
 from toprope.tiers.store.backing import Home

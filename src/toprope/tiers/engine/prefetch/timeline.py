@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from toprope.drawing import Drawing
-from toprope.tiers.engine.prefetch_buffer import Slot, Unit
+from toprope.tiers.engine.prefetch.prefetch_buffer import Slot, Unit
 
 __all__ = ["Span", "Timeline"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toprope.cli import app, outputs
+from toprope.cli import app, standard_streams
 
 pytestmark = pytest.mark.process
 
@@ -61,7 +61,7 @@ def test_other_errors_of_files_are_not_taken_for_the_output():
         Path("/proc/self/mem/no").read_text(encoding="utf-8")
 
     with pytest.raises(OSError, match="/proc/self/mem/no"):
-        outputs.guarded(command)
+        standard_streams.guarded(command)
 
 
 def test_the_program_of_run_finds_its_closed_stdout_closed(tmp_path):
