@@ -242,6 +242,11 @@ def amounts(node: Node) -> tuple[int, int, dict[str, float]]:
     return node.cpu, node.memory, dict(node.scalars)
 
 
+def plain(cpu: int = 0, memory: int = 0, **scalars: float) -> Request:
+    """Without the ranges that users are held to."""
+    return Request(cpu, memory, (), scalars)
+
+
 def share(hbm: int, latency: int = 1, stream: int = 1) -> Request:
     return parse({"NPU/.+/HBM": hbm, "NPU/.+/latency": latency, "NPU/.+/stream": stream}, 0, 0)
 
@@ -255,7 +260,7 @@ def test_a_node_that_has_changed_keeps_its_grants():
     free = ledger.free("n")
     assert amounts(free) == (1100, 2100, {"ssd": 6, "tape": 0, "disc": 2})
     assert [card.id for card in free.cards] == [1]
-    assert granted(ledger, parse({"disc": 2}, 0, 0)) == ()
+    assert granted(ledger, plain(disc=2)) == ()
     ledger.add(Node("n", 900, 700, B4[:2], {"ssd": 5, "disc": 2}))
     assert amounts(ledger.free("n")) == (500, 200, {"ssd": 2, "tape": 0, "disc": 0})
     ledger.release(number)
@@ -264,7 +269,7 @@ def test_a_node_that_has_changed_keeps_its_grants():
 
 def test_the_grants_of_a_node_that_leaves_are_void_and_no_others():
     ledger = Ledger([Node("x", 1000, 1000), Node("y", 1000, 1000)])
-    numbers = [ledger.ask(parse({}, 1000)) for _ in range(2)]
+    numbers = [ledger.ask(plain(1000)) for _ in range(2)]
     ledger.serve()
     ledger.pause(numbers[0])
     assert [grant.number for grant in ledger.remove("x")] == [numbers[0]]
@@ -291,7 +296,7 @@ def test_what_waits_is_known_until_it_is_granted_or_cancelled():
     assert not ledger.is_waited_for
 
 
-def test_the_parts_of_cards_that_are_held_are_told():
+def test_the_parts_of_cards_that_are_held_are_reported():
     ledger = pool(3)
     ledger.ask(asked(1))
     first, second = ledger.ask(share(1000, 7, 20)), ledger.ask(share(500, 2, 30))
@@ -342,13 +347,11 @@ def test_who_waits_for_a_share_has_it_to_the_last_megabyte():
 
 def test_what_is_asked_for_to_the_last_bit_is_granted():
     ledger = Ledger([Node("n", 1000, 2000, scalars={"ssd": 0.3})])
-    number = ledger.ask(parse({"ssd": 0.3}, 1000, 2000))
+    number = ledger.ask(plain(1000, 2000, ssd=0.3))
     assert len(ledger.serve()) == 1
     assert amounts(ledger.free("n")) == (0, 0, {"ssd": 0})
-    assert ledger.shortage(parse({"ssd": 0.1}, 1, 1)).reasons == {
-        "ssd: Not Enough, CPU: Not Enough, Memory: Not Enough": 1
-    }
-    assert ledger.shortage(parse({}, 0, 0)).reasons == {}
+    assert ledger.shortage(plain(1, 1, ssd=0.1)).reasons == {"ssd: Not Enough, CPU: Not Enough, Memory: Not Enough": 1}
+    assert ledger.shortage(plain()).reasons == {}
     ledger.release(number)
     assert amounts(ledger.free("n")) == (1000, 2000, {"ssd": 0.3})
 
@@ -359,20 +362,20 @@ def test_a_request_has_a_node_of_its_affinity_and_of_those_the_best():
     def on(node: Node) -> bool:
         return node.labels["zone"] == "2"
 
-    numbers = [ledger.ask(parse({}, 1000), on, lambda node: (-ord(node.id),)) for _ in range(3)]
+    numbers = [ledger.ask(plain(1000), on, lambda node: (-ord(node.id),)) for _ in range(3)]
     assert [(grant.number, grant.node) for grant in ledger.serve()] == [(numbers[0], "c"), (numbers[1], "b")]
-    shortage = ledger.shortage(parse({}, 1000), on)
+    shortage = ledger.shortage(plain(1000), on)
     assert shortage.reasons == {UNMET_AFFINITY: 1, "CPU: Not Enough": 2}
     assert shortage.ever
     assert not shortage.is_affinity
-    assert ledger.shortage(parse({}, 1000), lambda node: False).is_affinity
-    assert not ledger.shortage(parse({}, 1000), lambda node: False).ever
+    assert ledger.shortage(plain(1000), lambda node: False).is_affinity
+    assert not ledger.shortage(plain(1000), lambda node: False).ever
 
 
 def test_one_request_with_two_affinities_is_tried_with_both():
     """One that has just not been met is not tried again, which the same request elsewhere is not."""
     ledger = Ledger([Node("x", 500, 1000), Node("y", 500, 1000)])
-    request = parse({}, 500)
+    request = plain(500)
     ledger.ask(request, lambda node: node.id == "z")
     assert [grant.node for grant in ledger.serve()] == []
     second = ledger.ask(request, lambda node: node.id == "y")
@@ -382,13 +385,13 @@ def test_one_request_with_two_affinities_is_tried_with_both():
 
 def test_requests_together_are_granted_all_or_none():
     ledger = Ledger([Node("x", 1000, 2000), Node("y", 1000, 2000)])
-    numbers = ledger.ask_together([parse({}, 600)] * 3)
+    numbers = ledger.ask_together([plain(600)] * 3)
     assert not ledger.could_ever(numbers[0])
     assert ledger.serve() == ()
     assert [amounts(ledger.free(name))[0] for name in "xy"] == [1000, 1000]
     ledger.withdraw(numbers[1])  # one of them is all of them
     assert not ledger.is_waited_for
-    numbers = ledger.ask_together([parse({}, 600)] * 2)
+    numbers = ledger.ask_together([plain(600)] * 2)
     assert ledger.could_ever(numbers[0])
     assert [(grant.number, grant.node) for grant in ledger.serve()] == [(numbers[0], "x"), (numbers[1], "y")]
 
@@ -396,7 +399,7 @@ def test_requests_together_are_granted_all_or_none():
 def test_requests_together_lie_as_their_strategy_says():
     def nodes(strategy: str, count: int = 2) -> list[str]:
         ledger = Ledger([Node("x", 1000, 2000), Node("y", 1000, 2000)])
-        ledger.ask_together([parse({}, 500)] * count, strategy)
+        ledger.ask_together([plain(500)] * count, strategy)
         return [grant.node for grant in ledger.serve()]
 
     assert nodes("PACK") == nodes("STRICT_PACK") == nodes("") == ["x", "x"]
@@ -408,13 +411,13 @@ def test_requests_together_lie_as_their_strategy_says():
 def test_consecutive_requests_that_share_a_node_do():
     """Of four in pairs, each pair is on one node, where PACK alone would put three on the first."""
     ledger = Ledger([Node("x", 1500, 2000), Node("y", 1500, 2000)])
-    numbers = ledger.ask_together([parse({}, 500)] * 4, "PACK", each=2)
+    numbers = ledger.ask_together([plain(500)] * 4, "PACK", each=2)
     grants = ledger.serve()
     assert [grant.number for grant in grants] == [*numbers]
     assert [grant.node for grant in grants] == ["x", "x", "y", "y"]
     ledger.release(numbers[0])
-    third = ledger.ask_together([parse({}, 1000), parse({}, 500)], each=2)
-    assert ledger.serve() == ()  # the first would fit on one, and the second beside it nowhere
+    third = ledger.ask_together([plain(1000), plain(500)], each=2)
+    assert ledger.serve() == ()  # the first would fit on one, and the second next to it nowhere
     assert [ledger.free(name).cpu for name in "xy"] == [1000, 500]
     ledger.release(numbers[1])
     assert [grant.node for grant in ledger.serve()] == ["x", "x"]
@@ -423,20 +426,20 @@ def test_consecutive_requests_that_share_a_node_do():
 
 def test_requests_together_have_an_affinity_each():
     ledger = Ledger([Node("x", 1000, 2000), Node("y", 1000, 2000)])
-    ledger.ask_together([parse({}, 100)] * 2, on=[lambda node: node.id == "y", None])
+    ledger.ask_together([plain(100)] * 2, on=[lambda node: node.id == "y", None])
     assert [grant.node for grant in ledger.serve()] == ["y", "y"]
-    ledger.ask_together([parse({}, 100)] * 2, on=[lambda node: node.id == "y", lambda node: node.id == "x"])
+    ledger.ask_together([plain(100)] * 2, on=[lambda node: node.id == "y", lambda node: node.id == "x"])
     assert [grant.node for grant in ledger.serve()] == ["y", "x"]
 
 
 def test_requests_together_keep_what_they_can_use_for_themselves():
     """Two on one node: what the second would lack too is not given to those that come later."""
     ledger = Ledger([Node("n", 1000, 9000)])
-    first = ledger.ask(parse({}, 400))
+    first = ledger.ask(plain(400))
     ledger.serve()
-    both = ledger.ask_together([parse({}, 500)] * 2, "STRICT_PACK")
-    assert granted(ledger, parse({}, 100)) is None
-    assert granted(ledger, parse({}, 0)) == ()  # it takes nothing that they lack
+    both = ledger.ask_together([plain(500)] * 2, "STRICT_PACK")
+    assert granted(ledger, plain(100)) is None
+    assert granted(ledger, plain(0)) == ()  # it takes nothing that they lack
     ledger.release(first)
     assert [grant.number for grant in ledger.serve()] == [*both]
     assert ledger.free("n").cpu == 0
@@ -447,7 +450,7 @@ def test_what_is_reserved_for_ever_is_never_there():
     ledger.hold("n", parse({"NPU/.+/count": 1, "ssd": 1}, 200, 300))
     assert amounts(ledger.free("n")) == (800, 9700, {"ssd": 2})
     assert ledger.grants == ()
-    for request in (asked(2), parse({}, 801), parse({"ssd": 3}), parse({}, 1, 9701)):
+    for request in (asked(2), plain(801), plain(ssd=3), plain(1, 9701)):
         assert not ledger.shortage(request).ever
         number = ledger.ask(request)
         assert not ledger.could_ever(number)
