@@ -1,4 +1,4 @@
-"""HiDream-E1 and E1.1, with the pipeline of `toprope.images.hidream`."""
+"""The family of HiDream-E1 and E1.1."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HiDreamE1(Family):
 
     def folders(self, folder: Path) -> Sequence[Path]:
         """Also those of the base and of Llama, where they lie beside the model's."""
-        from toprope.images.hidream.layout import find_layout
+        from toprope.images.families.hidream.layout import find_layout
 
         found = find_layout(folder)
         parts = [folder]
@@ -90,7 +90,7 @@ class HiDreamE1(Family):
 
     def remarks(self, pipeline: Any, request: EditRequest) -> Sequence[str]:
         """E1-Full was trained with a description of the result; a plain instruction gives less."""
-        from toprope.images.hidream.pipeline import target_of
+        from toprope.images.families.hidream.pipeline import target_of
 
         if pipeline.variant != "full" or target_of(request.instruction) != request.instruction:
             return ()
@@ -107,7 +107,7 @@ class HiDreamE1(Family):
 
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
         """The pipeline with base and edit weights; those are checked before either is loaded."""
-        from toprope.images.hidream.loading import load_pipeline
+        from toprope.images.families.hidream.loading import load_pipeline
 
         return load_pipeline(folder, dtype, components)
 
@@ -115,7 +115,7 @@ class HiDreamE1(Family):
         self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
     ) -> Prompt:
         """The instruction, what to avoid, and what the result shall show, each by all four encoders."""
-        from toprope.images.hidream.pipeline import target_of
+        from toprope.images.families.hidream.pipeline import target_of
 
         wanted, avoided = _encoded(pipeline, instruction, negative)
         target, described = wanted, target_of(instruction, exactly=like == "authors")
@@ -133,7 +133,7 @@ class HiDreamE1(Family):
         on_step: OnStep,
     ) -> torch.Tensor:
         """One call of the pipeline for all pictures."""
-        from toprope.images.hidream.pipeline import Texts
+        from toprope.images.families.hidream.pipeline import Texts
 
         def texts(which: str) -> Texts:
             parts = {name: prompt.arguments[which + name] for name in ("t5", "llama", "pooled")}
@@ -158,7 +158,7 @@ class HiDreamE1(Family):
 
 def _encoded(pipeline: Any, text: str, avoided: str | None) -> tuple[Any, Any]:
     """The embeddings of a text, and of what to avoid unless that is None."""
-    from toprope.images.hidream.pipeline import Texts
+    from toprope.images.families.hidream.pipeline import Texts
 
     t5, no_t5, llama, no_llama, pooled, no_pooled = pipeline.encode_prompt(
         prompt=text,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toprope.images.families.hidream.checkpoint import check, read_checkpoint
+from toprope.images.families.hidream.layout import Layout, find_layout
 from toprope.images.families.loading import from_folder, need_diffusers, told_as_weights, without_bars
-from toprope.images.hidream.checkpoint import check, read_checkpoint
-from toprope.images.hidream.layout import Layout, find_layout
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def load_pipeline(folder: Path, dtype: torch.dtype, components: Mapping[str, Any
         EnvironmentProblem: a package is missing.
     """
     need_diffusers()
-    from toprope.images.hidream.pipeline import pipeline_class
+    from toprope.images.families.hidream.pipeline import pipeline_class
 
     layout = find_layout(folder)
     given = dict(components or {})
@@ -51,7 +51,7 @@ def _transformers(layout: Layout, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     import torch
     from diffusers import HiDreamImageTransformer2DModel as Transformer
 
-    from toprope.images.hidream.stages import Alone, make_stages
+    from toprope.images.families.hidream.stages import Alone, make_stages
 
     weights = read_checkpoint(layout.edit)
     of = layout.edit if layout.base is None else layout.base

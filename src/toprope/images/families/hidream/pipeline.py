@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toprope.images.families.base import OnStep
-from toprope.images.hidream.guidance import AUTHORS, OURS
+from toprope.images.families.hidream.guidance import AUTHORS, OURS
 
 if TYPE_CHECKING:
     from PIL.Image import Image

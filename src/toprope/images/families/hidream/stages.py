@@ -22,8 +22,8 @@ from torch import nn
 
 from toprope import device as devices
 from toprope.errors import UsageError, WeightsError
-from toprope.images.hidream.checkpoint import EditWeights
-from toprope.images.hidream.layout import BASE
+from toprope.images.families.hidream.checkpoint import EditWeights
+from toprope.images.families.hidream.layout import BASE
 
 __all__ = ["Added", "Alone", "Pair", "Stages", "Switch", "Twins", "make_stages"]
 
