@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from toprope.compat.notes import note, read
+from toprope.compat.run_remarks import note, read
 
 
 def test_notes_are_kept_in_the_runs_folder_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

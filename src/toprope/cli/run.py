@@ -223,7 +223,7 @@ def _run(
     from toprope.cli.reports import rehearsal_file, run_cores, trace_file
     from toprope.cli.reports.failure import read_endings
     from toprope.cli.reports.run_report import Outcome, as_json_line, as_text
-    from toprope.compat import cuda, notes
+    from toprope.compat import cuda, run_remarks
     from toprope.compat.cuda_sites import merge
     from toprope.device.host.software import installed_version
     from toprope.functions.deployment.state_file import join_cards
@@ -258,7 +258,7 @@ def _run(
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
         cores = run_cores.of_run(Path(folder), choice, check_cores) if check_cores is not None else None
-        told = notes.read(Path(folder)) + _without_effect(choice)
+        told = run_remarks.read(Path(folder)) + _without_effect(choice)
         if from_cuda or trace_cuda is not None:
             told += (cuda.NOTE,)
         if trace_cuda is not None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import toprope
 from toprope.cli.output.cores_text import place, program_text
+from toprope.cores.descriptions import cores_text
 from toprope.cores.findings import RULES, Level
 from toprope.cores.model import OpId, Program
-from toprope.cores.words import cores_text
 
 if TYPE_CHECKING:
     from toprope.cores.check import Result

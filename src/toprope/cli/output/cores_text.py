@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from toprope.cores.descriptions import cores_text, holds_text, kinds_used, wait_text
 from toprope.cores.findings import Finding, Level, assuming_cores
 from toprope.cores.model import Discipline, Op, OpId, Program
-from toprope.cores.words import cores_text, holds_text, kinds_used, wait_text
 from toprope.terminal import field, table, unbroken
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-#include "limits.h"
+#include "core_limits.h"
 
 #include <atomic>
 

@@ -1,4 +1,4 @@
-// What kernels.cpp and deadlock.cpp share: who holds which cores, who waits.
+// State of the core scheduler, for kernels.cpp and deadlock.cpp: who holds which cores, who waits.
 #pragma once
 #include <algorithm>
 #include <climits>
@@ -26,7 +26,7 @@ inline void add(Cores& to, const Cores& other, int times = 1) {
 struct Communicator;
 
 // One collective: its members on the cards of a communicator.
-struct Gathering {
+struct Collective {
   std::shared_ptr<Communicator> of;
   uint64_t sequence = 0;
   std::map<int, std::shared_ptr<Kernel>> members;  // by card, those that were launched; null for one that has ended
@@ -40,7 +40,7 @@ struct Communicator {
   std::string name;
   std::vector<int> cards;  // by rank
   std::map<int, uint64_t> launched;                              // members so far, by card
-  std::map<uint64_t, std::shared_ptr<Gathering>> under_way = {};  // by sequence
+  std::map<uint64_t, std::shared_ptr<Collective>> under_way = {};  // by sequence
 
   int rank(int device) const {
     auto found = std::find(cards.begin(), cards.end(), device);
@@ -62,7 +62,7 @@ struct Kernel {
   uint64_t ticket = 0;  // when it began to wait for cores
   int code = kOk;       // why it failed
   std::string text;
-  std::shared_ptr<Gathering> gathering;
+  std::shared_ptr<Collective> collective;
   std::condition_variable changed;
 
   Cores held_cores() const { return {{held * block[kCube], held * block[kVector]}}; }
@@ -76,7 +76,7 @@ struct Kernel {
 
 using KernelPointer = std::shared_ptr<Kernel>;
 
-struct Board {
+struct Scheduler {
   std::mutex mutex;
   Discipline discipline = Discipline::kD0b;
   Cores held[kMaxCards];
@@ -94,7 +94,7 @@ struct Board {
   }
 };
 
-Board& board();
+Scheduler& scheduler();
 
 // Ends the wait of a kernel with a failure, and that of its peers; what they held is idle then. With the lock held.
 // Whoever calls it hands out what became idle.
