@@ -269,7 +269,7 @@ def test_names_of_other_programs_mean_the_same(engine, tmp_path) -> None:
     half = edited(engine)
     engine.set_loras([str(save(tmp_path / "kohya.safetensors", kohya))])
     assert edited(engine) == half
-    assert next(iter(engine._holding.adapters)).report.scales == (0.5,)
+    assert next(iter(engine._manager.adapters)).report.scales == (0.5,)
     engine.set_loras([f"{save(tmp_path / 'older.safetensors', older)}:0.5"])
     assert edited(engine) == half
     bad = save(tmp_path / "x.safetensors", kohya | {"lora_unet_nowhere_to_q.lora_down.weight": torch.ones(4, 4)})

@@ -16,12 +16,12 @@ from toprope.images.memory.fallback import below
 from toprope.images.memory.placement import Loaded, OnDevice, Placement
 from toprope.sizes import gibibytes
 
-__all__ = ["Holding"]
+__all__ = ["PipelineManager"]
 
 AUTO = "auto"
 
 
-class Holding:
+class PipelineManager:
     """A pipeline on its device, with its LoRAs.
 
     Args:
