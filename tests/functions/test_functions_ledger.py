@@ -326,15 +326,18 @@ def test_what_other_programs_hold_is_not_granted_and_not_given_back():
 
 def test_a_share_of_memory_comes_back_with_its_streams_and_its_latency():
     ledger = pool(2)
-    first = ledger.ask(share(30000, 5, STREAMS - 10))
-    second = ledger.ask(share(1000, 1, 20))  # not with the streams of the first
-    assert [grant.cards["NPU"] for grant in ledger.serve()] == [(0,), (1,)]
-    assert [grant.hbm["NPU"] for grant in ledger.grants] == [30000, 1000]
-    assert granted(ledger, share(32768, 1, 1)) is None
-    ledger.release(first)
-    assert granted(ledger, share(32768, 1, STREAMS)) is None  # the one that waits has the card now
-    ledger.release(second)
-    assert granted(ledger, share(31768, 1, STREAMS)) == (1,)
+    first, second, third = (
+        ledger.ask(share(30000, 5, STREAMS - 10)),
+        ledger.ask(share(1000, 4, 20)),
+        ledger.ask(share(1)),
+    )
+    assert [grant.cards["NPU"] for grant in ledger.serve()] == [(0,), (1,), (1,)]  # by streams, by latency
+    assert [grant.hbm["NPU"] for grant in ledger.grants] == [30000, 1000, 1]
+    assert granted(ledger, share(2769, 1, STREAMS - 20)) is None  # each card lacks one of the two
+    for number in (first, second, third):
+        ledger.release(number)
+    assert len(ledger.serve()) == 1
+    assert [granted(ledger, share(32768, 1, STREAMS)) for _ in range(2)] == [(1,), None]
 
 
 def test_who_waits_for_a_share_has_it_to_the_last_megabyte():
