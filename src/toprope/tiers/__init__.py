@@ -47,7 +47,7 @@ _HOMES = {
     "TierStack": "stack.stack",
     "attach": "engine.attach",
     "free_memory": "store.memory",
-    "skeleton": "engine.weight_files",
+    "skeleton": "engine.model.weight_files",
 }
 
 
