@@ -51,7 +51,7 @@ _NOISE = re.compile(
     r"^(?:Failed to load .*/torchao/.*|Unable to import `torchao`.*|W\d{4} .*/_pytree\.py:.*)\n", re.MULTILINE
 )
 _TIME = re.compile(
-    r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|\b\d+\.\d\ds\b|(?<=\[W)\d+ [\d:.]+"
+    r"\d[\d.]*(?: to \d[\d.]*)? (?:us|ms|s)\b|\b\d+\.\d\ds\b(?: \(\d:\d\d:\d\d\))?|(?<=\[W)\d+ [\d:.]+"
     r"|\d[\d.]* [kMG]?B/s|\d[\d.]* x the limit"
 )
 

@@ -113,6 +113,7 @@ def test_a_service_that_a_session_left_behind_ends_with_it(tmp_path):
     ("shown", "now", "same"),
     [
         ("2 passed in 0.05s", "2 passed in 1.25s", True),
+        ("2 passed in 0.05s", "2 passed in 71.25s (0:01:11)", True),
         ("24.8 GB/s (measured)", "3 GB/s (measured)", True),
         ("1.04 x the limit", "1.1 x the limit", True),
         ("24.8 GB (27 groups)", "24.9 GB (27 groups)", False),
