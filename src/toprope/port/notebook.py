@@ -241,7 +241,8 @@ def _code(book: _Notebook, cell: Cell) -> _Code:
             return code
         if whole[1] not in _PYTHON_CELLS:
             for number, line in enumerate(lines, 2):
-                book.report(cell, number, line)
+                if not line.lstrip().startswith("#"):
+                    book.report(cell, number, line)
             return code
         book.report(cell, 1, code.head)
         if not lines:
@@ -256,7 +257,8 @@ def _code(book: _Notebook, cell: Cell) -> _Code:
         parse(python)
         python.encode("utf-8")
     except (UnreadableError, UnicodeEncodeError) as error:
-        first = next((number for number, line in enumerate(lines) if _SAID.search(line)), None)
+        code_of = [re.sub(r"^\s*#.*", "", line) for line in lines]
+        first = next((number for number, line in enumerate(code_of) if _SAID.search(line)), None)
         if first is not None:
             book.report(cell, first + above + 1, lines[first], f"the cell is no Python ({error})")
         return code

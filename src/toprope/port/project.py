@@ -11,14 +11,15 @@ from toprope.port.reexports import Exports, exports_of, together
 from toprope.port.scripted import Scripts, full_name, imports_of, reached, scripts_of
 
 __all__ = [
-    "OTHERS", "WORDS", "Class", "Facts", "Project", "facts_of", "is_options", "last_name", "option_of", "project_of",
+    "OTHERS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name", "option_of", "project_of",
 ]  # fmt: skip
 
 WORDS = re.compile(
     rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
-    rb"|default\s*=\s*[\"'](?:cuda|nccl)|choices\s*=\s*[\[({][^\])}]*[\"']cuda|import\s+\*|\w\.torch\."
+    rb"|default\s*=\s*[\"'](?:cuda|nccl)|choices\s*=\s*[\[({][^\])}]*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
+    rb"|\(\s*(?:\w+\.)*(?:LightningLite|Fabric|Trainer)\s*\)\s*:"
     rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
@@ -217,13 +218,29 @@ def is_options(node: ast.expr) -> bool:
 
 
 def _defaulted(node: ast.AST) -> str:
-    """The option that a node makes, if its default is a device or "nccl"."""
+    """The option that a node makes, if it is a device or "nccl" by its default, or can be by its choices."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
     for each in node.keywords:
         if each.arg == "default" and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str):
-            return option_of(node) if each.value.value.partition(":")[0] in ("cuda", "nccl") else ""
-    return ""
+            if each.value.value.partition(":")[0] in ("cuda", "nccl"):
+                return option_of(node)
+    return option_of(node) if chooses_device(node) else ""
+
+
+def chooses_device(call: ast.Call) -> bool:
+    """Return whether an option for a device has "cuda" among its choices, or one for a backend "nccl".
+
+    Its name says what it is for: the choices of `--kernel` may be "cuda" and "triton".
+    """
+    name = option_of(call)
+    wanted = {"cuda"} if _DEVICE_OPTION.search(name) else {"nccl"} if name.lower().endswith("backend") else set()
+    given = [each.value for each in call.keywords if each.arg in ("choices", "type")]
+    lists = [part for each in given for part in ast.walk(each) if isinstance(part, ast.List | ast.Tuple | ast.Set)]
+    return any(isinstance(each, ast.Constant) and each.value in wanted for part in lists for each in part.elts)
+
+
+_DEVICE_OPTION = re.compile(r"(?:^|_)(?:device|dev)(?:$|_(?!name|count|num|map|id|type)|\d)", re.IGNORECASE)
 
 
 def _of_kinds(node: ast.AST) -> str:

@@ -292,7 +292,8 @@ def _one(
         return Ported(name, data, data, lines=data.count(b"\n"))
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
         vendored = bool(modules)
-        ported = port_text(data, name, kind, choice.leaves, vendored=vendored)
+        resolved = project.options - project.unread
+        ported = port_text(data, name, kind, choice.leaves, vendored=vendored, resolved=resolved)
         twin = path.with_name(ported.companion[0]) if ported.companion is not None else None
         if twin is not None and twin.is_file():
             ported = port_text(data, name, kind, choice.leaves, has_twin=True, vendored=vendored)

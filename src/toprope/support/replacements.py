@@ -17,7 +17,7 @@ class Replacement:
 
     Attributes:
         modules: names of packages and modules.
-        kernels: words in names of kernels, in lower case and without "_".
+        kernels: words in names of kernels, in lower case and without "_"; "=nms" is the whole name.
         instead: what replaces it.
         source: where that is said.
         read: the day on which it was read.
@@ -51,8 +51,13 @@ def for_module(name: str) -> Replacement | None:
 
 def for_kernels(names: str) -> list[Replacement]:
     """Return what replaces the kernels whose names are in a text, in the order of the rows."""
-    text = re.sub(r"[_\W]+", "", names.lower()).replace("devoxeliz", "")  # the way back, which no row computes
-    return [row for row in rows() if any(word in text for word in row.kernels)]
+    text = _OTHERS.sub("", re.sub(r"[_\W]+", "", names.lower()))
+    whole = {f"={name.replace('_', '')}" for name in re.findall(r"\w+", names.lower())}
+    return [row for row in rows() if any(word in text or word in whole for word in row.kernels)]
+
+
+_OTHERS = re.compile(r"devoxeliz|deform(?:able)?psroi(?:pool|align)")
+"""Words of kernels that no row computes although the name of one is in them: the way back, a pooling of its own."""
 
 
 @functools.cache

@@ -53,6 +53,8 @@ _SPEAKS = re.compile(
     r"[>\"]|\b(?:at|c10|torch)::(?:cuda\b|kCUDA\b)|\bcuda(?:Malloc|Memcpy|Stream_t|Free|LaunchKernel|DeviceSynchronize)\w*\b"
     r"|\bCHECK_CUDA\b|\bis_cuda\s*\(\)|\b__global__\b|<<<"
 )
+_IS_NOT_CUDA = re.compile(r"\b\w*(?:ASSERT|CHECK|assert)\w*\s*\(\s*!\s*\(?[\w.()>-]*?\bis_cuda\s*\(\)")
+"""An assertion that a tensor is on the CPU."""
 _KERNEL = re.compile(
     r"__global__\s+(?:__\w+__\s*(?:\([^)]*\))?\s*)*(?:static\s+|inline\s+)*void\s+(?:__\w+__\s*\([^)]*\)\s*)?(\w+)"
 )
@@ -74,7 +76,7 @@ def port_source(data: bytes, path: str, *, cuda: bool, leave: Callable[[Finding]
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     text = data.decode("utf-8", "replace")
-    code = _COMMENT.sub(_blank, text)
+    code = _IS_NOT_CUDA.sub(_blank, _COMMENT.sub(_blank, text))
     first = _SPEAKS.search(code) or (re.search(r"\S.*", code) if cuda else None)
     if first is None:
         return ported

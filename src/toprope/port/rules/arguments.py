@@ -7,8 +7,8 @@ import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Use, resolver_for, use
-from toprope.port.project import is_options, option_of
+from toprope.port.places import Use, device_name, resolver_for, use
+from toprope.port.project import OTHERS, chooses_device, is_options, option_of
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
 from toprope.port.scopes import arguments_of
@@ -22,7 +22,8 @@ DEFAULT = FAMILY.rule(
     Kind.REVIEW,
     'add_argument("--device", default="cuda"): the default stays, and is resolved where the option is read',
     why="""The option keeps its name, its default, its type and its choices: "cuda" means the device in use, whether it
-    is the default or was given. `args.device` is resolved where it is read, in each file, and not when the command line
+    is the default or was given, also where it is only one of the choices. Where only the help says that it can be
+    given, the option is reported. `args.device` is resolved where it is read, in each file, and not when the command line
     is parsed: programs set CUDA_VISIBLE_DEVICES from their options, and a question about devices before that freezes
     it. What vars(args) hands on is the text: resolve it where it arrives.""",
     source="argparse; click; PyTorch's documentation of CUDA semantics",
@@ -104,6 +105,29 @@ DEFAULT = FAMILY.rule(
             run(**vars(parser.parse_args()))
             """
         ),
+        Example(
+            """
+            import argparse
+            import torch
+
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--device", default="cpu", choices=["cuda", "cpu"])
+            args = parser.parse_args()
+            x = torch.ones(2).to(args.device)
+            """,
+            """
+            import argparse
+            import torch
+            from toprope.device import portable
+
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--device", default="cpu", choices=["cuda", "cpu"])
+            args = parser.parse_args()
+            x = torch.ones(2).to(portable.resolve(args.device))
+            """,
+            reported=True,
+        ),
+        Example('parser.add_argument("--device", default="cpu", help="cpu, or cuda:0")'),
         Example('parser.add_argument("--suffix", default="_cuda")', reported=False),
     ],
 )
@@ -113,10 +137,17 @@ DEFAULT = FAMILY.rule(
 def _argument(file: File, node: ast.Call) -> bool:
     default = file.keyword(node, "default")
     value = default.value if default is not None else None
-    if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
-        return False
-    file.done(value)
     choices = file.keyword(node, "choices")
+    if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
+        if not chooses_device(node):
+            if _mentions_cuda(file, node):
+                file.report(DEFAULT, node, _ANY.format(option_of(node)))
+            return False
+        value = choices.value if choices is not None else node
+        for each in node.keywords:
+            if each.arg == "type":  # click.Choice(["cpu", "cuda"])
+                file.done(each.value)
+    file.done(value)
     for each in ast.walk(choices.value) if choices is not None else ():
         file.done(each)
     around = file.parent(node)
@@ -125,8 +156,33 @@ def _argument(file: File, node: ast.Call) -> bool:
         if parameter is not None:
             resolve_in(file, around, parameter, value, DEFAULT)
     elif file.keyword(node, "nargs") is not None or not option_of(node) or option_of(node) in file.project.unread:
-        file.report(DEFAULT, value, "no file is seen to read it: resolve it there, portable.resolve(args.device)")
+        read = f"args.{option_of(node) or 'device'}"
+        file.report(DEFAULT, value, f"no file is seen to read {read}: resolve it there, portable.resolve({read})")
     return False
+
+
+_ANY = "it may be given as cuda, which is left as it is: portable.resolve(args.{}) where it is read"
+
+
+def _mentions_cuda(file: File, call: ast.Call) -> bool:
+    """Return whether an option for a device may be "cuda" by its help, whatever its default is."""
+    about = file.keyword(call, "help")
+    texts = [each.value for each in ast.walk(about.value) if isinstance(each, ast.Constant)] if about else []
+    name = option_of(call)
+    if not any(_VALUE.search(str(each)) for each in texts) or not device_name(name) or name in file.project.options:
+        return False
+    flag = file.keyword(call, "action") is not None or file.keyword(call, "choices") is not None
+    kind = file.keyword(call, "type")
+    number = kind is not None and isinstance(kind.value, ast.Name) and kind.value.id in ("int", "float", "bool")
+    resolved = any(
+        isinstance(each, ast.Attribute) and each.attr == name and file.calls_runtime(file.parent(each), "resolve")
+        for each in file.walk.scopes
+    )
+    return not flag and not number and not resolved
+
+
+_VALUE = re.compile(r"(?:\bor |[,/|(\[\"'`]) ?cuda\b|\bcuda(?::\d)?(?: or |[\"'`,/|)\]])", re.IGNORECASE)
+"""A help that has "cuda" as one of the values: "cpu or cuda", "e.g. 'cuda:0'"; not "cuda device, i.e. 0"."""
 
 
 @FAMILY.node(ast.Attribute)
@@ -145,8 +201,22 @@ def _is_to_resolve(file: File, node: ast.AST) -> bool:
         return False
     if not isinstance(node.ctx, ast.Load) or not _is_parsed(file, node.value):
         return False
+    if _asks_for_another(file.parent(node)):
+        return False
     resolved = file.calls_runtime(file.parent(node), "resolve", "resolve_kind", "device", "name", "kind")
     return not resolved and not file.assigned_above(node)
+
+
+def _asks_for_another(around: ast.AST | None) -> bool:
+    """Return whether it is compared with another kind of accelerator alone: `args.device == "mps"`.
+
+    "npu" is none of these: what "cuda" stands for may be one.
+    """
+    if not isinstance(around, ast.Compare):
+        return False
+    texts = {each.value for part in (around.left, *around.comparators) for each in ast.walk(part)
+             if isinstance(each, ast.Constant)}  # fmt: skip
+    return bool(texts) and texts <= OTHERS - {"npu"}
 
 
 @FAMILY.node(ast.Call)

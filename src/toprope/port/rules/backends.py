@@ -26,6 +26,7 @@ TF32 = FAMILY.rule(
     why="""It is about NVIDIA's tensor cores and does no harm elsewhere. torch.set_float32_matmul_precision says the
     same for every device.""",
     source="PyTorch's notes on CUDA",
+    once=True,
     examples=[
         Example(
             """

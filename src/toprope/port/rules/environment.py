@@ -108,6 +108,7 @@ OTHERS = FAMILY.rule(
     "CUDA_HOME, CUDA_DEVICE_ORDER, TORCH_CUDA_ARCH_LIST and other variables of CUDA",
     why="""They tell CUDA's compiler and runtime something that others do not ask.""",
     source="NVIDIA's documentation",
+    once=True,
     examples=[
         Example(
             """
@@ -144,12 +145,21 @@ def _set(file: File, node: ast.Assign) -> bool:
             continue
         rule, twin = _TWINS[name]
         file.done(target.slice)
+        if _has_no_torch(file):
+            continue
         if any(isinstance(each, ast.Subscript) and _is_text(each.slice, twin) for each in node.targets):
             continue
         quote = file.text(target.slice)[-1]
         twins = f"{file.text(target.value)}[{quote}{twin}{quote}]"
         file.report(rule, target, edits=file.replace(target, target.value, "[", target.slice, f"] = {twins}"))
     return False
+
+
+def _has_no_torch(file: File) -> bool:
+    """Return whether the file computes with another library, and nothing that it imports may bring torch."""
+    bindings = (each for found in file.walk.module.bindings.values() for each in found)
+    tops = {(each.imported or "").partition(".")[0] for each in bindings}
+    return bool(tops & {"tensorflow", "jax"}) and not tops & ({"torch"} | file.project.modules)
 
 
 def _is_text(node: ast.expr, text: str) -> bool:
@@ -229,6 +239,7 @@ TOOLS = FAMILY.rule(
             """
         ),
         Example("import pynvml"),
+        Example("import ctypes\n\ndriver = ctypes.CDLL('libcuda.so')"),
     ],
 )
 
@@ -239,7 +250,7 @@ def _tool(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     return False
 
 
-@FAMILY.string("nvidia-smi*")
+@FAMILY.string("nvidia-smi*", "libcuda.*", "libcudart*", "libnvidia-ml*", "libnvrtc*", "nvcuda.dll")
 def _command(file: File, node: ast.Constant) -> bool:
     file.report(TOOLS, node)
     return True

@@ -31,6 +31,7 @@ IMPORTED = FAMILY.rule(
     to replace it; else put the import into a try, and keep a version in torch for the other devices: many projects have
     one in their tests. Ignore it where the module is built for other devices as well.""",
     source="torch.utils.cpp_extension; toprope's replacements.toml",
+    once=True,
     examples=[
         Example("import my_ops_cuda"),
         Example("import MultiScaleDeformableAttention as MSDA"),
@@ -41,6 +42,7 @@ IMPORTED = FAMILY.rule(
         Example("from utils.cuda_tools import timer", reported=False),
         Example("from rasterio import open as open_raster", reported=False),
         Example("from torch import cuda", reported=False),
+        Example("import importlib\n\nkernel = importlib.import_module('attn_core_inplace_cuda')"),
     ],
 )
 PLUGIN = FAMILY.rule(
@@ -83,6 +85,7 @@ QUANTISED = FAMILY.rule(
     Load them unquantised where they fit, or with torchao; the line names what is known to replace the
     package.""",
     source="transformers' documentation of quantisation",
+    once=True,
     examples=[
         Example("model = AutoModel.from_pretrained(name, load_in_8bit=True)"),
         Example("config = BitsAndBytesConfig(load_in_4bit=args.small)"),
@@ -147,7 +150,7 @@ def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
         if not binary and not relative and _SAYS_CUDA.fullmatch(top) and not _own(file, top):
             binary = top
         if binary:
-            _report(file, node, binary)
+            _report(file, node, binary, _used(file, node, each))
             return False
         if not relative and (top in _PLUGINS or full.startswith(("mmcv.ops", "mmcv._ext"))) and not _own(file, top):
             found = for_module(full)
@@ -162,6 +165,8 @@ def _binary(file: File, module: str, name: str, *, from_import: bool, own: bool)
     last = module.rpartition(".")[2]
     names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
     names = [each for each in names if each not in file.project.modules]
+    if f"{last}.{name}" in file.context.written:
+        names = [each for each in names if each != name]
     for each in names:
         if each in file.context.extensions or each in _KNOWN_BINARY or _RASTERIZER.fullmatch(each):
             return each
@@ -179,13 +184,43 @@ def _own(file: File, name: str) -> bool:
     return name in file.project.modules
 
 
-def _report(file: File, node: ast.Import | ast.ImportFrom, name: str) -> None:
-    found = for_module(name) or next(iter(for_kernels(name)), None)
-    if found is None and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
-        found = next(iter(for_kernels(file.context.sources)), None)
+def _used(file: File, node: ast.AST, alias: ast.alias) -> str:
+    """The names that the file uses of what an import binds, or the name itself where it is called."""
+    reads = file.reads(alias.asname or alias.name.partition(".")[0], node)
+    around = [file.parent(each) for each in reads]
+    return " ".join(dict.fromkeys(each.attr for each in around if isinstance(each, ast.Attribute)))
+
+
+def _report(file: File, node: ast.AST, name: str, used: str = "") -> None:
+    """Report a module, with what replaces it by its name, by what the file uses of it, or by the project's sources.
+
+    One module may hold all kernels of a project: what a file uses says which of them are meant.
+    """
+    named = for_module(name)
+    found = [named] if named is not None else for_kernels(f"{name} {used}")[:2]
+    if not found and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
+        rows = for_kernels(file.context.sources)
+        found = rows[:1] if len(rows) == 1 or not used else []
     built = " (the project builds it)" if name in file.context.extensions else ""
-    known = f"known to replace it: {found.text}" if found is not None else "nothing is known to replace it"
-    file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {known}")
+    known = "; ".join(each.text for each in found)
+    said = f"known to replace it: {known}" if known else "nothing is known to replace it"
+    if not any(each.rule is IMPORTED and each.message.startswith(f"{name}{built} is") and said in each.message
+               for each in file.findings):  # fmt: skip
+        file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {said}")
+
+
+@FAMILY.call("importlib.import_module")
+def _loaded(file: File, node: ast.Call) -> bool:
+    """An extension that is imported by its name as a text."""
+    given = file.argument(node, 0, "name")
+    text = given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else ""
+    module, _, last = text.rpartition(".")
+    top = text.partition(".")[0]
+    if not text or top in _OTHERS or _own(file, top):
+        return False
+    if binary := _binary(file, module, last, from_import=False, own=False):
+        _report(file, node, binary)
+    return False
 
 
 @FAMILY.node(ast.FunctionDef)
@@ -212,6 +247,7 @@ OPERATORS = FAMILY.rule(
     why="""What torch itself does not have was registered by an extension, mostly for CUDA. Keep a version in torch for
     devices that it has no kernel for.""",
     source="torch.library",
+    once=True,
     examples=[
         Example(
             """
@@ -239,5 +275,6 @@ def _operators(file: File, node: ast.expr) -> bool:
     name = (file.dotted(node) or "").split(".")
     if len(name) < 3 or name[2] in _TORCHS:
         return False
-    file.report(OPERATORS, node)
+    library = ".".join(name[:3])
+    file.report(OPERATORS, node, f"{library}: operators of a library of its own, which an extension registers")
     return True
