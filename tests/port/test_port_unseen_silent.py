@@ -1,5 +1,6 @@
 """What a reader of fifteen unseen repositories found silent, false, needless or useless: one test for each fault."""
 
+import json
 from textwrap import dedent
 
 import pytest
@@ -92,7 +93,11 @@ def test_an_extension_of_the_project_that_import_module_loads_is_one(tmp_path):
     done = files(
         tmp_path,
         setup_py="from torch.utils.cpp_extension import CUDAExtension\nCUDAExtension('inner_core', ['a.cu'])",
-        model_py="import importlib\ncore = importlib.import_module('inner_core')\nother = importlib.import_module('json')",
+        model_py="""
+            import importlib
+            core = importlib.import_module('inner_core')
+            other = importlib.import_module('json')
+        """,
     )
     assert [line[:57] for line in said(done["model.py"])] == [
         "TR121 inner_core (the project builds it) is compiled for "
@@ -275,7 +280,8 @@ def test_a_name_of_extensions_that_a_module_of_the_project_defines_is_none(tmp_p
 @pytest.mark.parametrize(("used", "wanted"), [
     ("_C.nms", "torchvision.ops.nms"), ("_C.roi_align_forward", "torchvision.ops.nms"),
     ("_C.sigmoid_focalloss_forward", "torchvision.ops.sigmoid_focal_loss"),
-    ("_C.deform_conv_forward", "torchvision.ops.deform_conv2d"), ("_C.deform_psroi_pooling_forward", "nothing is known"),
+    ("_C.deform_conv_forward", "torchvision.ops.deform_conv2d"),
+    ("_C.deform_psroi_pooling_forward", "nothing is known"),
 ])  # fmt: skip
 def test_what_replaces_an_extension_is_chosen_by_what_the_file_uses_of_it(tmp_path, used, wanted):
     done = files(
@@ -314,7 +320,13 @@ def test_an_assertion_that_a_tensor_is_on_the_cpu_is_no_cuda():
 
 
 def test_a_command_that_gives_cuda_to_an_option_which_is_resolved_is_right(tmp_path):
-    program = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--device', default={})\nrun(p.parse_args().device)\nargs.device\n"
+    program = """
+        import argparse
+        p = argparse.ArgumentParser()
+        p.add_argument("--device", default={})
+        args = p.parse_args()
+        run(args.device)
+    """
     commands = {"README_md": "```\nrun --device=cuda x\n```", "go_sh": "run --device cuda"}
     done = files(tmp_path / "a", train_py=program.format("'cuda'"), **commands)
     assert [done[name].findings for name in ("README.md", "go.sh")] == [[], []]
@@ -327,13 +339,13 @@ def test_findings_of_other_rules_are_not_counted_among_the_settings_of_a_configu
     assert said(done) == [
         "TR106c torch==1.13: ported code needs torch 2.10 or newer",
         "TR106c torchvision==0.14: ported code needs torchvision 0.25 or newer",
-        "TR110a device: cuda, and 1 more in this file: device: cuda, \"backend\": \"nccl\" in a configuration: resolve it "
-        "where it is read",
+        "TR110a device: cuda, and 1 more in this file: device: cuda, \"backend\": \"nccl\" in a configuration: "
+        "resolve it where it is read",
     ]  # fmt: skip
 
 
 def test_a_package_that_a_command_removes_is_not_one_that_it_installs():
-    lines = "RUN pip uninstall -y transformer_engine \\\n    flash_attn pynvml && pip install apex\nRUN conda remove cudnn\n"
+    lines = "RUN pip uninstall -y transformer_engine \\\n  flash_attn && pip install apex\nRUN conda remove cudnn\n"
     assert [(each.line, each.before) for each in text_of(lines, "Dockerfile").findings] == [(2, "apex")]
     assert [each.before for each in text_of("pip uninstall apex -y; pip install xformers\n", "a.sh").findings] == [
         "xformers"
@@ -378,8 +390,8 @@ def test_a_mask_of_a_program_of_another_library_stays():
 
 def test_places_that_say_the_same_are_one_line_of_the_report():
     done = port(
-        b"import torch\ntorch.backends.cudnn.allow_tf32 = True\n\ndef f(x):\n    torch.backends.cudnn.allow_tf32 = False\n"
-        b"    torch.ops.wkv.forward(x)\n    torch.ops.wkv.backward(x)\n"
+        b"import torch\ntorch.backends.cudnn.allow_tf32 = True\n\ndef f(x):\n"
+        b"    torch.backends.cudnn.allow_tf32 = False\n    torch.ops.wkv.forward(x)\n    torch.ops.wkv.backward(x)\n"
     )
     assert said(done) == [
         "TR075 torch.backends.cudnn.allow_tf32: left as it is; also in line 5",
@@ -418,7 +430,8 @@ def test_a_line_at_the_beginning_of_a_function_goes_above_the_comment_of_its_fir
 def test_comments_of_cells_that_are_no_python_are_no_places():
     from toprope.port.notebook import port_notebook
 
-    cell = '{"cells": [{"cell_type": "code", "source": ["%%writefile a.sh\\n", "# for CUDA 9\\n", "pip install x-cuda"]}], "nbformat": 4}'
+    lines = ["%%writefile a.sh\n", "# for CUDA 9\n", "pip install x-cuda"]
+    cell = json.dumps({"cells": [{"cell_type": "code", "source": lines}], "nbformat": 4})
     assert [each.line for each in port_notebook(cell.encode()).findings] == [3]
 
 

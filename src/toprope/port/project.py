@@ -11,7 +11,8 @@ from toprope.port.reexports import Exports, exports_of, together
 from toprope.port.scripted import Scripts, full_name, imports_of, reached, scripts_of
 
 __all__ = [
-    "OTHERS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name", "option_of", "project_of",
+    "OTHERS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name",
+    "option_of", "project_of",
 ]  # fmt: skip
 
 WORDS = re.compile(
@@ -221,11 +222,10 @@ def _defaulted(node: ast.AST) -> str:
     """The option that a node makes, if it is a device or "nccl" by its default, or can be by its choices."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
-    for each in node.keywords:
-        if each.arg == "default" and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str):
-            if each.value.value.partition(":")[0] in ("cuda", "nccl"):
-                return option_of(node)
-    return option_of(node) if chooses_device(node) else ""
+    given = next((each.value for each in node.keywords if each.arg == "default"), None)
+    text = str(given.value) if isinstance(given, ast.Constant) else ""
+    is_device = text.partition(":")[0] in ("cuda", "nccl") or chooses_device(node)
+    return option_of(node) if is_device else ""
 
 
 def chooses_device(call: ast.Call) -> bool:

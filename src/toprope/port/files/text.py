@@ -74,7 +74,8 @@ _CONTAINER = re.compile(
 """GPUs that a container, or a job of Slurm, is given; `--gpus 0` behind a program is the program's own option."""
 _RUNNER = re.compile(r"runs-on:.*\b(?:gpu|cuda|nvidia)\b.*|tags:.*\b(?:gpu|cuda)\b.*", re.I)
 _TOLD = re.compile(
-    r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|--device[ =]cuda\S*|--accelerator[ =](?:gpu|cuda)\b|\bcudatoolkit\b"
+    r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|--device[ =]cuda\S*|\bcudatoolkit\b"
+    r"|--accelerator[ =](?:gpu|cuda)\b"
     r"|--gpus[ =][\"']*(?:all|device=)\S*|\bnvidia/cuda\b\S*|\bnvidia-docker\b|--runtime[ =]nvidia\b"
 )
 _SETTING = re.compile(

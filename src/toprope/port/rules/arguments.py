@@ -23,9 +23,9 @@ DEFAULT = FAMILY.rule(
     'add_argument("--device", default="cuda"): the default stays, and is resolved where the option is read',
     why="""The option keeps its name, its default, its type and its choices: "cuda" means the device in use, whether it
     is the default or was given, also where it is only one of the choices. Where only the help says that it can be
-    given, the option is reported. `args.device` is resolved where it is read, in each file, and not when the command line
-    is parsed: programs set CUDA_VISIBLE_DEVICES from their options, and a question about devices before that freezes
-    it. What vars(args) hands on is the text: resolve it where it arrives.""",
+    given, the option is reported. `args.device` is resolved where it is read, in each file, and not when the command
+    line is parsed: programs set CUDA_VISIBLE_DEVICES from their options, and a question about devices before that
+    freezes it. What vars(args) hands on is the text: resolve it where it arrives.""",
     source="argparse; click; PyTorch's documentation of CUDA semantics",
     examples=[
         Example(

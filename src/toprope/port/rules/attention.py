@@ -267,9 +267,9 @@ class _Search:
             if product in outer or each.lineno < product.lineno:
                 continue
             statement = self.file.statement(each)
-            if isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return):
-                if around is None or not self.is_unpacked(name, around):
-                    continue  # the callers of most models do not look at them
+            returned = isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return)
+            if returned and not (around is not None and self.is_unpacked(name, around)):
+                continue  # the callers of most models do not look at them
             targets = statement.targets if isinstance(statement, ast.Assign) else []
             if not any(isinstance(one, ast.Name) and one.id == name for one in targets):
                 return True

@@ -49,7 +49,7 @@ FALLBACK = FAMILY.rule(
             import act_cuda
 
             def act(x):
-                return x.relu() if x.device.type == "cpu" else x.relu().cuda()
+                return x.relu() if x.device.type == "cpu" else x.tanh()
 
             def other(x):
                 if x.device.type == "cuda":

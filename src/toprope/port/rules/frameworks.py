@@ -84,14 +84,13 @@ _ADVICE = 'Lightning knows "gpu" as CUDA alone: "auto" lets it choose'
 
 def _imports(file: File, *packages: str) -> bool:
     """Return whether the file imports one of these packages, or something of it, anywhere."""
-    names = (each.imported for each in file.walk.module.bindings.get("*", ()))
     nodes = (each for each in file.walk.parents if isinstance(each, ast.Import | ast.ImportFrom))
     tops = {
         name.partition(".")[0]
         for each in nodes
         for name in ([each.module or ""] if isinstance(each, ast.ImportFrom) else [one.name for one in each.names])
     }
-    return bool((tops | {(each or "").partition(".")[0] for each in names}) & set(packages))
+    return bool(tops & set(packages))
 
 
 @FAMILY.keyword("accelerator")
@@ -116,15 +115,16 @@ def _option(file: File, node: ast.Call) -> bool:
     return False
 
 
-@FAMILY.node(ast.Dict)
-def _table(file: File, node: ast.Dict) -> bool:
+@FAMILY.string("gpu")
+def _in_table(file: File, node: ast.Constant) -> bool:
     """`{"accelerator": "gpu"}`, which is handed to a trainer."""
-    for key, value in zip(node.keys, node.values, strict=True):
-        named = isinstance(key, ast.Constant) and key.value == "accelerator"
-        if named and isinstance(value, ast.Constant) and value.value in ("gpu", "cuda"):
-            if _imports(file, "pytorch_lightning", "lightning", "lightning_fabric"):
-                file.report(ACCELERATOR, value, _ADVICE)
-                file.done(value)
+    around = file.parent(node)
+    if not isinstance(around, ast.Dict) or node not in around.values:
+        return False
+    key = around.keys[around.values.index(node)]
+    named = isinstance(key, ast.Constant) and key.value == "accelerator"
+    if named and _imports(file, "pytorch_lightning", "lightning", "lightning_fabric"):
+        file.report(ACCELERATOR, node, _ADVICE)
     return False
 
 
