@@ -359,7 +359,7 @@ def test_a_module_of_a_package_has_its_own_replacement():
 
 def test_an_option_that_is_not_read_is_named_in_its_report():
     _, (line,) = ported("parser.add_argument('--vllm.sync_backend', default='nccl')\n")
-    assert "portable.resolve(args.vllm.sync_backend)" in line
+    assert line == "TR019 resolve it where it is read: portable.resolve(args.vllm.sync_backend)"
 
 
 # Needless and useless
@@ -438,3 +438,53 @@ def test_comments_of_cells_that_are_no_python_are_no_places():
 def test_kinds_of_files_that_may_be_large_are_still_passed_over_by_their_bytes():
     assert port_text(b"\xff", "a.json", FileKind.CONFIG).skipped == ""
     assert port_text(b"\xff", "a.sh", FileKind.SHELL).skipped
+
+
+@pytest.mark.parametrize("bound", [
+    "from torch.utils.cpp_extension import load\nwkv_cuda = load(name='wkv', sources=['wkv.cu'])", "import wkv_cuda",
+])  # fmt: skip
+def test_buffers_for_a_kernel_in_a_function_of_autograd_stay_with_it(bound):
+    program = f"import torch\n{bound}\n" + dedent("""
+        class WKV(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, w):
+                y = torch.empty(w.shape, device="cuda")
+                wkv_cuda.forward(w, y)
+                return y
+
+        class Plain(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, w):
+                if w.shape[0] > 3:
+                    return torch.empty(w.shape, device="cuda")
+                return wkv_cuda.forward(w)
+
+        x = torch.ones(2, device="cuda")
+    """)
+    after, lines = ported(program)
+    assert after.count('device="cuda"') == 1
+    assert after.count("device=portable.device()") == 2
+    assert any("it is for wkv_cuda.forward in line" in line for line in lines)
+
+
+@pytest.mark.parametrize(("program", "resolved"), [
+    ("assert backend in ['gloo', 'mpi']\n    ", False), ("assert backend == 'gloo'\n    ", False), ("", True),
+    ("assert backend in ['gloo', 'nccl']\n    ", True), ("assert backend in known\n    ", True),
+])  # fmt: skip
+def test_a_backend_that_an_assertion_excludes_is_not_resolved(program, resolved):
+    text = f"import torch.distributed as dist\n\ndef start(backend):\n    {program}dist.init_process_group(backend)\n"
+    assert ("portable.resolve(backend)" in ported(text)[0]) == resolved
+
+
+@pytest.mark.parametrize(("use", "wanted"), [
+    ("print(vars(args))", 0), ("json.dump(vars(args), f)", 0), ("wandb.init(config=vars(args))", 0),
+    ("for k, v in sorted(vars(args).items()):\n    print(f'{k}: {v}')", 0),
+    ("for k in vars(args):\n    writer.add_text(k, str(getattr(args, k)))", 0),
+    ("run(**vars(args))", 1), ("for k, v in vars(args).items():\n    print(k)\n    setattr(model, k, v)", 1),
+])  # fmt: skip
+def test_options_that_are_only_shown_are_not_handed_on(use, wanted):
+    program = (
+        "import argparse, json, wandb\np = argparse.ArgumentParser()\np.add_argument('--device', default='cuda')\n"
+    )
+    _, lines = ported(f"{program}args = p.parse_args()\nx = x.to(args.device)\n{use}\n")
+    assert len([line for line in lines if "hands device on" in line]) == wanted

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from toprope.port.answers import is_given
 from toprope.port.compared import LOOKED_UP
-from toprope.port.compiled import asks_for_package, compiled_uses
+from toprope.port.compiled import asks_for_package, compiled_uses, functions_of_kernels
 from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
@@ -298,6 +298,8 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
             if question is not None:
                 regions += [(part, why) for part, _ in opened_by(file, question)]
     regions += [(each, f"it is part of what builds an extension in line {line}") for each, line in _builders(file)]
+    kernels = functions_of_kernels(file)
+    regions += [(each, f"it is for {name} in line {line}, which only CUDA has") for each, name, line in kernels]
     if not regions:
         return
     regions += _called_there_alone(file, regions)

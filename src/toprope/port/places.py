@@ -13,8 +13,8 @@ from toprope.port.project import is_options, option_of
 from toprope.port.scripted import is_outside
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for",
-    "index_name", "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "cannot_be", "device_name",
+    "function_for", "index_name", "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed",
     "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "texts_of",
     "use",
 ]  # fmt: skip
@@ -368,6 +368,21 @@ def before_number(file: File, node: ast.AST) -> ast.expr | None:
         case ast.Call(func=function, args=[found, *more], keywords=names) if len(more) + len(names) == 1:
             return found if file.dotted(function) == "torch.device" else None
     return None
+
+
+def cannot_be(file: File, node: ast.expr, text: str) -> bool:
+    """Return whether the program says that an expression has another text: by an assertion above, or its choices."""
+    texts = texts_of(file, node) if isinstance(node, ast.Attribute) else None
+    if texts is not None:
+        return text not in texts
+    written, scope = ast.unparse(node), file.scope(node)
+    for each in file.walk.parents:
+        match each:
+            case ast.Assert(test=ast.Compare(left=left, ops=[ast.In() | ast.Eq()], comparators=[given])):
+                if each.lineno < node.lineno and ast.unparse(left) == written and file.scope(left) is scope:
+                    parts = given.elts if isinstance(given, ast.List | ast.Tuple | ast.Set) else [given]
+                    return all(isinstance(part, ast.Constant) and part.value != text for part in parts)
+    return False
 
 
 def texts_of(file: File, node: ast.expr, depth: int = 4) -> frozenset[str] | None:

@@ -8,7 +8,7 @@ import re
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.places import Use, device_name, resolver_for, use
-from toprope.port.project import OTHERS, chooses_device, is_options, option_of
+from toprope.port.project import OTHERS, chooses_device, is_options, last_name, option_of
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
 from toprope.port.scopes import arguments_of
@@ -157,7 +157,8 @@ def _argument(file: File, node: ast.Call) -> bool:
             resolve_in(file, around, parameter, value, DEFAULT)
     elif file.keyword(node, "nargs") is not None or not option_of(node) or option_of(node) in file.project.unread:
         read = f"args.{option_of(node) or 'device'}"
-        file.report(DEFAULT, value, f"no file is seen to read {read}: resolve it there, portable.resolve({read})")
+        unseen = "resolve it where it is read" if "." in read[5:] else f"no file is seen to read {read}"
+        file.report(DEFAULT, value, f"{unseen}: portable.resolve({read})")
     return False
 
 
@@ -226,9 +227,38 @@ def _handed_on(file: File, node: ast.Call) -> bool:
         given = node.args[0]
         values = [each.value for each in file.bindings(given)] if isinstance(given, ast.Name) else [given]
         is_own = any(each is not None and _parses(each) for each in values)
-        if _declares(file) or (not (is_own or _parses_own(file)) and _holds_options(given)):
+        if not _is_shown(file, node) and (
+            _declares(file) or (not (is_own or _parses_own(file)) and _holds_options(given))
+        ):
             names = ", ".join(sorted(file.project.options))
             file.report(DEFAULT, node, f"it hands {names} on as texts: resolve them where they arrive")
+    return False
+
+
+_SHOWS = {
+    "print", "pprint", "debug", "info", "warning", "log", "write", "dump", "dumps", "safe_dump", "add_hparams",
+    "add_text", "save_hyperparameters", "log_hyperparams", "log_params", "join",
+}  # fmt: skip
+_PUTS_TOGETHER = {
+    "str", "repr", "len", "sorted", "items", "keys", "getattr", "format", "append", "ljust", "vars", "max",
+}  # fmt: skip
+
+
+def _is_shown(file: File, node: ast.Call) -> bool:
+    """Return whether options are printed, logged or written to a file alone: what a program prints runs on nothing."""
+    for around in file.ancestors(node):
+        if isinstance(around, ast.Call) and around is not node:
+            name = last_name(around.func)
+            if name in _SHOWS or (file.dotted(around.func) or "").startswith("wandb."):
+                return True
+            if name not in _PUTS_TOGETHER:
+                return False
+        elif isinstance(around, ast.For) and node in ast.walk(around.iter):
+            inside = [each for part in around.body for each in ast.walk(part)]
+            called = {last_name(each.func) for each in inside if isinstance(each, ast.Call)}
+            return bool(called & (_SHOWS | {"append"})) and called <= _SHOWS | _PUTS_TOGETHER
+        elif isinstance(around, ast.stmt):
+            return False
     return False
 
 

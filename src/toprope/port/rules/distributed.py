@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import device_name, index_name, names_default
+from toprope.port.places import cannot_be, device_name, index_name, names_default
 from toprope.port.project import is_options
 from toprope.port.rule import Example, Kind
 from toprope.port.scopes import Binding, with_defaults
@@ -153,7 +153,7 @@ def _convert(file: File, node: ast.expr | None) -> None:
 def _group(file: File, node: ast.Call) -> bool:
     backend = file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend")
     _convert(file, backend)
-    if backend is not None and _comes_from_elsewhere(file, backend):
+    if backend is not None and _comes_from_elsewhere(file, backend) and not cannot_be(file, backend, "nccl"):
         edits = file.replace(backend, f"{file.portable('resolve')}(", backend, ")")
         file.report(
             BACKEND, backend, 'it may be "nccl" from a file or an argument: resolved where it is used', edits=edits
