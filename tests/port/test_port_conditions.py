@@ -230,7 +230,7 @@ def test_the_help_of_an_option_shows_the_default_of_before():
 
 def test_a_first_statement_of_its_own_goes_in_front_of_decorators_and_behind_a_docstring():
     text = 'def f(device="cuda"):\n    """Doc."""\n    # c\n    @g\n    def h(): return device\n    return h\n'
-    assert body(ported(text)) == text.replace("    @g", "    device = portable.resolve(device)\n    @g")
+    assert body(ported(text)) == text.replace("    # c", "    device = portable.resolve(device)\n    # c")
     text = "class A:\n\tdef f(self, dev='cuda'): # c\n\t\treturn dev\n"
     assert body(ported(text)) == text.replace("\t\treturn", "\t\tdev = portable.resolve(dev)\n\t\treturn")
 

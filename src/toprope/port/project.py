@@ -231,13 +231,15 @@ def _defaulted(node: ast.AST) -> str:
 def chooses_device(call: ast.Call) -> bool:
     """Return whether an option for a device has "cuda" among its choices, or one for a backend "nccl".
 
-    Its name says what it is for: the choices of `--kernel` may be "cuda" and "triton".
+    Its name says what it is for: the choices of `--kernel` may be "cuda" and "triton". A program that can be given
+    "npu" means CUDA by "cuda".
     """
     name = option_of(call)
     wanted = {"cuda"} if _DEVICE_OPTION.search(name) else {"nccl"} if name.lower().endswith("backend") else set()
     given = [each.value for each in call.keywords if each.arg in ("choices", "type")]
     lists = [part for each in given for part in ast.walk(each) if isinstance(part, ast.List | ast.Tuple | ast.Set)]
-    return any(isinstance(each, ast.Constant) and each.value in wanted for part in lists for each in part.elts)
+    texts = {each.value for part in lists for each in part.elts if isinstance(each, ast.Constant)}
+    return bool(texts & wanted) and "npu" not in texts
 
 
 _DEVICE_OPTION = re.compile(r"(?:^|_)(?:device|dev)(?:$|_(?!name|count|num|map|id|type)|\d)", re.IGNORECASE)
