@@ -59,7 +59,7 @@ _TWIN = _TWINS["CUDA_VISIBLE_DEVICES"]
 _ALLOCATOR = re.compile(
     r"[\"']?(?:(?:max_split_size_mb|garbage_collection_threshold|expandable_segments):[\w.]+,?)+[\"']?"
 )
-"""What torch_npu's allocator knows; it refuses other settings."""
+"""Settings that torch_npu's allocator knows; it refuses other settings."""
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
     r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus[ =][\"']*(?:all|device=)[^\s\"',\]]*|\bnvidia-docker\b"
@@ -89,7 +89,7 @@ _OPTION = re.compile(
 """A device that a command gives a program."""
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
 _REMOVES = re.compile(r"\b(?:uninstall|remove|purge|autoremove)\b(?:\\\r?\n|[^\n;&|])*")
-"""What a command takes away, over the lines that it goes on in."""
+"""Packages that a command removes, over the lines that it goes on in."""
 _FROM_INDEX = re.compile(r"(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*[\"']?\S*/whl/(?:\S*/)?cu\d+\S*")
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
 

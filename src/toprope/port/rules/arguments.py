@@ -144,9 +144,9 @@ def _argument(file: File, node: ast.Call) -> bool:
                 file.report(DEFAULT, node, _ANY.format(option_of(node)))
             return False
         value = choices.value if choices is not None else node
-        for each in node.keywords:
-            if each.arg == "type":  # click.Choice(["cpu", "cuda"])
-                file.done(each.value)
+        kind = file.keyword(node, "type")
+        if kind is not None:  # click.Choice(["cpu", "cuda"])
+            file.done(kind.value)
     file.done(value)
     for each in ast.walk(choices.value) if choices is not None else ():
         file.done(each)

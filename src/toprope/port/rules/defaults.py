@@ -231,7 +231,7 @@ def resolve_in(
 
 
 def _above_comment(file: File, start: int, line: int, indent: str) -> int:
-    """Return where the comment begins that stands right above a statement in its column; else where its line does."""
+    """Return where the comment right above a statement begins, in the same column; else where its line does."""
     for above in range(line - 2, -1, -1):
         begin = file.source.starts[above]
         text = file.source.text[begin:start].splitlines()[0] if file.source.text[begin:start] else ""

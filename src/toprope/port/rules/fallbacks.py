@@ -93,7 +93,7 @@ def _other_branch(file: File, node: ast.Compare) -> list[ast.AST]:
 
 
 def _behind(file: File, statement: ast.If) -> list[ast.stmt]:
-    """What runs where a condition that returns did not hold."""
+    """Statements behind a condition whose branch returns."""
     if not isinstance(statement.body[-1], ast.Return):
         return []
     block = getattr(file.walk.parents[statement], "body", [])
