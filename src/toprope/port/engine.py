@@ -97,7 +97,11 @@ def _folded(findings: list[Finding]) -> list[Finding]:
     found: dict[tuple[str, str], list[Finding]] = {}
     kept = []
     for each in findings:
-        same = found.setdefault((each.rule.code, each.said), []) if each.rule.once and not each.edits else []
+        same = (
+            found.setdefault((each.rule.code, each.said), [])
+            if each.rule.once and not each.edits and not each.held_back
+            else []
+        )
         if not same:
             kept.append(each)
         same.append(each)
