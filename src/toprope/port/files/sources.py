@@ -59,6 +59,8 @@ _KERNEL = re.compile(
 _LAUNCH = re.compile(r"<<<")
 _BOUND = re.compile(r"(?:\bdef|\bimpl)\s*\(\s*\"([\w:]+)")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"", re.DOTALL)
+_NOT_CUDA = re.compile(r"!\s*[\w.]+(?:\(\)[\w.]*)*\.is_cuda\s*\(\)")
+"""What a kernel for the CPU asserts: `!input.is_cuda()`."""
 _MOST_NAMES = 4
 
 
@@ -74,7 +76,7 @@ def port_source(data: bytes, path: str, *, cuda: bool, leave: Callable[[Finding]
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     text = data.decode("utf-8", "replace")
-    code = _COMMENT.sub(_blank, text)
+    code = _NOT_CUDA.sub(_blank, _COMMENT.sub(_blank, text))
     first = _SPEAKS.search(code) or (re.search(r"\S.*", code) if cuda else None)
     if first is None:
         return ported

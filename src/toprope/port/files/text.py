@@ -20,7 +20,7 @@ __all__ = ["port_text", "text_rules", "twin_of"]
 
 _WORDS = re.compile(
     rb"cuda|nccl|torch(?:vision|audio|text)?\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
-    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d|git\+|submodules/",
+    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d|git\+|submodules/|#SBATCH",
     re.I,
 )
 _IS_CONDA = re.compile(rb"^channels:.*^dependencies:", re.M | re.S)
@@ -55,12 +55,17 @@ _INDEX = re.compile(
     r"^\s*(?P<option>(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*\S*download\.pytorch\.org/\S*cu\d+\S*)", re.I
 )
 _SET = re.compile(
-    r"(?P<name>\bCUDA_VISIBLE_DEVICES=)"
+    r"(?P<name>\b(?:CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|PYTORCH_CUDA_ALLOC_CONF))="
     r"(?P<value>\"(?:[^\"\n`$\\]|\$(?!\())*\"|'[^'\n]*'|(?:[\w.,:/@%+-]|\$\{[^}\n$`]*\}|\$\w+|\$[@*#?])*)(?=\s|;|$|&|\|)"
 )
 """A value that is taken whole: words and variables. One that a command or a sum makes is reported alone."""
 
-_TWIN = "ASCEND_RT_VISIBLE_DEVICES"
+_TWINS = {
+    "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING": "ASCEND_LAUNCH_BLOCKING",
+    "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_NPU_ALLOC_CONF",
+}
+_TWIN = _TWINS["CUDA_VISIBLE_DEVICES"]
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
     r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus[ =][\"']*(?:all|device=)\S*|\bnvidia-docker\b"
@@ -75,7 +80,7 @@ _CONTAINER = re.compile(
 """GPUs that a container, or a job of Slurm, is given; `--gpus 0` behind a program is the program's own option."""
 _RUNNER = re.compile(r"runs-on:.*\b(?:gpu|cuda|nvidia)\b.*|tags:.*\b(?:gpu|cuda)\b.*", re.I)
 _TOLD = re.compile(
-    r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|--device[ =]cuda\S*|\bcudatoolkit\b"
+    r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|\bcudatoolkit\b"
     r"|--gpus[ =][\"']*(?:all|device=)\S*|\bnvidia/cuda\b\S*|\bnvidia-docker\b|--runtime[ =]nvidia\b"
 )
 _SETTING = re.compile(
@@ -83,7 +88,7 @@ _SETTING = re.compile(
     r"(?P<value>[\"']?(?:cuda(?::\d+)?|nccl)[\"']?)\s*(?:[,;#}\]].*)?$",
     re.I,
 )
-_INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
+_INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b(?!.*\buninstall\b)")
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
 
 _Found = Iterator[tuple[Rule, int, int, tuple[Edit, ...]]]
@@ -119,7 +124,7 @@ def port_text(
         return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    if not _WORDS.search(data):
+    if not _WORDS.search(data) and not _PACKAGES.search(data.decode("utf-8", "replace")):
         return ported
     try:
         text = data.decode("utf-8")
@@ -143,9 +148,10 @@ def port_text(
                     _message(rule, text[low:high], kind, vendored=vendored),
                 )
             )
-    if kind is FileKind.CONFIG and len(findings) > 1:
-        findings[0].message = f"{findings[0].before}, and {len(findings) - 1} more in this file: {CONFIG.title}"
-        del findings[1:]
+    settings = [each for each in findings if each.rule is CONFIG]
+    if len(settings) > 1:
+        settings[0].message = f"{settings[0].before}, and {len(settings) - 1} more in this file: {CONFIG.title}"
+        findings = [each for each in findings if each.rule is not CONFIG or each is settings[0]]
     if kind is FileKind.PROJECT and path.endswith(".cfg"):
         findings = [each for each in findings if _SECTION.findall(text[: _start(text, each.line)])[-1:] in _LISTS]
     if kind is FileKind.DOCUMENT:
@@ -360,11 +366,11 @@ def _shell(line: str, start: int) -> _Found:
     for found in _SET.finditer(line):
         if _is_comment(line, found.start()):
             continue
-        at = start + found.end()
-        edits = () if f"{_TWIN}=" in line else (Edit(at, at, (f" {_TWIN}={found['value']}",)),)
-        if edits or _TWIN not in line:
-            yield SHELL, start + found.start(), at, edits
-    other = None if _SET.search(line) or _TWIN in line else re.search(r"\bCUDA_VISIBLE_DEVICES=\S*", line)
+        at, twin = start + found.end(), _TWINS[found["name"]]
+        if twin not in line:
+            yield SHELL, start + found.start(), at, (Edit(at, at, (f" {twin}={found['value']}",)),)
+    masks = any(found["name"] == "CUDA_VISIBLE_DEVICES" for found in _SET.finditer(line))
+    other = None if masks or _TWIN in line else re.search(r"\bCUDA_VISIBLE_DEVICES=\S*", line)
     if other is not None and not _is_comment(line, other.start()):
         yield SHELL, start + other.start(), start + other.end(), ()
     for found in _SMI.finditer(line):
@@ -388,7 +394,8 @@ def _image(line: str, start: int) -> _Found:
     for found in _RUNNER.finditer(line):
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
-    for found in () if re.search(r"\]\(http", line) else _named_packages(line):  # a sentence with an address
+    is_none = re.search(r"\]\(http|\buninstall\b", line)  # a sentence with an address; what is taken away
+    for found in () if is_none else _named_packages(line):
         if not _is_comment(line, found.start()) and re.search(r"\b(?:pip|conda|uv|apt(?:-get)?)\b.*install|^\s", line):
             yield PACKAGE, start + found.start(), start + found.end(), ()
     for found in _SMI.finditer(line):
@@ -412,9 +419,11 @@ def _installed(line: str, start: int) -> _Found:
 
 
 def _document(line: str, start: int) -> _Found:
+    installed = list(_installed(line, start))
     for found in _TOLD.finditer(line):
-        yield COMMAND, start + found.start(), start + found.end(), ()
-    yield from _installed(line, start)
+        if not any(low <= start + found.start() < high for _, low, high, _ in installed):
+            yield COMMAND, start + found.start(), start + found.end(), ()
+    yield from installed
 
 
 def _config(line: str, start: int) -> _Found:

@@ -104,6 +104,27 @@ DEFAULT = FAMILY.rule(
             run(**vars(parser.parse_args()))
             """
         ),
+        Example(
+            """
+            import argparse
+
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+            model.to(parser.parse_args().device)
+            args = parser.parse_args()
+            x = x.to(args.device)
+            """,
+            """
+            from toprope.device import portable
+            import argparse
+
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+            model.to(portable.resolve(parser.parse_args().device))
+            args = parser.parse_args()
+            x = x.to(portable.resolve(args.device))
+            """,
+        ),
         Example('parser.add_argument("--suffix", default="_cuda")', reported=False),
     ],
 )
@@ -129,6 +150,18 @@ def _argument(file: File, node: ast.Call) -> bool:
     return False
 
 
+@FAMILY.string("cuda", "cuda:*", "nccl")
+def _set(file: File, node: ast.Constant) -> bool:
+    """`_C.MODEL.DEVICE = "cuda"` of a module whose settings others read: resolved there, as an option is."""
+    statement = file.parent(node)
+    match statement:
+        case ast.Assign(targets=[ast.Attribute() as target], value=value) if value is node:
+            if file.project.sets(file.walk.module.node, target):
+                file.report(DEFAULT, node, "the text stays, and is resolved where it is read: the import asks for nothing")
+                return True
+    return False
+
+
 @FAMILY.node(ast.Attribute)
 def _read(file: File, node: ast.Attribute) -> bool:
     """`args.device` of an option whose default is a device, in any file of the project."""
@@ -141,12 +174,36 @@ def _read(file: File, node: ast.Attribute) -> bool:
 
 def _is_to_resolve(file: File, node: ast.AST) -> bool:
     """Return whether an option whose default is a device is read here, and not resolved yet."""
-    if not isinstance(node, ast.Attribute) or node.attr not in file.project.options:
+    if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return False
-    if not isinstance(node.ctx, ast.Load) or not _is_parsed(file, node.value):
+    is_option = node.attr in file.project.options and _is_parsed(file, node.value)
+    if not is_option and not file.project.names_setting(node):
         return False
     resolved = file.calls_runtime(file.parent(node), "resolve", "resolve_kind", "device", "name", "kind")
-    return not resolved and not file.assigned_above(node)
+    return not resolved and not file.assigned_above(node) and not _stays_compared(file, node)
+
+
+def _stays_compared(file: File, node: ast.expr) -> bool:
+    """Return whether the option is compared with names of devices, and the comparison stays.
+
+    Resolved, it would be "cuda" on CUDA alone. A program that asks for "npu" itself has a way of its own there.
+    """
+    inner: ast.AST = node
+    outer = file.parent(node)
+    while outer is not None and not isinstance(outer, ast.Compare):
+        is_text = isinstance(outer, ast.Call) and (file.is_builtin(outer.func, "str") or outer.func is inner)
+        if not is_text and not (isinstance(outer, ast.Attribute) and outer.attr in ("type", "lower", "startswith")):
+            return False
+        if isinstance(outer, ast.Attribute) and outer.attr == "startswith":
+            outer = file.parent(outer)
+            break
+        inner, outer = outer, file.parent(outer)
+    if outer is None or b"npu" in file.source.data:
+        return False
+    others = [outer.left, *outer.comparators] if isinstance(outer, ast.Compare) else getattr(outer, "args", [])
+    texts = [each for other in others if other is not inner for each in ast.walk(other) if isinstance(each, ast.Constant)]
+    named = bool(texts) and all(isinstance(each.value, str) for each in texts)
+    return named and not any(each.edits for each, place in file.places if place is outer)
 
 
 @FAMILY.node(ast.Call)
@@ -187,7 +244,7 @@ def _parses_own(file: File) -> bool:
 def _is_parsed(file: File, node: ast.expr) -> bool:
     """Return whether something holds the parsed options: by its name, or since parse_args gave it."""
     values = [each.value for each in file.bindings(node)] if isinstance(node, ast.Name) else []
-    if any(each is not None and _parses(each) for each in values):
+    if _parses(node) or any(each is not None and _parses(each) for each in values):
         return True
     computed = any(isinstance(each, ast.BinOp | ast.Subscript | ast.Constant) for each in values)  # a tensor named A
     return is_options(node) and not computed

@@ -134,6 +134,10 @@ _TWINS: dict[str, tuple[Rule, str]] = {
 }
 
 
+_OTHER_FRAMEWORK = re.compile(rb"^\s*(?:import|from)\s+(?:tensorflow|jax)\b", re.MULTILINE)
+"""Programs of TensorFlow or JAX: the variable for NPUs has no reader in them."""
+
+
 @FAMILY.node(ast.Assign)
 def _set(file: File, node: ast.Assign) -> bool:
     for target in node.targets:
@@ -144,6 +148,8 @@ def _set(file: File, node: ast.Assign) -> bool:
             continue
         rule, twin = _TWINS[name]
         file.done(target.slice)
+        if rule is MASK and _OTHER_FRAMEWORK.search(file.source.data) and b"torch" not in file.source.data:
+            continue
         if any(isinstance(each, ast.Subscript) and _is_text(each.slice, twin) for each in node.targets):
             continue
         quote = file.text(target.slice)[-1]

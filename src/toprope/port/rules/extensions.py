@@ -38,6 +38,7 @@ IMPORTED = FAMILY.rule(
         Example("import fastcudnnlib"),
         Example("from raymarchingcuda.ops import march"),
         Example("from diff_surfel_rasterization import GaussianRasterizer"),
+        Example('import importlib\n\nops = importlib.import_module("my_ops_cuda")\n'),
         Example("from utils.cuda_tools import timer", reported=False),
         Example("from rasterio import open as open_raster", reported=False),
         Example("from torch import cuda", reported=False),
@@ -161,6 +162,8 @@ def _binary(file: File, module: str, name: str, *, from_import: bool, own: bool)
     """The name of the binary module that an import brings; "" where it brings none."""
     last = module.rpartition(".")[2]
     names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
+    if from_import and f"{last}.{name}" in file.project.assigned:
+        return ""  # a name that a file of the project gives a value: `_C = CfgNode()`
     names = [each for each in names if each not in file.project.modules]
     for each in names:
         if each in file.context.extensions or each in _KNOWN_BINARY or _RASTERIZER.fullmatch(each):
@@ -179,13 +182,35 @@ def _own(file: File, name: str) -> bool:
     return name in file.project.modules
 
 
-def _report(file: File, node: ast.Import | ast.ImportFrom, name: str) -> None:
-    found = for_module(name) or next(iter(for_kernels(name)), None)
-    if found is None and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
+@FAMILY.call("importlib.import_module", "__import__")
+def _loaded(file: File, node: ast.Call) -> bool:
+    """`importlib.import_module("my_ops_cuda")`."""
+    first = node.args[0] if node.args else None
+    name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+    if name and not name.startswith(".") and name.partition(".")[0] not in {*_OTHERS, *_PLUGINS}:
+        module, _, last = name.rpartition(".")
+        binary = _binary(file, module, last, from_import=False, own=_own(file, name.partition(".")[0]))
+        if binary:
+            _report(file, node, binary)
+    return False
+
+
+def _report(file: File, node: ast.stmt | ast.Call, name: str) -> None:
+    used = " ".join(_used(file, node))
+    found = for_module(name) or next(iter(for_kernels(name)), None) or next(iter(for_kernels(used)), None)
+    if found is None and not used and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
         found = next(iter(for_kernels(file.context.sources)), None)
     built = " (the project builds it)" if name in file.context.extensions else ""
     known = f"known to replace it: {found.text}" if found is not None else "nothing is known to replace it"
     file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {known}")
+
+
+def _used(file: File, node: ast.stmt | ast.Call) -> list[str]:
+    """The names that a file uses of a module that it imports: `_C.roi_align_forward`."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return []
+    reads = [file.parent(use) for each in node.names for use in file.reads(each.asname or each.name, node)]
+    return list(dict.fromkeys(each.attr for each in reads if isinstance(each, ast.Attribute)))
 
 
 @FAMILY.node(ast.FunctionDef)

@@ -10,7 +10,7 @@ from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
 
-FAMILY = Family("frameworks", "Training frameworks", words=[b"ExecutionProvider", b"accelerator", b"gpus"])
+FAMILY = Family("frameworks", "Training frameworks", words=[b"ExecutionProvider", b"accelerator", b"gpus", b"ray"])
 
 ACCELERATOR = FAMILY.rule(
     "TR104",
@@ -97,6 +97,70 @@ GPUS = FAMILY.rule(
         ),
     ],
 )
+
+
+RESOURCE = FAMILY.rule(
+    "TR104c",
+    Kind.REVIEW,
+    '@ray.remote(num_gpus=1), bundles {"GPU": 1}, ray.get_gpu_ids(): what Ray calls a GPU',
+    why="""Ray counts GPUs under the resource "GPU" and NPUs under "NPU", for which it has no argument of its own:
+    resources={"NPU": 1}. On a machine without GPUs an actor or a placement group that asks for them waits for ever.
+    ray.get_gpu_ids() is empty there; get_runtime_context().get_accelerator_ids()["NPU"] is not.""",
+    source="Ray's documentation of accelerators",
+    examples=[
+        Example(
+            """
+            import ray
+
+            @ray.remote(num_gpus=1)
+            class Worker:
+                pass
+
+            bundles = [{"GPU": 1, "CPU": 1}]
+            print(ray.get_gpu_ids())
+            """
+        ),
+        Example(
+            """
+            import ray
+
+            @ray.remote(num_gpus=0)
+            def count():
+                pass
+            """,
+            reported=False,
+        ),
+        Example('run(num_gpus=1, sizes={"GPU": 1})', reported=False),
+    ],
+)
+
+
+def _has_ray(file: File) -> bool:
+    found = (each.imported or "" for bindings in file.walk.module.bindings.values() for each in bindings)
+    return any(each.partition(".")[0] == "ray" for each in found)
+
+
+@FAMILY.keyword("num_gpus")
+def _asked_of_ray(file: File, node: ast.keyword) -> bool:
+    is_none = isinstance(node.value, ast.Constant) and not node.value.value
+    if _has_ray(file) and not is_none and not any(each.rule is RESOURCE for each in file.findings):
+        file.report(RESOURCE, node, f'{file.text(node)}: Ray counts NPUs as the resource "NPU": resources={{"NPU": 1}}')
+    return False
+
+
+@FAMILY.string("GPU")
+def _bundle(file: File, node: ast.Constant) -> bool:
+    around = file.parent(node)
+    is_key = isinstance(around, ast.Dict) and node in around.keys
+    if is_key and _has_ray(file) and not any(each.rule is RESOURCE for each in file.findings):
+        file.report(RESOURCE, node, 'Ray counts NPUs as the resource "NPU"')
+    return False
+
+
+@FAMILY.call("ray.get_gpu_ids")
+def _numbers_of_ray(file: File, node: ast.Call) -> bool:
+    file.report(RESOURCE, node)
+    return False
 
 
 PROVIDER = FAMILY.rule(
