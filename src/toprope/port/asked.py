@@ -72,9 +72,11 @@ def answers_of(tree: ast.Module) -> Answers:
             owner = around if isinstance(around, ast.ClassDef) else None
             called = owner.name if owner is not None and function.name == "__init__" else function.name
             names = _names(function, owner)
-            parents = {inner: outer for outer in ast.walk(function) for inner in ast.iter_child_nodes(outer)}
-            for name, tests in _asked(function).items():
-                compared |= {(called, each) for each in names.get(name, ())}
+            asked = _asked(function)
+            parents = _parents(function) if asked else {}
+            for name, tests in asked.items():
+                if any(_is_equality(each) for each in tests):
+                    compared |= {(called, each) for each in names.get(name, ())}
                 if any(_decides(function, each, parents) for each in tests if _stays(function, name, each)):
                     decided |= {(called, each) for each in names.get(name, ())}
             for name, target in _handed(function):
@@ -82,7 +84,7 @@ def answers_of(tree: ast.Module) -> Answers:
             kept = list(_kept(function)) if owner is not None and function.name == "__init__" else []
             if owner is None or not kept:
                 continue
-            parents = {inner: outer for outer in ast.walk(owner) for inner in ast.iter_child_nodes(outer)}
+            parents = _parents(owner)
             tests_of, handed_by = _asked(owner), list(_handed(owner))
             for name, attribute in kept:
                 own = tests_of.get(f"self.{attribute}", [])
@@ -91,6 +93,20 @@ def answers_of(tree: ast.Module) -> Answers:
                 targets = [target for one, target in handed_by if one == f"self.{attribute}"]
                 handed |= {((called, each), target) for target in targets for each in names.get(name, ())}
     return Answers(frozenset(compared), frozenset(decided), frozenset(handed))
+
+
+def _parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
+    return {inner: outer for outer in ast.walk(tree) for inner in ast.iter_child_nodes(outer)}
+
+
+def _is_equality(test: ast.AST) -> bool:
+    """Return whether a name itself is compared with "cuda", or matched: another text gives another answer."""
+    match test:
+        case ast.Compare(left=ast.Name()):
+            return True
+        case ast.Compare(left=ast.Constant(), ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Name()]):
+            return True
+    return isinstance(test, ast.Match)
 
 
 def _names(function: _Function, owner: ast.ClassDef | None) -> dict[str, list[str | int]]:

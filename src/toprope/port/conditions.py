@@ -23,6 +23,7 @@ from toprope.port.finding import Finding
 from toprope.port.opened import Opened, block_behind, is_negative, opened_by
 from toprope.port.places import device_name
 from toprope.port.rule import Kind
+from toprope.port.scripted import is_outside
 
 __all__ = ["guards", "hold_back"]
 
@@ -166,11 +167,10 @@ def _decided_elsewhere(file: File, elsewhere: Mapping[str, str]) -> str:
     given = {key.removeprefix(DECIDES): place for key, place in elsewhere.items() if key.startswith(DECIDES)}
     for node in file.walk.scopes if given else ():
         if isinstance(node, ast.Call):
-            function = node.func
-            name = (file.dotted(function) or "").rpartition(".")[2]
-            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-                name = name or function.attr
-            if name in given:
+            full = file.dotted(node.func) or ""
+            by_star = not full and isinstance(node.func, ast.Name) and not file.bindings(node.func)
+            name = node.func.id if by_star else full.rpartition(".")[2]  # type: ignore[attr-defined]
+            if name in given and not is_outside(full, file.project.modules):
                 return f"{name}() of {given[name]}"
     return ""
 

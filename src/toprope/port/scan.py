@@ -282,6 +282,20 @@ def _once(ported: Ported, said: set[str]) -> Ported:
     return ported
 
 
+def _beside(path: Path) -> bytes:
+    """The CUDA source that a header or a binding belongs to: of the same name, in its folder or in `cuda` in it."""
+    stem = path.stem.removesuffix("_cuda").removesuffix("_gpu")
+    for folder in (path.parent, path.parent / "cuda"):
+        for name in (f"{stem}.cu", f"{stem}_cuda.cu", f"{stem}_kernel.cu", f"{stem}_cuda_kernel.cu", f"{stem}_gpu.cu"):
+            source = folder / name
+            try:
+                if source != path and source.is_file():
+                    return source.read_bytes()[:MOST_BYTES]
+            except OSError:
+                continue
+    return b""
+
+
 def _look(data: bytes, foreign: frozenset[str], choice: Choice, project: Project, context: Context) -> Ported:
     return port(data, project=project, leave=choice.leaves, context=context, foreign=foreign)
 
@@ -309,7 +323,8 @@ def _one(
         return Ported(name, data, data, lines=data.count(b"\n"))
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
         vendored = bool(modules)
-        ported = port_text(data, name, kind, choice.leaves, vendored=vendored)
+        beside = _beside(path) if kind in (FileKind.CUDA, FileKind.CPP) else b""
+        ported = port_text(data, name, kind, choice.leaves, vendored=vendored, beside=beside)
         twin = path.with_name(ported.companion[0]) if ported.companion is not None else None
         if twin is not None and twin.is_file():
             ported = port_text(data, name, kind, choice.leaves, has_twin=True, vendored=vendored)

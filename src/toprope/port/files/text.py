@@ -107,6 +107,7 @@ def port_text(
     *,
     has_twin: bool = False,
     vendored: bool = False,
+    beside: bytes = b"",
 ) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
@@ -117,11 +118,12 @@ def port_text(
         leave: says of a finding that it is not wanted.
         vendored: whether ported code calls the vendored file, which runs with older releases of torch than toprope.
         has_twin: whether the list for NPUs (`twin_of`) of a list of requirements is there already.
+        beside: the CUDA source of the same name, for a header or a binding.
     """
     if kind is FileKind.CONFIG and _IS_CONDA.search(data):
         kind = FileKind.ENVIRONMENT
     if kind in (FileKind.CUDA, FileKind.CPP):
-        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
+        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave, beside=beside)
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     if not _WORDS.search(data) and not _PACKAGES.search(data.decode("utf-8", "replace")):
@@ -332,7 +334,9 @@ def _packages(line: str, start: int) -> _Found:
 def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
     """Versions of torch: in lists and tables, and in commands that install it."""
     if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line):
-        for low, high in old_pins(line, vendored=vendored):
+        pins = list(old_pins(line, vendored=vendored))
+        is_list = kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT)
+        for low, high in pins if is_list else pins[:1]:  # one line for a command: torch comes before torchvision
             if not _is_comment(line, low):
                 name = re.split(r"\W", line[low:high], maxsplit=1)[0]
                 first = ".".join(map(str, needed(name, vendored=vendored)))

@@ -154,7 +154,31 @@ def _set(file: File, node: ast.Assign) -> bool:
             continue
         quote = file.text(target.slice)[-1]
         twins = f"{file.text(target.value)}[{quote}{twin}{quote}]"
-        file.report(rule, target, edits=file.replace(target, target.value, "[", target.slice, f"] = {twins}"))
+        held = "CUDA's own value is put back here: the NPUs' variable has another one" if _is_put_back(file, node, name) else ""
+        edits = file.replace(target, target.value, "[", target.slice, f"] = {twins}")
+        file.report(rule, target, edits=edits, held_back=held)
+    return False
+
+
+def _is_put_back(file: File, node: ast.Assign, name: str) -> bool:
+    """Return whether the function puts the variable's own value back: no other variable may be given that."""
+    scope = file.scope(node)
+    sets = [
+        each for each in file.walk.parents if isinstance(each, ast.Assign) and file.scope(each) is scope
+        and any(isinstance(target, ast.Subscript) and _is_text(target.slice, name) for target in each.targets)
+    ]  # fmt: skip
+    return any(_is_of(file, each.value, name) for each in sets)
+
+
+def _is_of(file: File, node: ast.expr, name: str, depth: int = 2) -> bool:
+    """Return whether a value is read from a variable."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.expr) and _is_text(each, name):
+            return True
+        if isinstance(each, ast.Name) and depth:
+            values = [binding.value for binding in file.bindings(each)]
+            if any(value is not None and _is_of(file, value, name, depth - 1) for value in values):
+                return True
     return False
 
 
