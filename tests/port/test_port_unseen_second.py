@@ -288,6 +288,28 @@ def test_an_option_that_is_compared_with_other_kinds_is_not_resolved_there():
     assert "portable" not in after
 
 
+def test_an_attribute_of_options_that_another_file_compares_stays(tmp_path):
+    """The weights stayed on the CPU behind `args.RUN_DEVICE == "cuda"`, and the state went to the NPU."""
+    model = """
+        import torch
+
+        def load(args, w):
+            if args.RUN_DEVICE == "cuda":
+                w = w.cuda()
+            return w, torch.zeros(2, device=args.RUN_DEVICE)
+    """
+    chat = """
+        from model import load
+        from types import SimpleNamespace
+
+        args = SimpleNamespace()
+        args.RUN_DEVICE = "cuda"
+        load(args, w)
+    """
+    after, _ = project(tmp_path, model=model, chat=chat)
+    assert "portable" not in after["chat"]
+
+
 def test_a_decision_that_stays_in_one_file_holds_for_the_files_that_ask_it(tmp_path):
     misc = """
         import torch
@@ -322,7 +344,7 @@ def test_a_function_that_another_file_scripts_by_another_name_is_left(tmp_path):
         "import helper as h\nfor each in (h.f, len):\n    torch.jit.script(each)\n",
         "from helper import f\nwanted = torch.jit.script if fast else same\ny = wanted(f)\n",
         "from helper import f\ndef jit_of(fn):\n    return torch.jit.script(fn)\ny = jit_of(f)\n",
-        "from helper import f\nimport functools\nscript = functools.partial(torch.jit.script, optimize=True)\nscript(f)\n",
+        "from helper import f\nimport functools\ng = functools.partial(torch.jit.script, optimize=True)\ng(f)\n",
     ):
         after, _ = project(tmp_path, helper=fn, main="import torch\n" + use)
         assert after["helper"] == fn, use
@@ -428,7 +450,10 @@ def test_what_the_compiler_refuses_is_refused_by_this_torch():
     """The list in port/scripted.py is of torch.jit.frontend: each of these is an error there."""
     bodies = ["import json", "yield x", "try:\n  pass\n except ValueError:\n  pass", "f = lambda y: y", "global z",
               "def g(): pass", "class C: pass", "y = {1}", "(y := x)"]  # fmt: skip
-    programs = [f"def f(x):\n {each}\n return x\n" for each in bodies] + ["def f(*x):\n return x\n", "def f(**x): return x\n"]
+    programs = [f"def f(x):\n {each}\n return x\n" for each in bodies] + [
+        "def f(*x):\n return x\n",
+        "def f(**x): return x\n",
+    ]
     program = (
         "import torch, json\nfrom torch.jit.frontend import NotSupportedError\n"
         "import linecache\n"
@@ -436,7 +461,7 @@ def test_what_the_compiler_refuses_is_refused_by_this_torch():
         "    name = f'<p{number}>'\n"
         "    linecache.cache[name] = (len(text), None, text.splitlines(True), name)\n"
         "    space = {}\n    exec(compile(text, name, 'exec'), space)\n"
-        "    try:\n        torch.jit.script(space['f'])\n    except (NotSupportedError, RuntimeError, torch.jit.frontend.FrontendError):\n"
+        "    try:\n        torch.jit.script(space['f'])\n    except (NotSupportedError, RuntimeError):\n"
         "        continue\n    print('compiled', text)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
@@ -629,7 +654,9 @@ def test_a_hint_on_attention_says_what_is_in_the_way(between, result, wanted):
 # Other files
 
 
-@pytest.mark.parametrize("name", ["apex", "cupy", "faiss-gpu", "tensorflow-gpu", "pynvml", "mamba-ssm", "transformer-engine"])
+@pytest.mark.parametrize(
+    "name", ["apex", "cupy", "faiss-gpu", "tensorflow-gpu", "pynvml", "mamba-ssm", "transformer-engine"]
+)
 def test_a_package_that_no_other_word_stands_next_to_was_silent(name):
     done = port_text(f"numpy\n{name}\n".encode(), "requirements.txt", FileKind.REQUIREMENTS)
     assert [each.rule.code for each in done.findings] == ["TR106"]
@@ -649,9 +676,9 @@ def test_other_variables_of_cuda_have_their_twin_in_shell_scripts():
 def test_a_pin_in_a_configuration_was_called_a_device():
     text = b"Parameters:\n  install: pip install torch==2.1.0 torchvision==0.15\ndevice: cuda\nbackend: nccl\n"
     done = port_text(text, "a.yml", FileKind.CONFIG)
-    assert [each.rule.code for each in done.findings] == ["TR106c", "TR106c", "TR110a"]
-    assert "torch==2.1.0" not in done.findings[2].said
-    assert "1 more" in done.findings[2].said
+    assert [each.rule.code for each in done.findings] == ["TR106c", "TR110a"]
+    assert "torch==2.1.0" not in done.findings[1].said
+    assert "1 more" in done.findings[1].said
 
 
 def test_a_word_of_a_document_is_said_once():

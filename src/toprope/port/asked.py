@@ -11,36 +11,40 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Answers", "Argument", "answers_of", "closure", "is_one_device"]
+__all__ = ["OTHERS", "Answers", "Argument", "answers_of", "closure", "is_one_device", "option_of"]
 
 Argument = tuple[str, str | int]
 """A function, method or class by its name, with an argument by its name or its place."""
+
+OTHERS = frozenset({"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"})
+"""Kinds of accelerators next to CUDA, as devices are named after them."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _OF_OTHERS = {"to", "cuda", "get", "format", "append", "update", "join", "print", "str", "isinstance", "getattr"}
 """Methods and functions that the names of others would be taken for."""
 _ONE_DEVICE = re.compile(r"(?:^|_)(?:dev|device|map_location)(?:$|_(?:name|str|string|text|spec|id|in_use)$)", re.I)
-_OTHER_KINDS = {"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "hip"}
 _MAY_BE_DEVICE = re.compile(r"dev|cuda|gpu|provider|accel|location|where|place", re.IGNORECASE)
 _DEVICES = re.compile(r"(?:cuda|cpu|mps|npu|xpu)(?::\d+)?|\w+ExecutionProvider")
 _OF_THE_RUN = {"autocast", "GradScaler", "print", "info", "debug", "warning", "synchronize", "empty_cache"}
-"""What is only switched on for CUDA: no tensor is on another device without it."""
+"""Calls that only switch something on for CUDA: no tensor is on another device without them."""
 _DTYPE = re.compile(r"dtype|\.(?:b?float|half|double|int|long|u?int)\d*$")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What functions of a file ask of the text of an argument.
+    """Questions that the functions of a file ask about the text of an argument.
 
     Attributes:
         compared: arguments that are compared with "cuda".
         decided: those whose answer says where tensors are, or has no way for other devices.
         handed: arguments that are handed on to another function, with that function's.
+        settings: attributes of options and their like (`args.run_device`) that decide in the same way.
     """
 
     compared: frozenset[Argument] = frozenset()
     decided: frozenset[Argument] = frozenset()
     handed: frozenset[tuple[Argument, Argument]] = frozenset()
+    settings: frozenset[str] = frozenset()
 
 
 def is_one_device(name: str) -> bool:
@@ -48,7 +52,19 @@ def is_one_device(name: str) -> bool:
     return bool(_ONE_DEVICE.search(name.strip("_")))
 
 
-def closure(decided: Iterable[frozenset[Argument]], handed: Iterable[frozenset[tuple[Argument, Argument]]]) -> frozenset[Argument]:
+def option_of(call: ast.Call) -> str:
+    """The attribute that `add_argument("-d", "--dist-backend")` gives to what is parsed; "" where that is not known."""
+    for each in call.keywords:
+        if each.arg == "dest":
+            return str(each.value.value) if isinstance(each.value, ast.Constant) else ""
+    names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+    name = next((each for each in names if each.startswith("--")), names[0] if names else "")
+    return name.lstrip("-").replace("-", "_")
+
+
+def closure(
+    decided: Iterable[frozenset[Argument]], handed: Iterable[frozenset[tuple[Argument, Argument]]]
+) -> frozenset[Argument]:
     """Return the arguments that decide, also through the functions that they are handed on to."""
     found = frozenset[Argument]().union(*decided)
     pairs = frozenset[tuple[Argument, Argument]]().union(*handed)
@@ -77,7 +93,7 @@ def answers_of(tree: ast.Module) -> Answers:
             for name, tests in asked.items():
                 if any(_is_equality(each) for each in tests):
                     compared |= {(called, each) for each in names.get(name, ())}
-                if any(_decides(function, each, parents) for each in tests if _stays(function, name, each)):
+                if any(_decides(each, name, parents) for each in tests if _stays(function, name, each)):
                     decided |= {(called, each) for each in names.get(name, ())}
             for name, target in _handed(function):
                 handed |= {((called, each), target) for each in names.get(name, ())}
@@ -88,11 +104,35 @@ def answers_of(tree: ast.Module) -> Answers:
             tests_of, handed_by = _asked(owner), list(_handed(owner))
             for name, attribute in kept:
                 own = tests_of.get(f"self.{attribute}", [])
-                if any(_decides(owner, each, parents) for each in own if _stays(owner, attribute, each)):
+                if any(_decides(each, f"self.{attribute}", parents) for each in own if _stays(owner, attribute, each)):
                     decided |= {(called, each) for each in names.get(name, ())}
                 targets = [target for one, target in handed_by if one == f"self.{attribute}"]
                 handed |= {((called, each), target) for target in targets for each in names.get(name, ())}
-    return Answers(frozenset(compared), frozenset(decided), frozenset(handed))
+    asked = {name: tests for name, tests in _asked(tree).items() if name.startswith(".")}
+    parents = _parents(tree) if asked else {}
+    of_two = set(_of_two_kinds(tree)) if asked else set()
+    settings = set()
+    for name, tests in asked.items():
+        attribute = name.removeprefix(".")
+        if attribute not in of_two and any(
+            _decides(each, name, parents) for each in tests if _stays(tree, attribute, each)
+        ):
+            settings.add(attribute)
+    return Answers(frozenset(compared), frozenset(decided), frozenset(handed), frozenset(settings))
+
+
+def _of_two_kinds(tree: ast.AST) -> Iterator[str]:
+    """The options whose choices are "cuda" and "cpu": a comparison with "cuda" is converted."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
+            given = next((each.value for each in call.keywords if each.arg == "choices"), None)
+            texts = (
+                {each.value for each in given.elts if isinstance(each, ast.Constant)}
+                if isinstance(given, ast.List | ast.Tuple)
+                else set()
+            )
+            if texts in ({"cuda"}, {"cuda", "cpu"}):
+                yield option_of(call)
 
 
 def _parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
@@ -144,12 +184,15 @@ def _is_cuda(node: ast.AST) -> bool:
 
 
 def _text_of(node: ast.expr) -> str:
-    """The name whose text a node is: `device`, `str(device)`, `device.lower()`; "self.x" for an attribute of self."""
+    """The name whose text a node is: `device`, `str(device)`, `device.lower()`.
+
+    It is "self.x" for an attribute of self, ".x" for one of something else.
+    """
     match node:
         case ast.Name(id=name):
             return name
-        case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            return f"self.{name}"
+        case ast.Attribute(value=ast.Name(id=holder), attr=name) if name not in ("type", "device_type"):
+            return f"self.{name}" if holder == "self" else f".{name}"
         case ast.Call(func=ast.Name(id="str"), args=[inner]):
             return _text_of(inner)
         case ast.Call(func=ast.Attribute(value=inner, attr="lower" | "strip" | "split"), args=_):
@@ -166,11 +209,13 @@ def _stays(function: ast.AST, name: str, test: ast.AST) -> bool:
     )
     if not is_in or not is_one_device(name.removeprefix("self.")):
         return True
-    texts = {each.value for each in ast.walk(function) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
-    return any(each.partition(":")[0] in _OTHER_KINDS for each in texts)
+    texts = {
+        each.value for each in ast.walk(function) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    }
+    return any(each.partition(":")[0] in OTHERS for each in texts)
 
 
-def _decides(function: ast.AST, test: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+def _decides(test: ast.AST, name: str, parents: dict[ast.AST, ast.AST]) -> bool:
     """Return whether what a comparison chooses says where tensors are, or where there is no way for other devices."""
     if isinstance(test, ast.Match):
         return any(map(_places, test.cases))
@@ -183,12 +228,18 @@ def _decides(function: ast.AST, test: ast.AST, parents: dict[ast.AST, ast.AST]) 
         return False
     is_equal = not isinstance(test, ast.Compare) or isinstance(test.ops[0], ast.Eq | ast.In)
     others: list[ast.stmt] = outer.orelse if is_equal else outer.body
-    if any(map(_places, (*outer.body, *outer.orelse))) or any(map(_refuses, others)):
+    statements = [each for each in (*outer.body, *outer.orelse) if not _sets(each, name)]
+    if any(map(_places, statements)) or any(map(_refuses, others)):
         return True
     last = outer
     while len(last.orelse) == 1 and isinstance(last.orelse[0], ast.If):
         last = last.orelse[0]
     return not last.orelse and last is not outer and any(map(_binds, outer.body))
+
+
+def _sets(statement: ast.stmt, name: str) -> bool:
+    """Return whether a statement gives the name itself another text: `if d == "cuda" and ...: d = "cpu"`."""
+    return isinstance(statement, ast.Assign) and any(_text_of(each) == name for each in statement.targets)
 
 
 def _binds(statement: ast.AST) -> bool:
@@ -238,5 +289,7 @@ def _kept(function: _Function) -> Iterator[tuple[str, str]]:
     """The parameters that a class keeps as they are, with the attributes."""
     for node in ast.walk(function):
         match node:
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=attribute)], value=ast.Name(id=name)):
+            case ast.Assign(
+                targets=[ast.Attribute(value=ast.Name(id="self"), attr=attribute)], value=ast.Name(id=name)
+            ):
                 yield name, attribute

@@ -170,6 +170,9 @@ def _looked_up(file: File, node: ast.expr) -> str:
     if is_argument(file, node):
         return f"{LOOKED_UP}an argument of a command line in line {node.lineno}"
     match outer:
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=holder), attr=name)]) if name in file.project.settings:
+            if holder != "self":
+                return f'{LOOKED_UP}compared with "cuda" where the program decides by it where tensors are'
         case ast.Subscript(value=value, slice=ast.Slice() | ast.Constant(value=int())) if value is inner:
             return f"{LOOKED_UP}cut by position in line {outer.lineno}: the names of other devices are shorter"
         case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):

@@ -15,7 +15,7 @@ __all__ = ["missing_requirement"]
 _LISTS = (FileKind.REQUIREMENTS, FileKind.PROJECT, FileKind.ENVIRONMENT)
 _NAMED = re.compile(rb"(?<![\w.-])toprope(?![\w.-])")
 _ASKS = re.compile(rb"install_requires|dependencies|\[packages\]")
-"""What a file of a project has that says what it needs; a setup.cfg may have the settings of tools alone."""
+"""Words of a list of requirements; a setup.cfg may have the settings of tools alone."""
 _IMPORTS = RUNTIME.rpartition(".")[0].encode()
 
 

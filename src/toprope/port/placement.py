@@ -216,7 +216,7 @@ class Tree:
                 importer.flat |= root == importer.folder == facts.folder
 
     def _may_be_own(self, importer: _Facts, parts: list[str], root: Path) -> bool:
-        """Return whether a name can be a folder of the project: `import ray` in `trainer/ray` is Ray, a package of others.
+        """Return whether a name can be a folder of the project: `import ray` in `trainer/ray` is the installed Ray.
 
         A folder inside a package is on the path of those alone that import a file of it by its name.
         """

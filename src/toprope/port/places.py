@@ -14,9 +14,9 @@ from toprope.port.scripted import is_outside
 
 __all__ = [
     "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for",
-    "index_name", "index_name_of", "is_argument", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed",
-    "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "texts_of",
-    "use",
+    "index_name", "index_name_of", "is_argument", "is_asked_about", "is_card", "is_constant_cuda", "is_index",
+    "is_listed", "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said",
+    "texts_of", "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")

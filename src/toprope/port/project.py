@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from toprope.port.asked import Argument, answers_of, closure, is_one_device
+from toprope.port.asked import OTHERS, Argument, answers_of, closure, is_one_device, option_of
 from toprope.port.reexports import Exports, exports_of, together
 from toprope.port.script_reach import reached
 from toprope.port.scripted import Scripts, full_name, imports_of, scripts_of
@@ -20,15 +20,13 @@ __all__ = [
 WORDS = re.compile(
     rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
+    rb"|[\"']cuda[\"']\s+(?:not\s+)?in\b|startswith\(\s*[\"']cuda"
     rb"|default\s*=\s*[\"'](?:cuda|nccl)|help\s*=[^\n]*\bcuda\b|(?m:^\w+(?:\.\w+)+\s*=\s*[\"'](?:cuda|nccl))|(?m:^_C\s*=)|choices\s*=\s*[\[({][^\])}]*[\"']cuda|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
 default is a device, torch through another file, TorchScript."""
-
-OTHERS = frozenset({"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"})
-"""Kinds of accelerators next to CUDA, as devices are named after them."""
 
 Fingerprint = tuple[tuple[str, int], ...]
 """The functions of a file with their lines."""
@@ -80,6 +78,7 @@ class Facts:
             "cuda".
         decided: those of them whose answer says where tensors are, or has no way for other devices.
         handed: arguments of functions that are handed on to another function, with that function's.
+        settings: attributes of options and their like that are compared and decide in the same way.
         options: options of the command line that may be "cuda" or "nccl", as attributes of what is parsed, and
             attributes that a module gives such a text ("DEVICE" of `cfg.DEVICE`, "MODEL.DEVICE" of `cfg.MODEL.DEVICE`).
         read: attributes of what holds parsed options, by its name, that it reads.
@@ -93,6 +92,7 @@ class Facts:
     compared: frozenset[Argument] = frozenset()
     decided: frozenset[Argument] = frozenset()
     handed: frozenset[tuple[Argument, Argument]] = frozenset()
+    settings: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     exports: Exports = field(default_factory=Exports)
@@ -111,6 +111,7 @@ class Project:
         scripted_in: the same of each file, by its fingerprint.
         compared: functions and their arguments that are compared with "cuda".
         decided: those whose answer says where tensors are, also through other functions that they are handed on to.
+        settings: attributes of options and their like whose comparison with "cuda" decides in the same way.
         options: options of the command line that may be "cuda" or "nccl", and attributes that a module gives it.
         unread: those of them that no file reads by such a name.
         exports: the names of torch that can be imported from each module, by the module's last name.
@@ -124,6 +125,7 @@ class Project:
     scripted_in: Mapping[Fingerprint, frozenset[str]] = field(default_factory=dict)
     compared: frozenset[Argument] = frozenset()
     decided: frozenset[Argument] = frozenset()
+    settings: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -214,6 +216,7 @@ def project_of(
     project = Project(
         classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports, kinds=kinds,
         decided=closure((each.decided for each in facts), (each.handed for each in facts)),
+        settings=frozenset(name for each in facts for name in each.settings),
         assigned=frozenset(f"{name}.{one}" for name, each in zip(names, facts, strict=False) for one in each.assigned),
     )  # fmt: skip
     if not any(each.scripts.compiles for each in facts):
@@ -221,11 +224,11 @@ def project_of(
     modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))
     places = zip_longest(names, folders, facts, fillvalue="")
     files = [(name, folder, each.scripts) for name, folder, each in places if isinstance(each, Facts)]
-    found = reached(files, modules_of_torch, project.modules)
+    reach = reached(files, modules_of_torch, project.modules)
     scripted_in: dict[Fingerprint, frozenset[str]] = {}
-    for (_, _, scripts), compiled in zip(files, found, strict=True):
+    for (_, _, scripts), compiled in zip(files, reach, strict=True):
         scripted_in[scripts.fingerprint] = scripted_in.get(scripts.fingerprint, frozenset()) | compiled
-    return replace(project, scripted=frozenset().union(*found), scripted_in=scripted_in)
+    return replace(project, scripted=frozenset[str]().union(*reach), scripted_in=scripted_in)
 
 
 def facts_of(tree: ast.Module) -> Facts:
@@ -245,8 +248,8 @@ def facts_of(tree: ast.Module) -> Facts:
     kinds = frozenset(filter(None, map(_of_kinds, ast.walk(tree))))
     answers = answers_of(tree)
     return Facts(
-        classes, scripts_of(tree), answers.compared, answers.decided, answers.handed, options, read, exports_of(tree),
-        kinds, frozenset(_assigned(tree)),
+        classes, scripts_of(tree), answers.compared, answers.decided, answers.handed, answers.settings, options, read,
+        exports_of(tree), kinds, frozenset(_assigned(tree)),
     )  # fmt: skip
 
 
@@ -255,16 +258,6 @@ def _assigned(tree: ast.Module) -> Iterator[str]:
         for target in statement.targets if isinstance(statement, ast.Assign) else ():
             if isinstance(target, ast.Name) and (target.id == "_C" or target.id.endswith("_ext")):
                 yield target.id
-
-
-def option_of(call: ast.Call) -> str:
-    """The attribute that `add_argument("-d", "--dist-backend")` gives to what is parsed; "" where that is not known."""
-    for each in call.keywords:
-        if each.arg == "dest":
-            return str(each.value.value) if isinstance(each.value, ast.Constant) else ""
-    names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
-    name = next((each for each in names if each.startswith("--")), names[0] if names else "")
-    return name.lstrip("-").replace("-", "_")
 
 
 def is_options(node: ast.expr) -> bool:
@@ -278,23 +271,35 @@ def _defaulted(node: ast.AST) -> str:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
     given = {each.arg: each.value for each in node.keywords}
-    default = given.get("default")
+    default, name = given.get("default"), option_of(node)
     text = default.value if isinstance(default, ast.Constant) else None
     if isinstance(text, str) and text.partition(":")[0] in ("cuda", "nccl"):
-        return option_of(node)
-    choices = {each.value for each in ast.walk(given["choices"]) if isinstance(each, ast.Constant)} & {"cuda"} if "choices" in given else set()
-    says = isinstance(given.get("help"), ast.Constant) and re.search(r"\bcuda\b", str(given["help"].value)) is not None  # type: ignore[attr-defined]
-    named = is_one_device(option_of(node)) and text in (None, "cpu", "auto", "")
-    return option_of(node) if (choices and text in (None, "cpu", "auto")) or (says and named and "default" in given) else ""
+        return name
+    if text not in (None, "", "cpu", "auto"):
+        return ""
+    choices = (
+        {each.value for each in ast.walk(given["choices"]) if isinstance(each, ast.Constant)}
+        if "choices" in given
+        else set()
+    )
+    if "cuda" in choices and "npu" not in choices:  # with "npu" among them the program has a way of its own
+        return name
+    said = given.get("help")
+    says = isinstance(said, ast.Constant) and re.search(r"\bcuda\b", str(said.value)) is not None
+    return name if says and not choices and default is not None and is_one_device(name) else ""
 
 
 def settings_of(tree: ast.Module) -> Iterator[str]:
     """Attributes that a module gives the name of a device for others to read: "MODEL.DEVICE" of `_C.MODEL.DEVICE`."""
     for statement in tree.body:
         match statement:
-            case ast.Assign(targets=[ast.Attribute(value=holder, attr=name) as target], value=ast.Constant(value=str(text))):
+            case ast.Assign(
+                targets=[ast.Attribute(value=holder, attr=name) as target], value=ast.Constant(value=str(text))
+            ):
                 is_backend = text == "nccl" and name.lower().endswith("backend")
-                is_device = text.partition(":")[0] == "cuda" and (is_one_device(name) or name.lower().endswith("backend"))
+                is_device = text.partition(":")[0] == "cuda" and (
+                    is_one_device(name) or name.lower().endswith("backend")
+                )
                 if (is_device or is_backend) and not _is_read(tree, target):
                     above = holder.attr if isinstance(holder, ast.Attribute) else ""
                     yield f"{above}.{name}" if above else name

@@ -282,7 +282,7 @@ def _once(ported: Ported, said: set[str]) -> Ported:
     return ported
 
 
-def _beside(path: Path) -> bytes:
+def _nearby(path: Path) -> bytes:
     """The CUDA source that a header or a binding belongs to: of the same name, in its folder or in `cuda` in it."""
     stem = path.stem.removesuffix("_cuda").removesuffix("_gpu")
     for folder in (path.parent, path.parent / "cuda"):
@@ -323,8 +323,8 @@ def _one(
         return Ported(name, data, data, lines=data.count(b"\n"))
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
         vendored = bool(modules)
-        beside = _beside(path) if kind in (FileKind.CUDA, FileKind.CPP) else b""
-        ported = port_text(data, name, kind, choice.leaves, vendored=vendored, beside=beside)
+        nearby = _nearby(path) if kind in (FileKind.CUDA, FileKind.CPP) else b""
+        ported = port_text(data, name, kind, choice.leaves, vendored=vendored, nearby=nearby)
         twin = path.with_name(ported.companion[0]) if ported.companion is not None else None
         if twin is not None and twin.is_file():
             ported = port_text(data, name, kind, choice.leaves, has_twin=True, vendored=vendored)

@@ -1,4 +1,4 @@
-"""What TorchScript reaches from what is scripted: through calls, methods, base classes and submodules, file by file.
+"""Code that TorchScript reaches from scripted functions and classes: through calls, methods, base classes and submodules, file by file.
 
 A name is looked for where the file imports it from. Only where that is not known all functions of the name count.
 """
@@ -62,7 +62,7 @@ class _Search:
         return name in self._files[number][2].refused
 
     def _first(self, number: int) -> Iterator[_Place]:
-        """What a file itself has compiled."""
+        """The functions and classes that a file itself has compiled."""
         scripts = self._files[number][2]
         for name in scripts.compiles:
             if name.startswith(WRAPPED):
@@ -113,7 +113,7 @@ class _Search:
         return [(each, last) for each in near or every]
 
     def _after(self, number: int, name: str) -> Iterator[_Place]:
-        """What is compiled because a function, method or class is."""
+        """Functions and methods that are compiled because a function, method or class is."""
         scripts = self._files[number][2]
         if name in scripts.bases:
             yield from self._of_class(number, name)

@@ -340,9 +340,7 @@ def _called(call: ast.Call, imports: Mapping[str, str]) -> str:
     return _meant(call.func, imports)
 
 
-def _argument(
-    node: ast.expr, values: Mapping[str, list[ast.expr]], imports: Mapping[str, str], depth: int
-) -> set[str]:
+def _argument(node: ast.expr, values: Mapping[str, list[ast.expr]], imports: Mapping[str, str], depth: int) -> set[str]:
     """Return what is compiled where this is handed to torch.jit.script."""
     match node:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):

@@ -64,7 +64,7 @@ _OTHERS = re.compile(r"devoxeliz|psroipool|roi(?:point|aware)?pool3d")
 
 
 def _spans(word: str, text: str) -> list[tuple[int, int]]:
-    """Where a word stands in a text."""
+    """Return the places of a word in a text."""
     return [found.span() for found in re.finditer(re.escape(word), text)]
 
 

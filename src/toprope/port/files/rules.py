@@ -74,7 +74,8 @@ PIN = _rule(
 )  # fmt: skip
 
 IMAGE = _rule(
-    "TR107", Kind.NOT_CONVERTIBLE, "FROM nvidia/cuda, --gpus all, runners with GPUs: another card has an image and options of its own",
+    "TR107", Kind.NOT_CONVERTIBLE,
+    "FROM nvidia/cuda, --gpus all, runners with GPUs: another card has an image and options of its own",
     """An image for another card starts from that vendor's (quay.io/ascend/cann for NPUs), and its devices are given to
     a container in another way (--device /dev/davinci0 and the driver's folders).""",
     "NVIDIA's and the vendor's documentation of containers",
@@ -97,8 +98,8 @@ SHELL = _rule(
 )  # fmt: skip
 
 TOOL = _rule(
-    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: it asks NVIDIA's driver; npu-smi info asks that of NPUs",
-    """It asks NVIDIA's driver. `npu-smi info` asks that of NPUs, in another form.""",
+    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: it asks NVIDIA's driver; npu-smi info asks the driver of NPUs",
+    """It asks NVIDIA's driver. `npu-smi info` asks the driver of NPUs, in another form.""",
     "NVIDIA's and the vendor's documentation",
     (Example("nvidia-smi --query-gpu=memory.used --format=csv"), Example("# nvidia-smi", reported=False)),
 )  # fmt: skip

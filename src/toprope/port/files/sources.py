@@ -60,7 +60,7 @@ _LAUNCH = re.compile(r"<<<")
 _BOUND = re.compile(r"(?:\bdef|\bimpl)\s*\(\s*\"([\w:]+)")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"", re.DOTALL)
 _NOT_CUDA = re.compile(r"!\s*[\w.]+(?:\(\)[\w.]*)*\.is_cuda\s*\(\)")
-"""What a kernel for the CPU asserts: `!input.is_cuda()`."""
+"""An assertion of a kernel for the CPU: `!input.is_cuda()`."""
 _MOST_NAMES = 4
 
 
@@ -70,7 +70,7 @@ def port_source(
     *,
     cuda: bool,
     leave: Callable[[Finding], bool] | None = None,
-    beside: bytes = b"",
+    nearby: bytes = b"",
 ) -> Ported:
     """Look at a CUDA or C++ source. It is never changed.
 
@@ -79,7 +79,7 @@ def port_source(
         path: its name, for the report.
         cuda: whether it is one for CUDA by its name; a C++ source is reported where it says something of CUDA.
         leave: says of a finding that it is not wanted.
-        beside: the CUDA source of the same name. It says what the file is for, and a header next to it that only
+        nearby: the CUDA source of the same name. It says what the file is for, and a header next to it that only
             declares what it has needs no line of its own.
     """
     ported = Ported(path, data, data)
@@ -89,7 +89,7 @@ def port_source(
     first = _SPEAKS.search(code) or (re.search(r"\S.*", code) if cuda else None)
     if first is None:
         return ported
-    declares = bool(beside) and path.endswith((".cuh", ".h", ".hh", ".hpp"))
+    declares = bool(nearby) and path.endswith((".cuh", ".h", ".hh", ".hpp"))
     if declares and not _KERNEL.search(code) and not _LAUNCH.search(code):
         return ported
     rule = CUDA if cuda else BINDING
@@ -99,7 +99,13 @@ def port_source(
     whole = text[start : end if end >= 0 else len(text)].rstrip("\r")
     column = len(whole) - len(whole.lstrip()) + 1
     finding = Finding(
-        rule, line, column, line, len(whole) + 1, whole.strip(), message=_said(code, text, path, cuda=cuda, beside=beside.decode("utf-8", "replace"))
+        rule,
+        line,
+        column,
+        line,
+        len(whole) + 1,
+        whole.strip(),
+        message=_said(code, text, path, cuda=cuda, nearby=nearby.decode("utf-8", "replace")),
     )
     if is_ignored(finding, ignored_source_lines(text)) or (leave is not None and leave(finding)):
         ported.ignored = 1
@@ -113,7 +119,7 @@ def _blank(found: re.Match[str]) -> str:
     return found[0] if found[0].startswith('"') else re.sub(r"[^\n]", " ", found[0])
 
 
-def _said(code: str, text: str, path: str, *, cuda: bool, beside: str) -> str:
+def _said(code: str, text: str, path: str, *, cuda: bool, nearby: str) -> str:
     kernels = list(dict.fromkeys(_KERNEL.findall(code)))
     bound = list(dict.fromkeys(_BOUND.findall(code)))
     launches = len(_LAUNCH.findall(code))
@@ -129,7 +135,7 @@ def _said(code: str, text: str, path: str, *, cuda: bool, beside: str) -> str:
     if "WITH_CUDA" in text or "USE_CUDA" in text:
         facts.append("partly behind #ifdef")
     names = " ".join([*kernels, *bound, path.replace("\\", "/").rpartition("/")[2]])
-    rows = for_kernels(names) or for_kernels(" ".join(_KERNEL.findall(_COMMENT.sub(_blank, beside))))
+    rows = for_kernels(names) or for_kernels(" ".join(_KERNEL.findall(_COMMENT.sub(_blank, nearby))))
     known = "; ".join(row.text for row in rows[:2])
     return f"{said}{': ' if facts else ''}{', '.join(facts)}; " + (
         f"known to replace it: {known}" if known else "nothing is known to replace it"

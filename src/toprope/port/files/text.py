@@ -107,7 +107,7 @@ def port_text(
     *,
     has_twin: bool = False,
     vendored: bool = False,
-    beside: bytes = b"",
+    nearby: bytes = b"",
 ) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
@@ -118,12 +118,12 @@ def port_text(
         leave: says of a finding that it is not wanted.
         vendored: whether ported code calls the vendored file, which runs with older releases of torch than toprope.
         has_twin: whether the list for NPUs (`twin_of`) of a list of requirements is there already.
-        beside: the CUDA source of the same name, for a header or a binding.
+        nearby: the CUDA source of the same name, for a header or a binding.
     """
     if kind is FileKind.CONFIG and _IS_CONDA.search(data):
         kind = FileKind.ENVIRONMENT
     if kind in (FileKind.CUDA, FileKind.CPP):
-        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave, beside=beside)
+        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave, nearby=nearby)
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     if not _WORDS.search(data) and not _PACKAGES.search(data.decode("utf-8", "replace")):

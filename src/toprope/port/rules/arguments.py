@@ -157,7 +157,9 @@ def _set(file: File, node: ast.Constant) -> bool:
     match statement:
         case ast.Assign(targets=[ast.Attribute() as target], value=value) if value is node:
             if file.project.sets(file.walk.module.node, target):
-                file.report(DEFAULT, node, "the text stays, and is resolved where it is read: the import asks for nothing")
+                file.report(
+                    DEFAULT, node, "the text stays, and is resolved where it is read: the import asks for nothing"
+                )
                 return True
     return False
 
@@ -167,7 +169,10 @@ def _read(file: File, node: ast.Attribute) -> bool:
     """`args.device` of an option whose default is a device, in any file of the project."""
     if _is_to_resolve(file, node):
         resolver = file.portable("kind" if use(file, node) is Use.KIND else resolver_for(node.attr))
-        file.report(DEFAULT, node, "resolved where it is read", edits=file.replace(node, f"{resolver}(", node, ")"))
+        held = 'its text is compared with "cuda" where the program decides by it where tensors are'
+        held = held if node.attr in file.project.settings else ""
+        edits = file.replace(node, f"{resolver}(", node, ")")
+        file.report(DEFAULT, node, "resolved where it is read", edits=edits, held_back=held)
         file.pass_over(node)
     return False
 
@@ -201,7 +206,9 @@ def _stays_compared(file: File, node: ast.expr) -> bool:
     if outer is None or b"npu" in file.source.data:
         return False
     others = [outer.left, *outer.comparators] if isinstance(outer, ast.Compare) else getattr(outer, "args", [])
-    texts = [each for other in others if other is not inner for each in ast.walk(other) if isinstance(each, ast.Constant)]
+    texts = [
+        each for other in others if other is not inner for each in ast.walk(other) if isinstance(each, ast.Constant)
+    ]
     named = bool(texts) and all(isinstance(each.value, str) for each in texts)
     return named and not any(each.edits for each, place in file.places if place is outer)
 

@@ -195,9 +195,9 @@ class _Search:
             elif isinstance(statement, ast.AugAssign | ast.Return | ast.Expr) and statement.value is not None:
                 self.value(statement.value)
                 if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-                    before = self.names.get(statement.target.id)
-                    if before is not None and isinstance(statement.op, ast.Add | ast.Sub):
-                        self.names[statement.target.id] = _Value(before.probabilities, before.line, biased=True)
+                    scores = self.names.get(statement.target.id)
+                    if scores is not None and isinstance(statement.op, ast.Add | ast.Sub):
+                        self.names[statement.target.id] = _Value(scores.probabilities, scores.line, biased=True)
             for inner in ("body", "orelse", "finalbody"):
                 branch = getattr(statement, inner, None)
                 if isinstance(branch, list):

@@ -154,7 +154,11 @@ def _set(file: File, node: ast.Assign) -> bool:
             continue
         quote = file.text(target.slice)[-1]
         twins = f"{file.text(target.value)}[{quote}{twin}{quote}]"
-        held = "CUDA's own value is put back here: the NPUs' variable has another one" if _is_put_back(file, node, name) else ""
+        held = (
+            "CUDA's own value is put back here: the NPUs' variable has another one"
+            if _is_put_back(file, node, name)
+            else ""
+        )
         edits = file.replace(target, target.value, "[", target.slice, f"] = {twins}")
         file.report(rule, target, edits=edits, held_back=held)
     return False

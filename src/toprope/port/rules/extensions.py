@@ -198,7 +198,9 @@ def _loaded(file: File, node: ast.Call) -> bool:
 def _report(file: File, node: ast.stmt | ast.Call, name: str) -> None:
     used = " ".join(_used(file, node))
     found = for_module(name) or next(iter(for_kernels(name)), None) or next(iter(for_kernels(used)), None)
-    if found is None and not used and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
+    if (
+        found is None and not used and len(file.context.extensions) <= 1
+    ):  # by the kernels that the project's only extension has
         found = next(iter(for_kernels(file.context.sources)), None)
     built = " (the project builds it)" if name in file.context.extensions else ""
     known = f"known to replace it: {found.text}" if found is not None else "nothing is known to replace it"

@@ -136,7 +136,7 @@ def _compare(file: File, node: ast.Compare) -> bool:
 
 
 def _stays_nccl(file: File, node: ast.expr, depth: int = 2) -> bool:
-    """Return whether a value is "nccl" where an option is not given: `getattr(args, "backend", "nccl")`, `.get(...)`."""
+    """Return whether a value is "nccl" where an option is not given: `getattr(args, "backend", "nccl")`."""
     if isinstance(node, ast.Name) and depth:
         values = [each.value for each in file.bindings(node)]
         return any(each is not None and _stays_nccl(file, each, depth - 1) for each in values)
