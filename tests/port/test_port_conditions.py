@@ -64,6 +64,8 @@ GUARDED = [
     "if torch.cuda.is_available():\n    x.cuda(*where)\n",
     "if any([torch.cuda.is_available(), y]):\n    torch.cuda.cudart()\n",
     "while torch.cuda.is_available():\n    torch.cuda.cudart()\n",
+    "if not torch.cuda.is_available():\n    raise OSError\ntorch.cuda.cudart()\n",
+    "assert torch.cuda.is_available()\ntorch.cuda.cudart()\n",
 ]
 
 
@@ -82,7 +84,7 @@ CONVERTED = [
     ("if torch.cuda.is_available():\n    print('cuda')\n", "portable.is_available"),
     ("if torch.cuda.is_available():\n    x['cuda'] = 1\n", "portable.is_available"),
     ("if torch.cuda.is_available():\n    pass\nelse:\n    torch.cuda.cudart()\n", "portable.is_available"),
-    ("if not torch.cuda.is_available():\n    raise OSError\ntorch.cuda.cudart()\n", "portable.is_available"),
+    ("if not torch.cuda.is_available():\n    raise OSError\nif x:\n    torch.cuda.cudart()\n", "portable.is_available"),
     ("if torch.cuda.is_available() and torch.version.cuda:\n    torch.cuda.cudart()\n", "torch.version.cuda"),
     ("if torch.cuda.is_available():\n    if torch.cuda.get_device_capability() > (7,):\n        torch.cuda.cudart()\n",
      "if portable.is_available"),

@@ -18,8 +18,6 @@ DEFAULT_CHIP = "910B3"
 _BUILDERS = ("CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension")
 _SAYS_CUDA = re.compile(r"(?:.+_)?cuda(?:_.+)?|_C|.*_ext|csrc")
 _TRITON = re.compile(rb"@\s*(?:triton\.)?(?:runtime\.)?jit\b")
-_WRITES = re.compile(rb"^(_C|\w*_ext)[ \t]*(?::[^=\n]+)?=(?!=)(?![^\n]*(?:None|load|import|=))", re.M)
-"""A name that extensions have, and that a file gives a value of its own."""
 _LOADS = re.compile(rb"cpp_extension\s+import\b[^\n]*\bload|cpp_extension\.load")
 
 
@@ -65,7 +63,6 @@ class Context:
         compiled: names of the project's own modules that build an extension for CUDA, and of the packages around
             CUDA sources whose name says so: `nerf.cuda`, whose functions load it when they are called.
         kernels: Triton kernels of the project's modules and functions that launch them, as "module.function".
-        written: what the project's modules define under a name that extensions have, as "defaults._C".
     """
 
     target: Target = field(default_factory=target)
@@ -73,7 +70,6 @@ class Context:
     sources: str = ""
     compiled: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
-    written: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, files: Iterable[Path], card: Target | None = None) -> Context:
@@ -88,7 +84,7 @@ class Context:
             extensions |= _built_by_submodules(folder)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
         compiled, kernels = frozenset(_compiled(files)), frozenset(_kernels(files))
-        return cls(card or target(), frozenset(extensions), sources, compiled, kernels, frozenset(_written(files)))
+        return cls(card or target(), frozenset(extensions), sources, compiled, kernels)
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""
@@ -109,17 +105,6 @@ def _compiled(files: Iterable[Path]) -> Iterator[str]:
                 continue
             if _LOADS.search(data):
                 yield file.parent.name if file.name == "__init__.py" else file.stem
-
-
-def _written(files: Iterable[Path]) -> Iterator[str]:
-    """Names that extensions have, and that the project's modules define in Python: `_C = CfgNode()`."""
-    for file in files:
-        try:
-            data = file.read_bytes() if file.suffix == ".py" else b""
-        except OSError:
-            continue
-        module = file.parent.name if file.name == "__init__.py" else file.stem
-        yield from (f"{module}.{name.decode()}" for name in _WRITES.findall(data))
 
 
 def _kernels(files: Iterable[Path]) -> Iterator[str]:

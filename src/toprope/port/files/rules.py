@@ -74,7 +74,8 @@ PIN = _rule(
 )  # fmt: skip
 
 IMAGE = _rule(
-    "TR107", Kind.NOT_CONVERTIBLE, "FROM nvidia/cuda, --gpus all, runners with GPUs: reported",
+    "TR107", Kind.NOT_CONVERTIBLE,
+    "FROM nvidia/cuda, --gpus all, runners with GPUs: another card has an image and options of its own",
     """An image for another card starts from that vendor's (quay.io/ascend/cann for NPUs), and its devices are given to
     a container in another way (--device /dev/davinci0 and the driver's folders).""",
     "NVIDIA's and the vendor's documentation of containers",
@@ -99,8 +100,8 @@ SHELL = _rule(
 )  # fmt: skip
 
 TOOL = _rule(
-    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: reported",
-    """It asks NVIDIA's driver. `npu-smi info` asks that of NPUs, in another form.""",
+    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: it asks NVIDIA's driver; npu-smi info asks the driver of NPUs",
+    """It asks NVIDIA's driver. `npu-smi info` asks the driver of NPUs, in another form.""",
     "NVIDIA's and the vendor's documentation",
     (Example("nvidia-smi --query-gpu=memory.used --format=csv"), Example("# nvidia-smi", reported=False)),
 )  # fmt: skip
@@ -119,7 +120,7 @@ OPTION = _rule(
 )  # fmt: skip
 
 NOTEBOOK = _rule(
-    "TR109", Kind.REVIEW, "a cell of a notebook that says CUDA and is not looked at: reported",
+    "TR109", Kind.REVIEW, "a cell of a notebook that says CUDA: no rule looks at it, so that a person has to",
     """The cells of a notebook are ported as one program, and its JSON stays as it is. Commands of IPython (%env,
     %timeit) and cells that are no Python cannot be: a person has to look at them. Commands of the shell (!python ...)
     are looked at as scripts are.""",
@@ -128,7 +129,7 @@ NOTEBOOK = _rule(
 )  # fmt: skip
 
 COMMAND = _rule(
-    "TR110", Kind.NOT_CONVERTIBLE, "commands in a document that say CUDA: reported",
+    "TR110", Kind.NOT_CONVERTIBLE, "commands in a document that say CUDA: say there what other devices need",
     """Commands, and images for containers, are copied and run as they are. Say there what other devices need.""",
     "seen in public code",
     (

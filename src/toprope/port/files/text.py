@@ -110,6 +110,7 @@ def port_text(
     has_twin: bool = False,
     vendored: bool = False,
     resolved: Collection[str] = (),
+    nearby: bytes = b"",
 ) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
@@ -121,11 +122,12 @@ def port_text(
         vendored: whether ported code calls the vendored file, which runs with older releases of torch than toprope.
         resolved: options of the project's commands that ported code resolves: "cuda" there is the device in use.
         has_twin: whether the list for NPUs (`twin_of`) of a list of requirements is there already.
+        nearby: the CUDA source of the same name, for a header or a binding.
     """
     if kind is FileKind.CONFIG and _IS_CONDA.search(data):
         kind = FileKind.ENVIRONMENT
     if kind in (FileKind.CUDA, FileKind.CPP):
-        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
+        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave, nearby=nearby)
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     words = _WORDS.get(kind)
@@ -342,7 +344,9 @@ def _packages(line: str, start: int) -> _Found:
 def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
     """Versions of torch: in lists and tables, and in commands that install it."""
     if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line):
-        for low, high in old_pins(line, vendored=vendored):
+        pins = list(old_pins(line, vendored=vendored))
+        is_list = kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT)
+        for low, high in pins if is_list else pins[:1]:  # one line for a command: torch comes before torchvision
             if not _is_comment(line, low):
                 name = re.split(r"\W", line[low:high], maxsplit=1)[0]
                 first = ".".join(map(str, needed(name, vendored=vendored)))
@@ -406,7 +410,8 @@ def _image(line: str, start: int) -> _Found:
     for found in _RUNNER.finditer(line):
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
-    for found in () if re.search(r"\]\(http", line) else _named_packages(line):  # a sentence with an address
+    is_none = re.search(r"\]\(http|\buninstall\b", line)  # a sentence with an address; what is taken away
+    for found in () if is_none else _named_packages(line):
         if not _is_comment(line, found.start()) and re.search(r"\b(?:pip|conda|uv|apt(?:-get)?)\b.*install|^\s", line):
             yield PACKAGE, start + found.start(), start + found.end(), ()
     yield from _indexes(line, start)

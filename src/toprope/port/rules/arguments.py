@@ -7,8 +7,8 @@ import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Use, device_name, resolver_for, use
-from toprope.port.project import OTHERS, chooses_device, is_options, last_name, option_of
+from toprope.port.places import Use, resolver_for, use
+from toprope.port.project import chooses_device, is_options, last_name, option_of
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
 from toprope.port.scopes import arguments_of
@@ -22,10 +22,9 @@ DEFAULT = FAMILY.rule(
     Kind.REVIEW,
     'add_argument("--device", default="cuda"): the default stays, and is resolved where the option is read',
     why="""The option keeps its name, its default, its type and its choices: "cuda" means the device in use, whether it
-    is the default or was given, also where it is only one of the choices. Where only the help says that it can be
-    given, the option is reported. `args.device` is resolved where it is read, in each file, and not when the command
-    line is parsed: programs set CUDA_VISIBLE_DEVICES from their options, and a question about devices before that
-    freezes it. What vars(args) hands on is the text: resolve it where it arrives.""",
+    is the default or was given, also where it is only one of the choices or named in the help. `args.device` is
+    resolved where it is read, in each file, and not when the command line is parsed: programs set CUDA_VISIBLE_DEVICES
+    from their options, and a question about devices before that freezes it. What vars(args) hands on is the text: resolve it where it arrives.""",
     source="argparse; click; PyTorch's documentation of CUDA semantics",
     examples=[
         Example(
@@ -108,26 +107,24 @@ DEFAULT = FAMILY.rule(
         Example(
             """
             import argparse
-            import torch
 
             parser = argparse.ArgumentParser()
-            parser.add_argument("--device", default="cpu", choices=["cuda", "cpu"])
+            parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+            model.to(parser.parse_args().device)
             args = parser.parse_args()
-            x = torch.ones(2).to(args.device)
+            x = x.to(args.device)
             """,
             """
-            import argparse
-            import torch
             from toprope.device import portable
+            import argparse
 
             parser = argparse.ArgumentParser()
-            parser.add_argument("--device", default="cpu", choices=["cuda", "cpu"])
+            parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+            model.to(portable.resolve(parser.parse_args().device))
             args = parser.parse_args()
-            x = torch.ones(2).to(portable.resolve(args.device))
+            x = x.to(portable.resolve(args.device))
             """,
-            reported=True,
         ),
-        Example('parser.add_argument("--device", default="cpu", help="cpu, or cuda:0")'),
         Example('parser.add_argument("--suffix", default="_cuda")', reported=False),
     ],
 )
@@ -140,8 +137,6 @@ def _argument(file: File, node: ast.Call) -> bool:
     choices = file.keyword(node, "choices")
     if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
         if not chooses_device(node):
-            if _mentions_cuda(file, node):
-                file.report(DEFAULT, node, _ANY.format(option_of(node)))
             return False
         value = choices.value if choices is not None else node
         kind = file.keyword(node, "type")
@@ -162,28 +157,18 @@ def _argument(file: File, node: ast.Call) -> bool:
     return False
 
 
-_ANY = "it may be given as cuda, which is left as it is: portable.resolve(args.{}) where it is read"
-
-
-def _mentions_cuda(file: File, call: ast.Call) -> bool:
-    """Return whether an option for a device may be "cuda" by its help, whatever its default is."""
-    about = file.keyword(call, "help")
-    texts = [each.value for each in ast.walk(about.value) if isinstance(each, ast.Constant)] if about else []
-    name = option_of(call)
-    if not any(_VALUE.search(str(each)) for each in texts) or not device_name(name) or name in file.project.options:
-        return False
-    flag = file.keyword(call, "action") is not None or file.keyword(call, "choices") is not None
-    kind = file.keyword(call, "type")
-    number = kind is not None and isinstance(kind.value, ast.Name) and kind.value.id in ("int", "float", "bool")
-    resolved = any(
-        isinstance(each, ast.Attribute) and each.attr == name and file.calls_runtime(file.parent(each), "resolve")
-        for each in file.walk.scopes
-    )
-    return not flag and not number and not resolved
-
-
-_VALUE = re.compile(r"(?:\bor |[,/|(\[\"'`]) ?cuda\b|\bcuda(?::\d)?(?: or |[\"'`,/|)\]])", re.IGNORECASE)
-"""A help that has "cuda" as one of the values: "cpu or cuda", "e.g. 'cuda:0'"; not "cuda device, i.e. 0"."""
+@FAMILY.string("cuda", "cuda:*", "nccl")
+def _set(file: File, node: ast.Constant) -> bool:
+    """`_C.MODEL.DEVICE = "cuda"` of a module whose settings others read: resolved there, as an option is."""
+    statement = file.parent(node)
+    match statement:
+        case ast.Assign(targets=[ast.Attribute() as target], value=value) if value is node:
+            if file.project.sets(file.walk.module.node, target):
+                file.report(
+                    DEFAULT, node, "the text stays, and is resolved where it is read: the import asks for nothing"
+                )
+                return True
+    return False
 
 
 @FAMILY.node(ast.Attribute)
@@ -191,33 +176,48 @@ def _read(file: File, node: ast.Attribute) -> bool:
     """`args.device` of an option whose default is a device, in any file of the project."""
     if _is_to_resolve(file, node):
         resolver = file.portable("kind" if use(file, node) is Use.KIND else resolver_for(node.attr))
-        file.report(DEFAULT, node, "resolved where it is read", edits=file.replace(node, f"{resolver}(", node, ")"))
+        held = 'its text is compared with "cuda" where the program decides by it where tensors are'
+        held = held if node.attr in file.project.settings else ""
+        edits = file.replace(node, f"{resolver}(", node, ")")
+        file.report(DEFAULT, node, "resolved where it is read", edits=edits, held_back=held)
         file.pass_over(node)
     return False
 
 
 def _is_to_resolve(file: File, node: ast.AST) -> bool:
     """Return whether an option whose default is a device is read here, and not resolved yet."""
-    if not isinstance(node, ast.Attribute) or node.attr not in file.project.options:
+    if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return False
-    if not isinstance(node.ctx, ast.Load) or not _is_parsed(file, node.value):
-        return False
-    if _asks_for_another(file.parent(node)):
+    is_option = node.attr in file.project.options and _is_parsed(file, node.value)
+    if not is_option and not file.project.names_setting(node):
         return False
     resolved = file.calls_runtime(file.parent(node), "resolve", "resolve_kind", "device", "name", "kind")
-    return not resolved and not file.assigned_above(node)
+    return not resolved and not file.assigned_above(node) and not _stays_compared(file, node)
 
 
-def _asks_for_another(around: ast.AST | None) -> bool:
-    """Return whether it is compared with another kind of accelerator alone: `args.device == "mps"`.
+def _stays_compared(file: File, node: ast.expr) -> bool:
+    """Return whether the option is compared with names of devices, and the comparison stays.
 
-    "npu" is none of these: what "cuda" stands for may be one.
+    Resolved, it would be "cuda" on CUDA alone. A program that asks for "npu" itself has a way of its own there.
     """
-    if not isinstance(around, ast.Compare):
+    inner: ast.AST = node
+    outer = file.parent(node)
+    while outer is not None and not isinstance(outer, ast.Compare):
+        is_text = isinstance(outer, ast.Call) and (file.is_builtin(outer.func, "str") or outer.func is inner)
+        if not is_text and not (isinstance(outer, ast.Attribute) and outer.attr in ("type", "lower", "startswith")):
+            return False
+        if isinstance(outer, ast.Attribute) and outer.attr == "startswith":
+            outer = file.parent(outer)
+            break
+        inner, outer = outer, file.parent(outer)
+    if outer is None or b"npu" in file.source.data:
         return False
-    texts = {each.value for part in (around.left, *around.comparators) for each in ast.walk(part)
-             if isinstance(each, ast.Constant)}  # fmt: skip
-    return bool(texts) and texts <= OTHERS - {"npu"}
+    others = [outer.left, *outer.comparators] if isinstance(outer, ast.Compare) else getattr(outer, "args", [])
+    texts = [
+        each for other in others if other is not inner for each in ast.walk(other) if isinstance(each, ast.Constant)
+    ]
+    named = bool(texts) and all(isinstance(each.value, str) for each in texts)
+    return named and not any(each.edits for each, place in file.places if place is outer)
 
 
 @FAMILY.node(ast.Call)
@@ -287,7 +287,7 @@ def _parses_own(file: File) -> bool:
 def _is_parsed(file: File, node: ast.expr) -> bool:
     """Return whether something holds the parsed options: by its name, or since parse_args gave it."""
     values = [each.value for each in file.bindings(node)] if isinstance(node, ast.Name) else []
-    if any(each is not None and _parses(each) for each in values):
+    if _parses(node) or any(each is not None and _parses(each) for each in values):
         return True
     computed = any(isinstance(each, ast.BinOp | ast.Subscript | ast.Constant) for each in values)  # a tensor named A
     return is_options(node) and not computed

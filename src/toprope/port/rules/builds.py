@@ -59,7 +59,8 @@ EXTENSION = FAMILY.rule(
     ],
 )  # fmt: skip
 PACKAGE = FAMILY.rule(
-    "TR106b", Kind.REVIEW, "triton, flash-attn, nvidia-*-cu12 in a setup.py: reported",
+    "TR106b", Kind.REVIEW,
+    "triton, flash-attn, nvidia-*-cu12 in a setup.py: an extra is a place for what is for CUDA alone",
     why="""They cannot be installed, or do nothing, on a machine without CUDA. Put them into an extra of their own
     ("cuda"), so that the others' installation does not fail.""",
     source="the packages' pages on PyPI",

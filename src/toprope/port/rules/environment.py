@@ -135,6 +135,10 @@ _TWINS: dict[str, tuple[Rule, str]] = {
 }
 
 
+_OTHER_FRAMEWORK = re.compile(rb"^\s*(?:import|from)\s+(?:tensorflow|jax)\b", re.MULTILINE)
+"""Programs of TensorFlow or JAX: the variable for NPUs has no reader in them."""
+
+
 @FAMILY.node(ast.Assign)
 def _set(file: File, node: ast.Assign) -> bool:
     for target in node.targets:
@@ -145,21 +149,42 @@ def _set(file: File, node: ast.Assign) -> bool:
             continue
         rule, twin = _TWINS[name]
         file.done(target.slice)
-        if _has_no_torch(file):
+        if rule is MASK and _OTHER_FRAMEWORK.search(file.source.data) and b"torch" not in file.source.data:
             continue
         if any(isinstance(each, ast.Subscript) and _is_text(each.slice, twin) for each in node.targets):
             continue
         quote = file.text(target.slice)[-1]
         twins = f"{file.text(target.value)}[{quote}{twin}{quote}]"
-        file.report(rule, target, edits=file.replace(target, target.value, "[", target.slice, f"] = {twins}"))
+        held = (
+            "CUDA's own value is put back here: the NPUs' variable has another one"
+            if _is_put_back(file, node, name)
+            else ""
+        )
+        edits = file.replace(target, target.value, "[", target.slice, f"] = {twins}")
+        file.report(rule, target, edits=edits, held_back=held)
     return False
 
 
-def _has_no_torch(file: File) -> bool:
-    """Return whether the file computes with another library, and nothing that it imports may bring torch."""
-    bindings = (each for found in file.walk.module.bindings.values() for each in found)
-    tops = {(each.imported or "").partition(".")[0] for each in bindings}
-    return bool(tops & {"tensorflow", "jax"}) and not tops & ({"torch"} | file.project.modules)
+def _is_put_back(file: File, node: ast.Assign, name: str) -> bool:
+    """Return whether the function puts the variable's own value back: no other variable may be given that."""
+    scope = file.scope(node)
+    sets = [
+        each for each in file.walk.parents if isinstance(each, ast.Assign) and file.scope(each) is scope
+        and any(isinstance(target, ast.Subscript) and _is_text(target.slice, name) for target in each.targets)
+    ]  # fmt: skip
+    return any(_is_of(file, each.value, name) for each in sets)
+
+
+def _is_of(file: File, node: ast.expr, name: str, depth: int = 2) -> bool:
+    """Return whether a value is read from a variable."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.expr) and _is_text(each, name):
+            return True
+        if isinstance(each, ast.Name) and depth:
+            values = [binding.value for binding in file.bindings(each)]
+            if any(value is not None and _is_of(file, value, name, depth - 1) for value in values):
+                return True
+    return False
 
 
 def _is_text(node: ast.expr, text: str) -> bool:

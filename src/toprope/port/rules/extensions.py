@@ -39,6 +39,7 @@ IMPORTED = FAMILY.rule(
         Example("import fastcudnnlib"),
         Example("from raymarchingcuda.ops import march"),
         Example("from diff_surfel_rasterization import GaussianRasterizer"),
+        Example('import importlib\n\nops = importlib.import_module("my_ops_cuda")\n'),
         Example("from utils.cuda_tools import timer", reported=False),
         Example("from rasterio import open as open_raster", reported=False),
         Example("from torch import cuda", reported=False),
@@ -150,7 +151,7 @@ def _imported(file: File, node: ast.Import | ast.ImportFrom) -> bool:
         if not binary and not relative and _SAYS_CUDA.fullmatch(top) and not _own(file, top):
             binary = top
         if binary:
-            _report(file, node, binary, _used(file, node, each))
+            _report(file, node, binary)
             return False
         if not relative and (top in _PLUGINS or full.startswith(("mmcv.ops", "mmcv._ext"))) and not _own(file, top):
             found = for_module(full)
@@ -164,9 +165,9 @@ def _binary(file: File, module: str, name: str, *, from_import: bool, own: bool)
     """The name of the binary module that an import brings; "" where it brings none."""
     last = module.rpartition(".")[2]
     names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
+    if from_import and f"{last}.{name}" in file.project.assigned:
+        return ""  # a name that a file of the project gives a value: `_C = CfgNode()`
     names = [each for each in names if each not in file.project.modules]
-    if f"{last}.{name}" in file.context.written:
-        names = [each for each in names if each != name]
     for each in names:
         if each in file.context.extensions or each in _KNOWN_BINARY or _RASTERIZER.fullmatch(each):
             return each
@@ -184,18 +185,25 @@ def _own(file: File, name: str) -> bool:
     return name in file.project.modules
 
 
-def _used(file: File, node: ast.AST, alias: ast.alias) -> str:
-    """The names that the file uses of what an import binds, or the name itself where it is called."""
-    reads = file.reads(alias.asname or alias.name.partition(".")[0], node)
-    around = [file.parent(each) for each in reads]
-    return " ".join(dict.fromkeys(each.attr for each in around if isinstance(each, ast.Attribute)))
+@FAMILY.call("importlib.import_module", "__import__")
+def _loaded(file: File, node: ast.Call) -> bool:
+    """`importlib.import_module("my_ops_cuda")`."""
+    first = file.argument(node, 0, "name")
+    name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+    if name and not name.startswith(".") and name.partition(".")[0] not in {*_OTHERS, *_PLUGINS}:
+        module, _, last = name.rpartition(".")
+        binary = _binary(file, module, last, from_import=False, own=_own(file, name.partition(".")[0]))
+        if binary:
+            _report(file, node, binary)
+    return False
 
 
-def _report(file: File, node: ast.AST, name: str, used: str = "") -> None:
+def _report(file: File, node: ast.stmt | ast.Call, name: str) -> None:
     """Report a module, with what replaces it by its name, by what the file uses of it, or by the project's sources.
 
     One module may hold all kernels of a project: what a file uses says which of them are meant.
     """
+    used = " ".join(_used(file, node))
     named = for_module(name)
     found = [named] if named is not None else for_kernels(f"{name} {used}")[:2]
     if not found and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
@@ -204,23 +212,15 @@ def _report(file: File, node: ast.AST, name: str, used: str = "") -> None:
     built = " (the project builds it)" if name in file.context.extensions else ""
     known = "; ".join(each.text for each in found)
     said = f"known to replace it: {known}" if known else "nothing is known to replace it"
-    if not any(each.rule is IMPORTED and each.message.startswith(f"{name}{built} is") and said in each.message
-               for each in file.findings):  # fmt: skip
-        file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {said}")
+    file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {said}")
 
 
-@FAMILY.call("importlib.import_module")
-def _loaded(file: File, node: ast.Call) -> bool:
-    """An extension that is imported by its name as a text."""
-    given = file.argument(node, 0, "name")
-    text = given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else ""
-    module, _, last = text.rpartition(".")
-    top = text.partition(".")[0]
-    if not text or top in _OTHERS or _own(file, top):
-        return False
-    if binary := _binary(file, module, last, from_import=False, own=False):
-        _report(file, node, binary)
-    return False
+def _used(file: File, node: ast.stmt | ast.Call) -> list[str]:
+    """The names that a file uses of a module that it imports: `_C.roi_align_forward`."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return []
+    reads = [file.parent(use) for each in node.names for use in file.reads(each.asname or each.name, node)]
+    return list(dict.fromkeys(each.attr for each in reads if isinstance(each, ast.Attribute)))
 
 
 @FAMILY.node(ast.FunctionDef)

@@ -216,7 +216,7 @@ def _asked_of_ray(file: File, node: ast.keyword) -> bool:
     is_nothing = isinstance(node.value, ast.Constant) and not node.value.value
     of_ray = isinstance(call, ast.Call) and (file.dotted(call.func) or "").startswith("ray.")
     if not is_nothing and (of_ray or (name in ("options", "remote", "resources") and _imports(file, "ray"))):
-        file.report(RAY, node)
+        file.report(RAY, node, f'{file.text(node)}: Ray counts NPUs as the resource "NPU": resources={{"NPU": 1}}')
     return False
 
 

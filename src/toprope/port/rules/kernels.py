@@ -286,7 +286,7 @@ _PACKAGES = (
      ("cupy", "cupyx", "pycuda", "cudf", "cuml", "cugraph", "tensorrt", "torch_tensorrt", "torch2trt", "nvdiffrast",
       "kaolin", "deep_gemm", "transformer_engine", "pytorch3d", "cuda", "tinycudann", "nvidia",
       "rmm", "cutlass", "cuquantum", "isaacgym", "isaacgymenvs", "isaaclab", "isaacsim", "warp", "omni",
-      "tutel", "fmoe", "megablocks"),
+      "tutel", "fmoe", "megablocks", "ring_flash_attn"),
      "import cupy as cp"),
 )  # fmt: skip
 

@@ -149,7 +149,9 @@ def _look_up(file: File, node: ast.Call, name: str, calls: Calls, operands: list
     host = next(((operator, each) for operator, each in pairs if each.kind is Place.HOST), None)
     file.operators[KNOWN if host is not None or not _depends(file, calls, places) else DEPENDS] += 1
     if host is not None:
-        file.report(ON_HOST, node, _on_host(file, *host))
+        said = _on_host(file, *host)
+        if not any(each.rule is ON_HOST and each.message == said for each in file.findings):
+            file.report(ON_HOST, node, said)
         return
     if _refused(file, node, name, calls, operands):
         return
