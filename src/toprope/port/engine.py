@@ -106,8 +106,8 @@ def _folded(findings: list[Finding]) -> list[Finding]:
             kept.append(each)
         same.append(each)
     for first, *others in found.values():
-        if others:
-            lines = list(dict.fromkeys(f"line {each.line}" for each in others))
+        if any(each.line != first.line for each in others):
+            lines = list(dict.fromkeys(f"line {each.line}" for each in others if each.line != first.line))
             more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
             first.message = f"{first.said}; also in {', '.join(lines[:_MOST_LINES])}{more}"
     return kept

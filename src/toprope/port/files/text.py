@@ -84,7 +84,7 @@ _SETTING = re.compile(
     re.I,
 )
 _OPTION = re.compile(
-    r"--(?P<key>[\w-]*device|(?:[\w-]*\.)?accelerator)[ =]+[\"']?(?P<value>cuda(?::\d+)?|gpu)(?![\w:/.-])"
+    r"--(?P<key>[\w-]*device|(?:[\w-]*\.)?accelerator)[ =]+[\"']?(?P<value>cuda(?::\d+)?|gpu)(?![\w:/.-])[\"']?"
 )
 """A device that a command gives a program."""
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")

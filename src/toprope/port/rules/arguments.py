@@ -24,7 +24,8 @@ DEFAULT = FAMILY.rule(
     why="""The option keeps its name, its default, its type and its choices: "cuda" means the device in use, whether it
     is the default or was given, also where it is only one of the choices or named in the help. `args.device` is
     resolved where it is read, in each file, and not when the command line is parsed: programs set CUDA_VISIBLE_DEVICES
-    from their options, and a question about devices before that freezes it. What vars(args) hands on is the text: resolve it where it arrives.""",
+    from their options, and a question about devices before that freezes it. What vars(args) hands on is the text:
+    resolve it where it arrives.""",
     source="argparse; click; PyTorch's documentation of CUDA semantics",
     examples=[
         Example(
