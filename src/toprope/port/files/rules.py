@@ -98,7 +98,7 @@ SHELL = _rule(
 )  # fmt: skip
 
 TOOL = _rule(
-    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: it asks NVIDIA's driver; npu-smi info asks the driver of NPUs",
+    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: it asks NVIDIA's driver; NPUs have npu-smi info",
     """It asks NVIDIA's driver. `npu-smi info` asks the driver of NPUs, in another form.""",
     "NVIDIA's and the vendor's documentation",
     (Example("nvidia-smi --query-gpu=memory.used --format=csv"), Example("# nvidia-smi", reported=False)),
