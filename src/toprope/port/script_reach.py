@@ -1,4 +1,4 @@
-"""Code that TorchScript reaches from scripted functions and classes: through calls, methods, base classes and submodules, file by file.
+"""Code that TorchScript reaches from scripted functions and classes: calls, methods, base classes and submodules.
 
 A name is looked for where the file imports it from. Only where that is not known all functions of the name count.
 """

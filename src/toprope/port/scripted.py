@@ -121,8 +121,8 @@ def scripts_of(tree: ast.Module) -> Scripts:
                 compiles |= _argument(node.args[0], values, imports, 4)
             else:
                 compiles |= {ANY_MODULE} if any(each.arg is None for each in node.keywords) else set()
-                for each in node.keywords[:1]:
-                    compiles |= _argument(each.value, values, imports, 4)
+                for keyword in node.keywords[:1]:
+                    compiles |= _argument(keyword.value, values, imports, 4)
         elif isinstance(node, ast.Call) and node.args and _SPEAKS.search(_last(node.func)):
             callee = _meant(node.func, imports)
             given |= {(callee, each) for each in _argument(node.args[0], values, imports, 4)} if callee else set()

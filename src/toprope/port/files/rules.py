@@ -100,14 +100,14 @@ SHELL = _rule(
 )  # fmt: skip
 
 TOOL = _rule(
-    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: it asks NVIDIA's driver; npu-smi info asks the driver of NPUs",
+    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: it asks NVIDIA's driver; NPUs have npu-smi info",
     """It asks NVIDIA's driver. `npu-smi info` asks the driver of NPUs, in another form.""",
     "NVIDIA's and the vendor's documentation",
     (Example("nvidia-smi --query-gpu=memory.used --format=csv"), Example("# nvidia-smi", reported=False)),
 )  # fmt: skip
 
 OPTION = _rule(
-    "TR108b", Kind.REVIEW, "--accelerator gpu, --device cuda:0 in a script: reported",
+    "TR108b", Kind.REVIEW, "--accelerator gpu, --device cuda:0 in a script: CUDA's name on every device",
     """The program is given the name of CUDA on every device. An option whose default or choices name CUDA is resolved
     by ported code, and is not reported; others are to be resolved where they are read, portable.resolve(args.device),
     or given "auto" (Lightning) or another name in a script of their own.""",
