@@ -10,7 +10,7 @@ from toprope import chips
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import dtype_of
+from toprope.port.tensor_facts import dtype_of, is_unpacked
 
 __all__ = ["FAMILY"]
 
@@ -287,27 +287,12 @@ class _Search:
                 continue
             statement = self.file.statement(each)
             returned = isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return)
-            if returned and not (around is not None and self.is_unpacked(name, around)):
+            if returned and not (around is not None and is_unpacked(self.file, name, around)):
                 continue  # the callers of most models do not look at them
             targets = statement.targets if isinstance(statement, ast.Assign) else []
             if not any(isinstance(one, ast.Name) and one.id == name for one in targets):
                 return True
         return False
-
-    def is_unpacked(self, name: str, around: ast.AST) -> bool:
-        """Return whether another function of the file takes the probabilities from the answer, and reads them.
-
-        By their name: `y, attn = self.attn(x)`, and `return attn`.
-        """
-        inside = set(ast.walk(around))
-        names = (each for each in self.file.walk.scopes if isinstance(each, ast.Name) and each.id == name)
-        others = [each for each in names if each not in inside]
-        taken = {
-            self.file.scope(each) for each in others
-            if isinstance(each.ctx, ast.Store) and isinstance(self.file.parent(each), ast.Tuple)
-            and isinstance(getattr(self.file.statement(each), "value", None), ast.Call)
-        }  # fmt: skip
-        return any(isinstance(each.ctx, ast.Load) and self.file.scope(each) in taken for each in others)
 
 
 def _last_name(function: ast.expr) -> str:
