@@ -7,6 +7,7 @@ import pytest
 
 from toprope.port import port
 from toprope.port.files import FileKind, kind_of, port_text
+from toprope.port.notebook import port_notebook
 from toprope.port.scan import find, port_files
 
 
@@ -102,6 +103,23 @@ def test_an_extension_of_the_project_that_import_module_loads_is_one(tmp_path):
     assert [line[:57] for line in said(done["model.py"])] == [
         "TR121 inner_core (the project builds it) is compiled for "
     ]
+
+
+@pytest.mark.parametrize(("name", "line"), [
+    ("Dockerfile", "ENV CUDA_VISIBLE_DEVICES=0"), ("Dockerfile", "ENV CUDA_LAUNCH_BLOCKING 1"),
+    ("docker-compose.yml", "      CUDA_VISIBLE_DEVICES: '0,1'"),
+    (".github/workflows/a.yml", "  CUDA_LAUNCH_BLOCKING: 1"),
+])  # fmt: skip
+def test_variables_of_cuda_that_an_image_or_a_job_is_given_are_reported(name, line):
+    done = text_of(f"{line}\n# {line}\n", name)
+    assert [(each.rule.code, each.line, each.edits) for each in done.findings] == [("TR108", 1, ())]
+    assert text_of(f"{line} ASCEND_RT_VISIBLE_DEVICES=0 ASCEND_LAUNCH_BLOCKING=1\n", name).findings == []
+
+
+@pytest.mark.parametrize("line", ["!pip install faiss-gpu", "%pip install -q apex"])
+def test_a_package_for_cuda_is_seen_in_a_notebook_without_another_word_of_cuda(line):
+    cell = {"cells": [{"cell_type": "code", "source": [f"{line}\n", "import os"]}], "nbformat": 4}
+    assert [each.rule.code for each in port_notebook(json.dumps(cell).encode()).findings] == ["TR106"]
 
 
 def test_an_option_that_can_be_cuda_by_its_choices_is_resolved():
@@ -410,8 +428,6 @@ def test_a_line_at_the_beginning_of_a_function_goes_above_the_comment_of_its_fir
 
 
 def test_comments_of_cells_that_are_no_python_are_no_places():
-    from toprope.port.notebook import port_notebook
-
     lines = ["%%writefile a.sh\n", "# for CUDA 9\n", "pip install x-cuda"]
     cell = json.dumps({"cells": [{"cell_type": "code", "source": lines}], "nbformat": 4})
     assert [each.line for each in port_notebook(cell.encode()).findings] == [3]

@@ -60,6 +60,8 @@ _ALLOCATOR = re.compile(
     r"[\"']?(?:(?:max_split_size_mb|garbage_collection_threshold|expandable_segments):[\w.]+,?)+[\"']?"
 )
 """Settings that torch_npu's allocator knows; it refuses other settings."""
+_VARIABLE = re.compile(rf"\b(?P<name>{'|'.join(_TWINS)})[\"']?\s*[=: ]\s*[\w\"'$,:.{{}}-]+")
+"""A variable that an image, a container or a job is given."""
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
     r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus[ =][\"']*(?:all|device=)[^\s\"',\]]*|\bnvidia-docker\b"
@@ -407,6 +409,9 @@ def _containers(line: str) -> Iterator[tuple[int, int]]:
 def _image(line: str, start: int) -> _Found:
     for low, high in _containers(line):
         yield IMAGE, start + low, start + high, ()
+    for found in _VARIABLE.finditer(line):
+        if not _is_comment(line, found.start()) and _TWINS[found["name"]] not in line:
+            yield SHELL, start + found.start(), start + found.end(), ()
     for found in _RUNNER.finditer(line):
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()

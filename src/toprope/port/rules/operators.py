@@ -139,7 +139,7 @@ def _method(file: File, node: ast.Call, function: ast.Attribute) -> None:
 
 
 def _look_up(file: File, node: ast.Call, name: str, calls: Calls, operands: list[ast.expr]) -> None:
-    """Report what the tables say of a call, once, and count it."""
+    """Report what the tables say of a call, and count it."""
     card = file.context.target
     places = [status(each, release=card.release, chip=card.chip) for each in calls.every]
     if any(each.kind is Place.UNKNOWN for each in places):
@@ -149,9 +149,7 @@ def _look_up(file: File, node: ast.Call, name: str, calls: Calls, operands: list
     host = next(((operator, each) for operator, each in pairs if each.kind is Place.HOST), None)
     file.operators[KNOWN if host is not None or not _depends(file, calls, places) else DEPENDS] += 1
     if host is not None:
-        said = _on_host(file, *host)
-        if not any(each.rule is ON_HOST and each.message == said for each in file.findings):
-            file.report(ON_HOST, node, said)
+        file.report(ON_HOST, node, _on_host(file, *host))
         return
     if _refused(file, node, name, calls, operands):
         return
