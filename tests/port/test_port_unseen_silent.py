@@ -114,6 +114,12 @@ def test_variables_of_cuda_that_an_image_or_a_job_is_given_are_reported(name, li
     done = text_of(f"{line}\n# {line}\n", name)
     assert [(each.rule.code, each.line, each.edits) for each in done.findings] == [("TR108", 1, ())]
     assert text_of(f"{line} ASCEND_RT_VISIBLE_DEVICES=0 ASCEND_LAUNCH_BLOCKING=1\n", name).findings == []
+    assert (
+        text_of(
+            "RUN echo $CUDA_VISIBLE_DEVICES and ${CUDA_LAUNCH_BLOCKING} are CUDA_VISIBLE_DEVICES here\n", name
+        ).findings
+        == []
+    )
 
 
 @pytest.mark.parametrize("line", ["!pip install faiss-gpu", "%pip install -q apex"])

@@ -60,7 +60,9 @@ _ALLOCATOR = re.compile(
     r"[\"']?(?:(?:max_split_size_mb|garbage_collection_threshold|expandable_segments):[\w.]+,?)+[\"']?"
 )
 """Settings that torch_npu's allocator knows; it refuses other settings."""
-_VARIABLE = re.compile(rf"\b(?P<name>{'|'.join(_TWINS)})[\"']?\s*[=: ]\s*[\w\"'$,:.{{}}-]+")
+_VARIABLE = re.compile(
+    rf"(?:(?P<set>^\s*ENV\s+)|(?<![\w${{]))(?P<name>{'|'.join(_TWINS)})(?:[\"']?\s*[=:]|[ ])\s*[\w\"'$,:.{{}}-]+"
+)
 """A variable that an image, a container or a job is given."""
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
@@ -90,7 +92,9 @@ _OPTION = re.compile(
 )
 """A device that a command gives a program."""
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
-_REMOVES = re.compile(r"\b(?:uninstall|remove|purge|autoremove)\b(?:\\\r?\n|[^\n;&|])*")
+_REMOVES = re.compile(
+    r"\b(?:pip3?|conda|mamba|uv|apt(?:-get)?|yum|dnf)\b[^\n;&|]*?\b(?:uninstall|remove|purge)\b(?:\\\r?\n|[^\n;&|])*"
+)
 """Packages that a command removes, over the lines that it goes on in."""
 _FROM_INDEX = re.compile(r"(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*[\"']?\S*/whl/(?:\S*/)?cu\d+\S*")
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
@@ -410,8 +414,9 @@ def _image(line: str, start: int) -> _Found:
     for low, high in _containers(line):
         yield IMAGE, start + low, start + high, ()
     for found in _VARIABLE.finditer(line):
-        if not _is_comment(line, found.start()) and _TWINS[found["name"]] not in line:
-            yield SHELL, start + found.start(), start + found.end(), ()
+        is_set = found["set"] is not None or found[0][len(found["name"])] != " "
+        if is_set and not _is_comment(line, found.start()) and _TWINS[found["name"]] not in line:
+            yield SHELL, start + found.start("name"), start + found.end(), ()
     for found in _RUNNER.finditer(line):
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
