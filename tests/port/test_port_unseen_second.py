@@ -398,6 +398,25 @@ def test_methods_of_a_class_that_another_file_scripts_are_left(tmp_path):
     assert "def unused(self, x):\n        return x.to(portable.device())" in after["net"]
 
 
+def test_a_method_next_to_a_scripted_one_is_not_compiled():
+    after, _ = ported("""
+        import torch
+
+        Module = torch.jit.ScriptModule
+        Method = torch.jit.script_method
+
+        class Net(Module):
+            def forward(self, x):
+                return self.one(x.cuda())
+
+            @Method
+            def one(self, x):
+                return x.cuda()
+    """)
+    assert "return self.one(x.to(portable.device()))" in after
+    assert "    def one(self, x):\n        return x.cuda()" in after
+
+
 def test_a_function_of_the_same_name_in_another_file_is_not_the_one_that_is_compiled(tmp_path):
     one = """
         import torch

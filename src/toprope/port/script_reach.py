@@ -40,22 +40,29 @@ class _Search:
             for name in {*scripts.calls, *scripts.bases}:
                 self._defined.setdefault(name, []).append(number)
         self._seen: set[_Place] = set()
+        self._any = False
 
     def found(self) -> list[frozenset[str]]:
         """The compiled names of each file."""
-        ahead = [place for number in range(len(self._files)) for place in self._first(number)]
-        certain = set(ahead)
+        certain = [place for number in range(len(self._files)) for place in self._first(number)]
+        ahead = list(certain)
         while ahead:
-            while ahead:
-                place = ahead.pop()
-                if place not in self._seen and (place in certain or not self._is_refused(place)):
-                    self._seen.add(place)
-                    ahead += self._after(*place)
-            ahead += [each for each in self._of_held() if each not in self._seen and not self._is_refused(each)]
+            self._follow(ahead, certain)
+            ahead = [each for each in self._of_held() if each not in self._seen and not self._is_refused(each)]
+        if self._any:  # of each module its forward, and what that calls
+            self._follow(list(self._every_module()), ())
         names: list[set[str]] = [set() for _ in self._files]
         for number, name in self._seen:
             names[number].add(name)
         return [frozenset(each) for each in names]
+
+    def _follow(self, ahead: list[_Place], certain: Collection[_Place]) -> None:
+        """Note what is reached from some places; what cannot be compiled is not, unless it is certain."""
+        while ahead:
+            place = ahead.pop()
+            if place not in self._seen and (place in certain or not self._is_refused(place)):
+                self._seen.add(place)
+                ahead += self._after(*place)
 
     def _is_refused(self, place: _Place) -> bool:
         number, name = place
@@ -68,14 +75,16 @@ class _Search:
             if name.startswith(WRAPPED):
                 wrapper = name.removeprefix(WRAPPED)
                 uses = list(self._wrapped(number, wrapper))
-                yield from uses or self._every_module()
+                yield from uses
+                self._any |= not uses
             elif name == ANY_MODULE:
-                yield from self._every_module()
+                self._any = True
             else:
                 bare = name.removeprefix(PERHAPS)
                 places = self._resolve(number, bare)
                 unknown = name.startswith(PERHAPS) and not is_outside(bare, self._names)
-                yield from places or (self._every_module() if unknown else ())
+                yield from places
+                self._any |= unknown and not places
 
     def _wrapped(self, number: int, wrapper: str) -> Iterator[_Place]:
         """The functions that a function is given which has its argument compiled: decorated with it, or in a call."""

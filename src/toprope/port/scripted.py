@@ -86,7 +86,7 @@ def scripts_of(tree: ast.Module) -> Scripts:
             inherits = (_meant(each, imports) for each in node.bases)
             bases[node.name] = bases.get(node.name, ()) + tuple(filter(None, inherits))
             if any(_last(base) == "ScriptModule" for base in node.bases):
-                compiles |= {node.name, f"{node.name}.forward"}
+                compiles.add(f"{node.name}.forward")
         elif isinstance(node, ast.ImportFrom):
             stars |= any(each.name == "*" for each in node.names)
     for function, name in _functions(tree, ""):
@@ -97,7 +97,7 @@ def scripts_of(tree: ast.Module) -> Scripts:
         owner = name.rpartition(".")[0]
         if does & _COMPILES:
             compiles.add(name)
-            if does & {"export", "script_method"} and owner:
+            if "export" in does and owner:
                 compiles.add(owner)
         called = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
         calls[name] = calls.get(name, frozenset()) | {_called(each, imports) for each in called} - {""}
