@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
+from toprope.port.analysis.places import cannot_be, device_name, index_name, is_argument, names_default
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import cannot_be, device_name, index_name, is_argument, names_default
-from toprope.port.project import is_options
+from toprope.port.project.facts import is_options
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.nccl import ASKED, is_nccl
-from toprope.port.scopes import Binding, with_defaults
+from toprope.port.syntax.scopes import Binding, with_defaults
 
 __all__ = ["FAMILY"]
 

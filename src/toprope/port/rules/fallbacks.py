@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.compiled import compiled_uses
+from toprope.port.conditions.compiled import compiled_uses
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind

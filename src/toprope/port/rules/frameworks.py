@@ -6,7 +6,7 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.project import last_name, option_of
+from toprope.port.project.facts import last_name, option_of
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
