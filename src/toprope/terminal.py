@@ -1,6 +1,7 @@
 """Text and progress for people, on rich: tables, labelled rows, a progress bar.
 
 Colour and control characters go to terminals alone. Nothing is cut off, no word is broken, and text is never markup.
+A `Message` is shown in the reader's language.
 Lines are wrapped on a terminal; elsewhere they are as long as they are, but for `field`s with a width.
 """
 
@@ -8,12 +9,15 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
+
+from toprope.messages import local
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -28,13 +32,30 @@ WIDTH = 100
 
 _ENDLESS = 100_000
 _SPACE = "\ue000"
+_BREAK = "\x1f"  # white space without a width: a line may end there
+_BREAKABLE = re.compile(
+    r"(?<=[\u2e80-\ufaff\uff01-\uff60])(?=[^\s\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f\u300b\u201d])"
+)
+"""Places between characters of Chinese text where a line may end: not before a closing mark."""
 _BAR, _NAME = 24, 40
 _REDRAW, _REPORT = 0.1, 15.0
 
 
 def unbroken(text: str) -> str:
     """A text inside which no line ends, such as a command."""
-    return text.replace(" ", _SPACE)
+    return local(text).replace(" ", _SPACE)
+
+
+def _text(text: str | Text) -> Text:
+    """A text for rich, in the reader's language."""
+    from rich.text import Text
+
+    return text if isinstance(text, Text) else Text(_breakable(local(text)))
+
+
+def _breakable(text: str) -> str:
+    """A text whose lines may end between Chinese characters too; rich, and `str.split`, end them at white space."""
+    return text if text.isascii() else _BREAKABLE.sub(_BREAK, text)
 
 
 def table(
@@ -62,7 +83,10 @@ def table(
 
     # Space behind the last column too: without it rich cuts that column off by as much.
     made = Table(box=None, padding=(0, gap, 0, 0), show_header=bool(header), header_style="bold")
-    lines = [[cell if number in wrapped else unbroken(cell) for number, cell in enumerate(row)] for row in rows]
+    lines = [
+        [_breakable(local(cell)) if number in wrapped else unbroken(cell) for number, cell in enumerate(row)]
+        for row in rows
+    ]
     names = [unbroken(name) for name in header] or [""] * len(lines[0])
     for number, (name, *cells) in enumerate(zip(names, *lines, strict=True)):
         justify: Literal["left", "right"] = "right" if number in right else "left"
@@ -88,13 +112,13 @@ def field(
     from rich.table import Table
     from rich.text import Text
 
-    label = label if isinstance(label, Text) else Text(label)
+    label = _text(label)
     items: list[RenderableType] = []
     if label.cell_len >= label_width:
         items.append(Padding(label, (0, 0, 0, indent), expand=False))
         label = Text()
     for number, text in enumerate(texts):
-        cell = text if isinstance(text, Text) else Text(text)
+        cell = _text(text)
         longest = _longest_word(cell.plain)
         grid = Table.grid()
         grid.add_column(width=label_width)
@@ -125,7 +149,7 @@ def render(*items: RenderableType, width: int | None = None, colour: bool = Fals
     console = _console(io.StringIO(), colour=colour, width=_ENDLESS)
     for item in items:
         for each in item.renderables if isinstance(item, Group) else (item,):
-            shown = Text(each) if isinstance(each, str) else each
+            shown = _text(each) if isinstance(each, str) else each
             options = console.options
             if width is not None:
                 options = options.update(width=max(width, console.measure(shown).minimum))
@@ -134,7 +158,7 @@ def render(*items: RenderableType, width: int | None = None, colour: bool = Fals
                 text.rstrip()
                 console.print(text, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().replace(_SPACE, " ")
+    return console.file.getvalue().replace(_SPACE, " ").replace(_BREAK, "")
 
 
 def show(*items: RenderableType) -> None:

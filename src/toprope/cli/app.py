@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,7 +15,8 @@ from typer.core import TyperGroup
 import toprope
 from toprope.cli.group import group
 from toprope.cli.outputs import guarded
-from toprope.errors import PackageError, TopropeError
+from toprope.errors import PackageError, SettingError, TopropeError
+from toprope.messages import shown_in
 
 __all__ = ["VERBS", "main"]
 
@@ -84,7 +87,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after `toprope`; those of this process when left out.
     """
-    return guarded(lambda: _run(arguments))
+    with shown_in(_language()):
+        return guarded(lambda: _run(arguments))
+
+
+_LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")  # POSIX: the first that is set and not empty decides
+
+
+def _language() -> str:
+    """The user's language: TOPROPE_LANG or `lang` in pyproject.toml, else the locale's, else English."""
+    from toprope.settings import Settings
+
+    try:
+        setting = Settings.load().lang
+    except SettingError:
+        setting = "auto"  # the verb that needs the settings reports it
+    if setting != "auto":
+        return setting
+    locale = next((text for name in _LOCALE if (text := os.environ.get(name, ""))), "")
+    return "zh" if re.match(r"zh(?![a-z])", locale, re.IGNORECASE) else "en"
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -192,13 +192,24 @@ def run(
 
 def _without_effect(choice: Choice) -> tuple[str, ...]:
     """A note where TORCH_NPU_FALLBACK_CPU_DISABLE asks for what the release of torch_npu does not know."""
+    from toprope.messages import Message
     from toprope.sim.host_operators import DISABLE
     from toprope.support.operators_on_card import find_release
 
     if choice.spec is None or os.environ.get(DISABLE, "").strip() != "1":
         return ()
     release = find_release(choice.spec.torch_npu)
-    return () if release.can_refuse else (f"{DISABLE}=1 has no effect in {release.text}, which does not know it",)
+    return (
+        ()
+        if release.can_refuse
+        else (
+            Message(
+                "{variable}=1 has no effect in {release}, which does not know it",
+                variable=DISABLE,
+                release=release.text,
+            ),
+        )
+    )
 
 
 def _run(
