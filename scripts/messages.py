@@ -24,7 +24,8 @@ SOURCES = ROOT / "src" / "toprope"
 CATALOGUES = SOURCES / "locale"
 
 FRAME = (
-    "Usage: ", "Arguments", "Options", "Commands", "Verbs", "Show this message and exit.", "default: {value}", "required",
+    "Usage: ", "Arguments", "Options", "Commands", "Verbs", "Show this message and exit.", "default: {value}",
+    "required",
 )  # fmt: skip
 """Texts of the frame of the help, which are typer's (toprope/cli/help_text.py)."""
 
@@ -57,14 +58,17 @@ def in_source(tree: ast.AST) -> Iterator[str]:
         ValueError: a call has something else than a literal.
     """
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Message", "joined")):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Message", "joined")
+        ):
             continue
         first = node.args[0] if node.args else None
         if not (isinstance(first, ast.Constant) and isinstance(first.value, str)):
-            if isinstance(first, ast.Subscript):  # data, of which the catalogues are told otherwise
+            if isinstance(first, ast.Subscript):  # of data, which `texts` reads by itself
                 continue
             raise ValueError(f"line {node.lineno}: {ast.unparse(node)}: the text is no literal")
-        if re.search(r"[A-Za-z]{2,}", without_fields(first.value)) or node.func.id == "joined" and first.value.strip():
+        separates = node.func.id == "joined" and first.value.strip()
+        if separates or re.search(r"[A-Za-z]{2,}", without_fields(first.value)):
             yield first.value
 
 
@@ -133,7 +137,7 @@ def faults(wanted: Mapping[str, str], catalogue: Mapping[str, str]) -> list[str]
     return found
 
 
-HEADER = """# Translation of toprope's texts. scripts/messages.py keeps the list of texts; docs/adding.md says how to write them.
+HEADER = """# Translation of toprope's texts, one entry each; scripts/messages.py adds and removes entries.
 msgid ""
 msgstr ""
 "Language: {name}\\n"
@@ -163,7 +167,7 @@ def main() -> int:
             path.write_text(HEADER.format(name=name) + "\n".join(entries), encoding="utf-8")
         else:
             wrong += [f"{path.name}: {fault}" for fault in faults(wanted, known)]
-    print("\n".join(wrong) or f"{len(wanted)} texts")
+    sys.stdout.write(("\n".join(wrong) or f"{len(wanted)} texts") + "\n")
     return int(bool(wrong))
 
 

@@ -25,11 +25,25 @@ if TYPE_CHECKING:
 
     from toprope.progress import Step
 
-__all__ = ["WIDTH", "Display", "columns", "field", "render", "say", "show", "table", "unbroken", "wants_colour"]
+__all__ = [
+    "WIDTH",
+    "Display",
+    "breakable",
+    "cells",
+    "columns",
+    "field",
+    "render",
+    "say",
+    "show",
+    "table",
+    "unbroken",
+    "wants_colour",
+]
 
 WIDTH = 100
 """Columns of prose that is made to be pasted elsewhere."""
 
+_CELLS = {"W": 2, "F": 2}
 _ENDLESS = 100_000
 _SPACE = "\ue000"
 _BREAK = "\x1f"  # white space without a width: a line may end there
@@ -50,12 +64,21 @@ def _text(text: str | Text) -> Text:
     """A text for rich, in the reader's language."""
     from rich.text import Text
 
-    return text if isinstance(text, Text) else Text(_breakable(local(text)))
+    return text if isinstance(text, Text) else Text(breakable(local(text)))
 
 
-def _breakable(text: str) -> str:
-    """A text whose lines may end between Chinese characters too; rich, and `str.split`, end them at white space."""
+def breakable(text: str) -> str:
+    """A text whose lines may end between Chinese characters too: with white space there that has no width."""
     return text if text.isascii() else _BREAKABLE.sub(_BREAK, text)
+
+
+def cells(text: str) -> int:
+    """Columns of a terminal that a text takes: two for a Chinese character."""
+    from unicodedata import east_asian_width
+
+    return (
+        len(text) if text.isascii() else sum(_CELLS.get(east_asian_width(each), 1) for each in text if each != _BREAK)
+    )
 
 
 def table(
@@ -84,7 +107,7 @@ def table(
     # Space behind the last column too: without it rich cuts that column off by as much.
     made = Table(box=None, padding=(0, gap, 0, 0), show_header=bool(header), header_style="bold")
     lines = [
-        [_breakable(local(cell)) if number in wrapped else unbroken(cell) for number, cell in enumerate(row)]
+        [breakable(local(cell)) if number in wrapped else unbroken(cell) for number, cell in enumerate(row)]
         for row in rows
     ]
     names = [unbroken(name) for name in header] or [""] * len(lines[0])

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import toprope
 from toprope.cli.group import group
+from toprope.cli.help_text import localize
 from toprope.cli.outputs import guarded
 from toprope.errors import PackageError, SettingError, TopropeError
 from toprope.messages import shown_in
@@ -45,6 +46,10 @@ VERBS = {
 class VerbGroup(TyperGroup):
     """The verbs of the table. A verb's file is imported when the verb is used, never for `toprope --help`."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        localize(self)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all verbs."""
         return list(VERBS)
@@ -55,7 +60,7 @@ class VerbGroup(TyperGroup):
             return None
         command = typer.main.get_command(import_module(f"toprope.cli.{cmd_name}").app)
         command.name = cmd_name
-        return command
+        return localize(command)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the table of verbs into the help."""
