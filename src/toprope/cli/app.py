@@ -13,11 +13,12 @@ import typer
 from typer.core import TyperGroup
 
 import toprope
+from toprope.cli.completion import VARIABLE
 from toprope.cli.group import group
 from toprope.cli.help_text import localize
 from toprope.cli.outputs import guarded
 from toprope.errors import PackageError, SettingError, TopropeError
-from toprope.messages import shown_in
+from toprope.messages import Message, local, shown_in
 
 __all__ = ["VERBS", "main"]
 
@@ -35,6 +36,8 @@ VERBS = {
     "serve": "Serve a graph of models and functions over HTTP.",
     "images": "Write a tiny model that edits pictures, to try everything offline.",
     "devices": "List the devices that a program would see, and why there are no others.",
+    "cache": "Show what toprope keeps on this machine, such as the compiled card, with size and age; clear it.",
+    "completion": "Print the script that completes toprope's commands and options in bash, zsh or fish.",
     "explain": "Print a page of the documentation, such as the one that an error names; list the pages.",
     "start": "Start a deployment: settings and cards for this user's programs with functions, until `stop`.",
     "status": "Show the deployment and the running instances.",
@@ -113,7 +116,35 @@ def _language() -> str:
     return "zh" if re.match(r"zh(?![a-z])", locale, re.IGNORECASE) else "en"
 
 
+_STEPS = (
+    (
+        "toprope run --chip 910B3 train.py",
+        Message("run a program on a simulated card, and see what a real one would do"),
+    ),
+    ("toprope port train.py --diff", Message("see what a program for CUDA needs to run on NPU, CUDA and CPU")),
+    ("toprope doctor", Message("see why there is no NPU here, and what to do")),
+)
+"""Ways to begin, for `toprope` alone."""
+
+
+def _begin() -> int:
+    from toprope.terminal import cells, say
+
+    width = max(cells(command) for command, _ in _STEPS)
+    steps = "".join(f"  {command:<{width}}  {local(text)}\n" for command, text in _STEPS)
+    first = local(Message("toprope takes PyTorch programs to Ascend NPUs. Three ways to begin:"))
+    last = local(Message("toprope --help lists all commands, toprope explain start shows the first page to read."))
+    say(f"{first}\n{steps}{last}\n")
+    return 0
+
+
 def _run(arguments: Sequence[str] | None) -> int:
+    if VARIABLE in os.environ:
+        from typer.completion import completion_init
+
+        completion_init()
+    elif not (sys.argv[1:] if arguments is None else arguments):
+        return _begin()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="toprope")
     except TopropeError as error:

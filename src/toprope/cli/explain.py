@@ -14,6 +14,7 @@ import typer
 from toprope import errors
 from toprope.cli.group import HELP, verb
 from toprope.errors import TopropeError, UsageError
+from toprope.messages import language
 
 __all__ = ["app", "pages"]
 
@@ -55,16 +56,23 @@ def explain(
             looked_at=f"{len(known)} pages",
             do=f"{nearest}toprope explain lists all pages, toprope doctor CODE explains a code of the card",
         )
-    say(_LINK.sub(_as_command, known[name].read_text(encoding="utf-8")))
+    translated = pages(language()).get(name) if language() != "en" else None
+    say(_LINK.sub(_as_command, (translated or known[name]).read_text(encoding="utf-8")))
 
 
-def pages() -> dict[str, Traversable]:
-    """The file of every page, by the page's name in small letters."""
+def pages(language: str = "") -> dict[str, Traversable]:
+    """The file of every page, by the page's name in small letters.
+
+    Args:
+        language: "zh" for the pages that are translated; "" for all pages, in English.
+    """
     found = {}
+    ending = f".{language}.md" if language else ".md"
     for folder, front in _FRONT.items():
         for file in files("toprope").joinpath("docs", folder).iterdir():
-            if file.name.endswith(".md"):
-                found[front if file.name == "index.md" else file.name.removesuffix(".md").lower()] = file
+            if file.name.endswith(ending) and file.name.count(".") == ending.count("."):
+                name = file.name.removesuffix(ending).lower()
+                found[front if name == "index" else name] = file
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from inspect import cleandoc
 from typing import Any
 
 from toprope.messages import catalogue, language
@@ -24,6 +25,7 @@ def localize(command: Any) -> Any:
         formatter = type("LocalizedFormatter", (_Localized, base.formatter_class), {})
         command.context_class = type("LocalizedContext", (base,), {"formatter_class": formatter})
     for below in getattr(command, "commands", {}).values():
+        below.short_help = _text(cleandoc(below.help or "")).partition("\n")[0]
         localize(below)
     return command
 

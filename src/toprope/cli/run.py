@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from toprope.cli.choose import Asked, Choice, choose
-from toprope.cli.group import verb
+from toprope.cli.group import chip_names, verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,10 @@ def run(
         ),
     ] = None,
     chip: Annotated[
-        str | None, typer.Option(metavar="CHIP", help="Chip of the simulated card, such as 910B3; implies sim.")
+        str | None,
+        typer.Option(
+            metavar="CHIP", autocompletion=chip_names, help="Chip of the simulated card, such as 910B3; implies sim."
+        ),
     ] = None,
     count: Annotated[int | None, typer.Option(metavar="N", help="Number of simulated cards. [default: 1]")] = None,
     hbm: Annotated[
@@ -243,7 +246,7 @@ def _run(
     from toprope.terminal import columns, wants_colour
     from toprope.visible import VARIABLE
 
-    folder = tempfile.mkdtemp(prefix="toprope-")
+    folder = tempfile.mkdtemp(prefix="toprope-run-")
     try:
         if choice.spec is not None:
             npu_smi.install(Path(folder), choice.spec)
