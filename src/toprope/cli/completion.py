@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from toprope.cli.group import HELP, verb
-from toprope.terminal import say
 
 __all__ = ["VARIABLE", "app"]
 
@@ -34,5 +33,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell that runs 
     compinit. fish: toprope completion fish > ~/.config/fish/completions/toprope.fish
     """
     from typer.completion import get_completion_script
+
+    from toprope.terminal import say
 
     say(get_completion_script(prog_name="toprope", complete_var=VARIABLE, shell=shell.value) + "\n")

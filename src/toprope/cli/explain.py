@@ -92,7 +92,9 @@ def _as_command(link: re.Match[str]) -> str:
 def _list() -> str:
     """Every page with its title, those of errors first; of the rules' pages the list of them alone."""
     titles = {name: (error.__doc__ or "").partition("\n")[0] for name, error in sorted(_errors().items())}
+    translated = pages(language()) if language() != "en" else {}
     for name, file in sorted(pages().items()):
+        file = translated.get(name, file)
         if name not in titles and not re.fullmatch(r"tr\d+[a-z]?", name):
             titles[name] = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     width = max(map(len, titles))

@@ -8,7 +8,6 @@ from inspect import cleandoc
 from typing import Any
 
 from toprope.messages import catalogue, language
-from toprope.terminal import breakable, cells
 
 __all__ = ["localize"]
 
@@ -53,6 +52,8 @@ class _Localized:
         self.write("\n\n".join("\n".join(indent + line for line in self._lines(one, 0)) for one in paragraphs) + "\n")
 
     def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = _LONGEST_NAME, col_spacing: int = 2) -> None:
+        from toprope.terminal import cells
+
         names = [cells(name) for name, _ in rows]
         first = min(max(names, default=0), col_max) + col_spacing
         for (name, help_), width in zip(rows, names, strict=True):
@@ -63,6 +64,8 @@ class _Localized:
             self.write("\n".join([(begin + lines[0]).rstrip(), *(indent + line for line in lines[1:])]) + "\n")
 
     def _lines(self, text: str, taken: int) -> Iterator[str]:
+        from toprope.terminal import breakable, cells
+
         room, line = max(self.width - self.current_indent - taken, 20), ""
         for piece in re.findall(r"[^ \n\x1f]+[ \n\x1f]?", breakable(text)):
             piece = piece.replace("\n", " ")
