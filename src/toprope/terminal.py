@@ -52,7 +52,7 @@ _BREAKABLE = re.compile(
 )
 """Places between characters of Chinese text where a line may end: not before a closing mark."""
 _BAR, _NAME = 24, 40
-_REDRAW, _REPORT = 0.1, 15.0
+_REDRAW, _REPORT = 0.1, 8.0  # seconds; the second where lines stay: nobody waits 10 s without one
 
 
 def unbroken(text: str) -> str:
@@ -225,11 +225,13 @@ class Display:
         self._live: Any = None
 
     def stage(self, text: str) -> None:
-        """Show on a terminal what is done now, until something else is shown."""
+        """Show what is done now: on a terminal until something else is shown, elsewhere unless a line was just written."""
         if self._redraws:
             from rich.text import Text
 
             self._draw(Text(f"{text} ...", no_wrap=True, overflow="ellipsis"))
+        elif not self._quiet and time.monotonic() - self._shown >= _REPORT:
+            self.say(text)
 
     def step(self, step: Step) -> None:
         """Show a step, unless one was shown just now."""
@@ -238,12 +240,13 @@ class Display:
             self._shown = now
             self._draw(self._line(step))
         elif not self._redraws and not self._quiet and now - self._shown >= _REPORT:
-            self._shown = now
             self.say("  ".join([self.name, *self._words(step)]))
 
     def say(self, text: str) -> None:
         """Write a line to stderr that stays."""
         self.clear()
+        if not self._redraws:
+            self._shown = time.monotonic()
         sys.stderr.write(f"toprope: {text}\n")
         sys.stderr.flush()
 

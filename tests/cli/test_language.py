@@ -213,8 +213,8 @@ def test_the_doctor_is_translated_and_its_json_is_not(facts):
 
 def test_lines_of_chinese_end_within_the_width():
     text = Message(
-        "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of all blocks and the inside of "
-        "one are at most {room}; activations are {activations})",
+        "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of all blocks and the inside "
+        "of one are at most {room}; activations are {activations})",
         room="1 GiB",
         activations="2 GiB",
     )
