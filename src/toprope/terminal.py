@@ -225,7 +225,7 @@ class Display:
         self._live: Any = None
 
     def stage(self, text: str) -> None:
-        """Show what is done now: on a terminal until something else is shown, elsewhere unless a line was just written."""
+        """Show what is done now: on a terminal until something else is shown, elsewhere where no line is recent."""
         if self._redraws:
             from rich.text import Text
 

@@ -140,7 +140,7 @@ def _begin() -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     if VARIABLE in os.environ:
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
     elif not (sys.argv[1:] if arguments is None else arguments):

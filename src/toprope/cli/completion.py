@@ -32,7 +32,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell that runs 
     bash: eval "$(toprope completion bash)" in ~/.bashrc. zsh: eval "$(toprope completion zsh)" in ~/.zshrc, after
     compinit. fish: toprope completion fish > ~/.config/fish/completions/toprope.fish
     """
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     from toprope.terminal import say
 

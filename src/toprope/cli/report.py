@@ -311,7 +311,7 @@ def _card_time(timing: Timing, totals: Totals) -> Iterator[str]:
 def numbers_text(rehearsal: Rehearsal, folder: str) -> list[str]:
     """The first bad numbers, and the modules that deviate most from float32; none where nobody looked."""
     names = {"nan": "NaN", "overflow": Message("overflow")}
-    found = [
+    found: list[str] = [
         Message(
             "first {kind}: {operator}, {place}{within}",
             kind=names[kind],

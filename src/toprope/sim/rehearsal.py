@@ -642,7 +642,7 @@ def advice(
     fixed = total - moving
     kept = {kind: held[kind] + later[kind] for kind in ("weights", "gradients", "optimizer")}  # at every batch
     least = sum(kept.values()) + runtime
-    found = []
+    found: list[str] = []
     if least > capacity:
         coming = (
             Message(", {size} of it still to come", size=gibibytes(sum(later.values()))) if any(later.values()) else ""
