@@ -226,6 +226,7 @@ class Display:
 
     def stage(self, text: str) -> None:
         """Show what is done now: on a terminal until something else is shown, elsewhere where no line is recent."""
+        text = local(text)
         if self._redraws:
             from rich.text import Text
 
@@ -247,7 +248,7 @@ class Display:
         self.clear()
         if not self._redraws:
             self._shown = time.monotonic()
-        sys.stderr.write(f"toprope: {text}\n")
+        sys.stderr.write(f"toprope: {local(text)}\n")
         sys.stderr.flush()
 
     def clear(self) -> None:
