@@ -52,7 +52,7 @@ def texts() -> dict[str, str]:
 
 
 def in_source(tree: ast.AST) -> Iterator[str]:
-    """The texts of a module that have words: literals in `Message` and `joined`.
+    """The texts of a module that have words or marks: literals in `Message` and `joined`.
 
     Raises:
         ValueError: a call has something else than a literal.
@@ -67,8 +67,7 @@ def in_source(tree: ast.AST) -> Iterator[str]:
             if isinstance(first, ast.Subscript):  # of data, which `texts` reads by itself
                 continue
             raise ValueError(f"line {node.lineno}: {ast.unparse(node)}: the text is no literal")
-        separates = node.func.id == "joined" and first.value.strip()
-        if separates or re.search(r"[A-Za-z]{2,}", without_fields(first.value)):
+        if re.search(r"[A-Za-z]{2,}|[.,;:()]", without_fields(first.value)):
             yield first.value
 
 

@@ -48,7 +48,7 @@ _ENDLESS = 100_000
 _SPACE = "\ue000"
 _BREAK = "\x1f"  # white space without a width: a line may end there
 _BREAKABLE = re.compile(
-    r"(?<=[\u2e80-\ufaff\uff01-\uff60])(?=[^\s\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f\u300b\u201d])"
+    r"(?<=[\u2e80-\ud7ff\uf900-\ufaff\uff01-\uff60])(?=[^\s\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f\u300b\u201d])"
 )
 """Places between characters of Chinese text where a line may end: not before a closing mark."""
 _BAR, _NAME = 24, 40
@@ -69,7 +69,7 @@ def _text(text: str | Text) -> Text:
 
 def breakable(text: str) -> str:
     """A text whose lines may end between Chinese characters too: with white space there that has no width."""
-    return text if text.isascii() else _BREAKABLE.sub(_BREAK, text)
+    return text if text.isascii() or _SPACE in text else _BREAKABLE.sub(_BREAK, text)
 
 
 def cells(text: str) -> int:

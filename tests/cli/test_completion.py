@@ -49,7 +49,7 @@ def completed(path: str, *words: str, **variables: str) -> list[str]:
         (["cache", ""], {"clear"}),
         (["run", "--de"], {"--device"}),
         (["run", "--device", "c"], {"cuda", "cpu"}),
-        (["run", "--chip", "910b"], {name for name in chips.names() if name.startswith("910B")}),
+        (["run", "--chip", "910B"], {name for name in chips.names() if name.startswith("910B")}),
         (["completion", ""], {"bash", "zsh", "fish"}),
         (["run", "train"], set()),  # nothing: the shell completes files
     ],

@@ -43,4 +43,4 @@ def chip_names(incomplete: str) -> list[str]:
     """The chips whose names begin so, for the shell."""
     from toprope import chips
 
-    return [name for name in chips.names() if name.lower().startswith(incomplete.lower())]
+    return [name for name in chips.names() if name.startswith(incomplete)]

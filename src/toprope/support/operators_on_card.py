@@ -82,9 +82,11 @@ class Release:
         """A few words for a reader: "torch_npu 2.7.1.post2 (release 7.3.0, for torch 2.7.1)"."""
         if self.versions == (self.release,):
             return f"torch_npu {self.release}"
-        name = f"release {self.release}" if self.release != MASTER else f"master of {self.date}"
-        version = f"torch_npu {self.versions[0]} (" if self.versions else "torch_npu ("
-        return f"{version}{name}, for torch {self.torch})"
+        version = f"torch_npu {self.versions[0]}" if self.versions else "torch_npu"
+        name = Message("release {release}", release=self.release)
+        if self.release == MASTER:
+            name = Message("master of {date}", date=self.date)
+        return Message("{version} ({name}, for torch {torch})", version=version, name=name, torch=self.torch)
 
 
 @dataclass(frozen=True)
