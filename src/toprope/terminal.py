@@ -13,11 +13,12 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
-from toprope.messages import local
+from toprope.messages import Message, catalogue, language, local
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -64,12 +65,24 @@ def _text(text: str | Text) -> Text:
     """A text for rich, in the reader's language."""
     from rich.text import Text
 
-    return text if isinstance(text, Text) else Text(breakable(local(text)))
+    return text if isinstance(text, Text) else Text(_wrappable(text))
+
+
+def _wrappable(text: str) -> str:
+    """A text in the reader's language, whose lines may end inside its translation, but in no name that is in it."""
+    if language() == "en" or not isinstance(text, Message):
+        return text
+    return text.translated(_wrappable_catalogue(language()))
+
+
+@cache
+def _wrappable_catalogue(name: str) -> Mapping[str, str]:
+    return {text: breakable(translation) for text, translation in catalogue(name).items()}
 
 
 def breakable(text: str) -> str:
     """A text whose lines may end between Chinese characters too: with white space there that has no width."""
-    return text if text.isascii() or _SPACE in text else _BREAKABLE.sub(_BREAK, text)
+    return text if text.isascii() else _BREAKABLE.sub(_BREAK, text)
 
 
 def cells(text: str) -> int:
@@ -107,8 +120,7 @@ def table(
     # Space behind the last column too: without it rich cuts that column off by as much.
     made = Table(box=None, padding=(0, gap, 0, 0), show_header=bool(header), header_style="bold")
     lines = [
-        [breakable(local(cell)) if number in wrapped else unbroken(cell) for number, cell in enumerate(row)]
-        for row in rows
+        [_wrappable(cell) if number in wrapped else unbroken(cell) for number, cell in enumerate(row)] for row in rows
     ]
     names = [unbroken(name) for name in header] or [""] * len(lines[0])
     for number, (name, *cells) in enumerate(zip(names, *lines, strict=True)):

@@ -230,6 +230,14 @@ def test_lines_of_chinese_end_within_the_width():
     assert not any(line.lstrip().startswith(("，", "。", "）", "、")) for line in lines)
 
 
+def test_a_name_in_a_text_is_not_broken():
+    path = "/home/用户/模型训练/第二个程序.py:44"
+    text = Message("{name} works but sees no card", name=path)
+    with shown_in("zh"):
+        shown = render(*field("x", text, path, label_width=4), width=40)
+    assert shown.count(path) == 2
+
+
 def test_a_text_without_chinese_is_not_changed():
     assert breakable("a b") == "a b"
     assert cells("中a") == 3
