@@ -659,6 +659,15 @@ def advice(
                 coming=coming,
             )
         )
+    elif total <= capacity and not any(held.values()):  # csrc/core/block.h: no piece fits, and nothing is cached
+        found.append(
+            Message(
+                "more memory: the allocator takes pieces of 2 MiB, of 20 MiB for tensors of 1 to 10 MiB, and none of "
+                "them fits into {capacity} (estimate: {total} are needed at this point)",
+                capacity=gibibytes(capacity),
+                total=gibibytes(total),
+            )
+        )
     elif total <= capacity and "expandable_segments:True" not in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
         found.append(
             Message(
