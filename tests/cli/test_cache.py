@@ -26,6 +26,7 @@ def kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     (tmp_path / "runtime").mkdir()
+    monkeypatch.setenv("TOPROPE_OBJECT_STORE", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     build = cache / "sim" / "torch-2.13.0-aaaa-bbbb"
     build.mkdir(parents=True)

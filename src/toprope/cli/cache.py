@@ -212,9 +212,7 @@ def _runs(used: _Used) -> Iterator[Entry]:
     from toprope.functions.deployment import state_file
 
     begun = state_file.read()
-    folders = {Path(tempfile.gettempdir()), Path("/dev/shm")}
-    if store := os.environ.get("TOPROPE_OBJECT_STORE"):
-        folders.add(Path(store))
+    folders = {Path(tempfile.gettempdir()), Path(os.environ.get("TOPROPE_OBJECT_STORE") or "/dev/shm")}
     for path in (child for folder in sorted(folders) for child in _children(folder)):
         try:
             facts = path.lstat()
