@@ -264,6 +264,11 @@ def test_pages_are_printed_in_chinese_where_they_are_translated(monkeypatch, cap
     monkeypatch.setenv("TOPROPE_LANG", "zh")
     assert main(["explain", "SizeError"]) == 0
     assert "## 处理办法" in capsys.readouterr().out
+    assert main(["explain", "docs/errors/build.zh.md"]) == 0
+    assert "[" not in (page := capsys.readouterr().out)
+    assert ".zh" not in page
+    assert main(["explain", "doctor"]) == 0
+    assert "BuildError (toprope explain build)" in capsys.readouterr().out
     assert main(["explain", "ci"]) == 0
     assert capsys.readouterr().out.startswith("# CI")
     assert main(["explain"]) == 0

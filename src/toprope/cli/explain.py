@@ -47,7 +47,7 @@ def explain(
         return
     known = pages()
     of_class = {error.__name__.lower(): name for name, error in _errors().items()}
-    name = of_class.get(page.lower(), PurePath(page.lower()).stem)
+    name = of_class.get(page.lower(), PurePath(page.lower()).stem.removesuffix(".zh"))
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         nearest = f"toprope explain {' or '.join(near)}; " if near else ""
@@ -84,7 +84,7 @@ def _errors() -> dict[str, type[TopropeError]]:
 
 def _as_command(link: re.Match[str]) -> str:
     """A link between pages as the command that shows the other page."""
-    text, target = link[1], PurePath(link[2])
+    text, target = link[1], PurePath(link[2].replace(".zh.md", ".md"))
     name = _FRONT.get(target.parent.name.strip("."), "index") if target.stem == "index" else target.stem
     return f"{text} (toprope explain {name})"
 

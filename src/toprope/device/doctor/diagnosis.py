@@ -134,7 +134,7 @@ def _cards(facts: Facts) -> Iterator[Finding]:
     if "npu" in examination.broken:
         yield Finding(
             "torch-npu-broken",
-            Message("torch_npu can be imported, and yet there is no NPU: {npu}.", npu=examination.absent["npu"]),
+            Message("torch_npu can be imported, and yet there is no NPU: {reason}.", reason=examination.absent["npu"]),
             (*(f"toprope doctor {code}" for code in codes(examination.absent["npu"])), examination.broken["npu"]),
             looked_at=joined(", ", (part for part in (examination.torch_npu_file, facts.ascend.text) if part)),
         )
@@ -164,10 +164,10 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "permission",
             Message(
-                "you may not open {numbers}: owned by {owner}, and {group}.",
+                "you may not open {numbers}: owned by {owner}, and {reason}.",
                 numbers=numbers,
                 owner=machine.owner,
-                group=Message("its mode does not let the group in")
+                reason=Message("its mode does not let the group in")
                 if group in facts.groups
                 else Message("you are not in that group"),
             ),
