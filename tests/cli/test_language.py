@@ -9,16 +9,17 @@ import sys
 import pytest
 
 import messages as tool
-from toprope.cli import doctor_text, main
+from toprope.cli import main
 from toprope.cli.app import VERBS
-from toprope.cli.choose import Choice, Probe
-from toprope.cli.report import Outcome, as_dict, as_text
-from toprope.cli.trace_file import TraceFile
+from toprope.cli.launch.select_target import Choice, Probe
+from toprope.cli.output import doctor_text
+from toprope.cli.reports.run_report import Outcome, as_dict, as_text
+from toprope.cli.reports.trace_file import TraceFile
 from toprope.device.doctor.diagnosis import diagnose
 from toprope.device.host.ascend import AscendMachine
 from toprope.device.host.machine import DeviceResult, DtypeResult, Examination, Facts, Step
 from toprope.messages import Message, catalogue, local, shown_in
-from toprope.sim.counters import CardCounters, Counters, HostSite, Lack, LackRecord, Site
+from toprope.sim.metrics.counters import CardCounters, Counters, HostSite, Lack, LackRecord, Site
 from toprope.sim.spec import SimSpec
 from toprope.terminal import breakable, cells, field, render, table
 

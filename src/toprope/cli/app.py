@@ -16,7 +16,7 @@ import toprope
 from toprope.cli.completion import VARIABLE
 from toprope.cli.group import group
 from toprope.cli.help_text import localize
-from toprope.cli.outputs import guarded
+from toprope.cli.standard_streams import guarded
 from toprope.errors import PackageError, SettingError, TopropeError
 from toprope.messages import Message, local, shown_in
 
