@@ -214,6 +214,27 @@ def test_the_doctor_is_translated_and_its_json_is_not(facts):
     assert english_in(chinese) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["doctor", "107001", "--json"],
+        ["doctor", "no such text"],
+        ["doctor", "--images", "107001"],
+        ["explain", "nothing"],
+        ["cache", "clear", "nothing"],
+        ["run"],
+        ["run", "--json", "nothing.py"],
+        ["nothing"],
+    ],
+)
+def test_statuses_and_json_are_the_same_in_every_language(words, monkeypatch, capsys):
+    found = []
+    for language in ("en", "zh"):
+        monkeypatch.setenv("TOPROPE_LANG", language)
+        found.append((main(words), capsys.readouterr().out))
+    assert found[0] == found[1]
+
+
 def test_lines_of_chinese_end_within_the_width():
     text = Message(
         "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of all blocks and the inside "
