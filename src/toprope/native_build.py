@@ -277,11 +277,12 @@ class NativeLibrary:
             finally:
                 compilers.end()
                 pool.shutdown(cancel_futures=True)
-        with _Compilers() as linkers:
+        with ThreadPoolExecutor(1) as pool, _Compilers() as linkers:
             for number, shared in enumerate(self.objects, len(units) + 1):
                 linked = [objects[shared, unit] for unit in shared.units]
                 folders = [f"-L{folder}" for folder in (aside, *shared.libraries)]
-                linkers.run(
+                linking = pool.submit(
+                    linkers.run,
                     [
                         *compiler,
                         "-shared",
@@ -295,6 +296,9 @@ class NativeLibrary:
                     ],
                     shared.name,
                 )
+                while wait([linking], timeout=1).not_done:
+                    progress.step(number - 1, steps)
+                linking.result()
                 progress.step(number, steps)
         for path in objects.values():
             os.unlink(path)
