@@ -25,7 +25,7 @@ __all__ = [
     "Member",
     "Part",
     "Plan",
-    "Traffic",
+    "LinkBytes",
     "Use",
     "aligned",
     "slots_text",
@@ -263,7 +263,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class LinkBytes:
     """Bytes over each link in one step, once the first step is over."""
 
     host_to_device: int = 0
@@ -326,7 +326,7 @@ class Plan:
     loads: tuple[Load, ...]
     carried: tuple[str, ...]
     split: tuple[Part, ...]
-    traffic: Traffic
+    traffic: LinkBytes
     compute_seconds: float
     predicted_seconds: float
     limit_seconds: float

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from toprope.tiers.plan.clock import COMPUTE, DISK, IN, OUT, Clock, Entry, Span, schedule
-from toprope.tiers.plan.model import Tier, Traffic
+from toprope.tiers.plan.model import Tier, LinkBytes
 from toprope.tiers.plan.units import Problem, Unit
 
 __all__ = ["STEPS", "Placement"]
@@ -75,7 +75,7 @@ class Placement:
         return seconds
 
     @cached_property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> LinkBytes:
         """Bytes over each link in a step; into the device's memory by copies only, where the disk is read into it."""
         into = out = read = write = 0
         direct = self.problem.links.unified and not self.staging
@@ -95,7 +95,7 @@ class Placement:
                 if tier == "disk":
                     read += unit.away
                     write += unit.away
-        return Traffic(into, out, read, write)
+        return LinkBytes(into, out, read, write)
 
     @cached_property
     def limits(self) -> dict[str, float]:

@@ -66,7 +66,7 @@ def plan(
     placement = choose(problem, slots)
     if placement is None:
         raise refuse_stores(problem, count)
-    return _told(problem, placement, traced)
+    return _plan_of(problem, placement, traced)
 
 
 def _room(problem: Problem) -> int:
@@ -124,7 +124,7 @@ def _tensors(problem: Problem) -> set[int]:
     return {unit.bytes for name in problem.groups for unit in problem.needed(name)}
 
 
-def _told(problem: Problem, placement: Placement, traced: tuple[Use, ...]) -> Plan:
+def _plan_of(problem: Problem, placement: Placement, traced: tuple[Use, ...]) -> Plan:
     entries, carried = placement.schedule
     tiers = {name: _tier(problem, placement, name) for name in _by_first_use(problem)}
     homes = [
