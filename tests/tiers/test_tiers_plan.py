@@ -288,7 +288,7 @@ def test_budgets_that_cannot_do_are_refused_with_what_would() -> None:
         plan([Group("0", (Member("0", 9, "norm"),))], ["0"], Budgets(8), LINKS)
     with pytest.raises(PlanError, match="a ring of 1 slot cannot"):
         plan(groups, order, Budgets(25 * MB, 10**9), LINKS, slots=1)
-    with pytest.raises(PlanError, match="names a group that there is not"):
+    with pytest.raises(PlanError, match="names an unknown group"):
         plan(groups, ["9"], Budgets(25 * MB), LINKS)
 
 

@@ -23,7 +23,7 @@ from toprope.tiers.modes.outputs import transforming
 from toprope.tiers.quant.codec import decode, encode
 from toprope.tiers.quant.formats import FORMATS
 from toprope.tiers.quant.matmul import multiply
-from toprope.tiers.quant.tensor import Page
+from toprope.tiers.quant.tensor import QuantisedTensor
 from toprope.tiers.store.absent import Absence, is_absent, set_data, withdraw
 from toprope.tiers.store.memory import placeholder
 from toprope.tiers.store.spill import SpillStore
@@ -122,7 +122,7 @@ def _drop(store: weakref.ref[SpillStore], key: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    page: Page
+    page: QuantisedTensor
     origin: _Origin
     error: float
     weight: nn.Parameter
@@ -226,7 +226,7 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
     return made  # type: ignore[no-any-return]
 
 
-def _absence(page: Page) -> Absence:
+def _absence(page: QuantisedTensor) -> Absence:
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply by the quantised weight: torch looked up `forward` before a hook quantised the layer."""
         return multiply(input, page, bias)
