@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from toprope.tiers.plan.clock import COMPUTE, DISK, IN, OUT, Clock, Entry, Span, schedule
-from toprope.tiers.plan.model import Tier, LinkBytes
+from toprope.tiers.plan.model import LinkBytes, Tier
 from toprope.tiers.plan.units import Problem, Unit
 
 __all__ = ["STEPS", "Placement"]
