@@ -115,7 +115,7 @@ def edit(
         typer.Option(metavar="PATH[:SCALE]", show_default=False, help="A LoRA to edit with; may come again."),
     ] = None,
     refiner: Annotated[
-        str, typer.Option(metavar="WHO", help="Who words instructions anew: openai:URL, local:DIR or none.")
+        str, typer.Option(metavar="WHO", help="Model that rewrites instructions: openai:URL, local:DIR or none.")
     ] = "none",
     host_operators: Annotated[
         bool, typer.Option("--host-operators", help="Run operators that the device refuses on the host, and say so.")

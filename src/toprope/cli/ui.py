@@ -41,7 +41,7 @@ def ui(
         str, typer.Option(metavar="NAME", help="auto: the NPU's fused operator where it is there; torch: torch's own.")
     ] = "auto",
     refiner: Annotated[
-        str, typer.Option(metavar="WHO", help="Who words instructions anew: openai:URL, local:DIR or none.")
+        str, typer.Option(metavar="WHO", help="Model that rewrites instructions: openai:URL, local:DIR or none.")
     ] = "none",
     host_operators: Annotated[
         bool, typer.Option("--host-operators", help="Run operators that the device refuses on the host, and say so.")
