@@ -98,7 +98,7 @@ SHELL = _rule(
 
 TOOL = _rule(
     "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: reported",
-    """It asks NVIDIA's driver. `npu-smi info` asks that of NPUs, in another form.""",
+    """It asks NVIDIA's driver. `npu-smi info` asks the driver of NPUs, in another form.""",
     "NVIDIA's and the vendor's documentation",
     (Example("nvidia-smi --query-gpu=memory.used --format=csv"), Example("# nvidia-smi", reported=False)),
 )  # fmt: skip
