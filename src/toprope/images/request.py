@@ -1,6 +1,6 @@
-"""What is asked of the engine: one edit of one picture, with every knob. No torch and no Pillow here.
+"""Request for the engine: one edit of one picture, with all knobs. No torch and no Pillow here.
 
-A knob that is None is left to the model's family. `validate` finds what cannot be, before anything is loaded.
+A knob that is None is left to the model's family. `validate` finds invalid values before anything is loaded.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ SIZES = ("model", "768", "1m", "keep")
 """Policies for the size that the model sees; see `toprope.images.picture.geometry`."""
 
 FITS = ("stretch", "crop", "pad")
-"""How a picture of another shape gets into that size."""
+"""Ways to fit a picture of another shape into that size."""
 
 KNOBS = ("negative", "steps", "guidance", "image_guidance", "refine_strength", "cfg_norm")
-"""Fields that not every family has. Giving one that the family does not honour is an error."""
+"""Fields that not every family has. Giving one that the family does not have is an error."""
 
 SAMPLERS = ("ddim", "dpm++", "euler", "euler-a", "lcm", "unipc")
 """Samplers, of which a family has some; see `toprope.images.samplers`."""
 
 LIKES = ("authors",)
-"""Values of `like`: the scripts of the model's authors, to the pixel."""
+"""Values of `like`: "authors" gives the same pixels as the scripts of the model's authors."""
 
 MOST_LETTERS = 10_000
-"""The longest instruction or negative. Text encoders read a few hundred words; the rest would cost time alone."""
+"""Largest number of characters of an instruction or negative; text encoders read only a few hundred words."""
 
 RANGES: dict[str, tuple[type, float, float]] = {
     "steps": (int, 1, 1000),
@@ -43,7 +43,7 @@ RANGES: dict[str, tuple[type, float, float]] = {
     "max_pixels": (int, 256, 2**28),
     "mask_feather": (int, 0, 256),
 }
-"""Fields that are numbers: their type, the least and the most."""
+"""Fields that are numbers: type, smallest and largest value."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class EditRequest:
         max_pixels: the most that the model is shown, whatever `size` says.
         fit: how the picture gets into that size: "stretch", "crop" (the middle; the result is the middle too), "pad".
         generator_device: where noise is drawn: "cpu", which is the same noise for every device, or "device".
-        refine: whether the engine's refiner words the instruction anew; None where it has one.
+        refine: True to rewrite the instruction with the engine's refiner; None to do so if it has one.
         sampler: one of `SAMPLERS`; None for the model's own.
         like: "authors" for the preprocessing, the numerics and the refine stage of the scripts of the model's authors.
         mask: a path, or a picture of Pillow, of the picture's size: what is white may change, what is black stays as it

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["QwenEdit"]
 
 PIXELS = 1024 * 1024
-"""What the pipeline shows the model, always: it resizes the input itself."""
+"""Number of pixels that the model sees, always: the pipeline resizes the input itself."""
 
 
 class QwenEdit(Family):
