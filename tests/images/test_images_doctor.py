@@ -13,7 +13,7 @@ from toprope.cli import main
 from toprope.device.host.machine import Facts
 from toprope.errors import UnsupportedError
 from toprope.extras import advice
-from toprope.images.doctor import OPTIONAL, NEEDED, ImageFacts, Trial, diagnose, rows
+from toprope.images.doctor import NEEDED, OPTIONAL, ImageFacts, Trial, diagnose, rows
 from toprope.images.trying import try_edit
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, *QUIET]
