@@ -311,7 +311,7 @@ def test_codes_without_a_scale_are_refused_by_name(name, tmp_path):
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with skeleton():
         model = tiers_models.CASES[name].build()
-    with pytest.raises(WeightsError, match=rf"(?s)no number, such as {weight}: F8_E4M3 without a scale"):
+    with pytest.raises(WeightsError, match=rf"(?s)cannot be converted, such as {weight}: F8_E4M3 without a scale"):
         attach(model, "500kB", "1MB", tmp_path, on="cpu", small=1000)
 
 
