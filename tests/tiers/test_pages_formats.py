@@ -275,3 +275,10 @@ def test_encoding_takes_less_than_twice_the_tensor_beside_it() -> None:
 
 def test_the_door_is_light() -> None:
     assert told("import sys, toprope.tiers; tell('toprope.tiers.pages' in sys.modules)") is False
+
+
+def test_the_former_name_of_a_quantised_tensor_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="pages.Page is QuantisedTensor now"):
+        assert pages.Page is pages.QuantisedTensor  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'Pages'"):
+        pages.Pages  # type: ignore[attr-defined] # noqa: B018

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import toprope.tiers.plan as plan_package
 from toprope.errors import PlanError
 from toprope.sizes import parse_size
 from toprope.tiers.plan import Budgets, Group, Link, Links, Member, Plan, Use, plan, training_order, uses
@@ -336,3 +337,10 @@ def test_a_small_model_took_six_percent_longer_than_with_the_best_set() -> None:
     groups = [Group.of(str(number), size * MB) for number, size in enumerate((3, 5, 5, 5, 2, 3))]
     made = plan(groups, tuple(Use(each.name) for each in groups), Budgets(17 * MB, 10**9), LINKS)
     assert made.predicted_seconds <= 0.01701
+
+
+def test_the_former_name_of_bytes_over_links_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="plan.Traffic is LinkBytes now"):
+        assert plan_package.Traffic is plan_package.LinkBytes
+    with pytest.raises(AttributeError, match="no attribute 'Trafic'"):
+        plan_package.Trafic  # noqa: B018
