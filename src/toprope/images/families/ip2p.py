@@ -68,7 +68,7 @@ class InstructPix2Pix(Family):
     def encode(
         self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
     ) -> Prompt:
-        """Embeddings of the instruction and of what to avoid, one row each; for nothing, SDXL has zeros."""
+        """Embeddings of the instruction and of the negative text, one row each; SDXL has zeros for an empty text."""
         device = pipeline._execution_device
         if _is_xl(pipeline):
             names = (

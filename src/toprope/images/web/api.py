@@ -54,9 +54,9 @@ class Picture:
     """One picture of an edit.
 
     Attributes:
-        seed: of its noise.
+        seed: seed of its noise.
         media_type: "image/png".
-        data: of the file, in base64.
+        data: the file in base64.
     """
 
     seed: int
@@ -69,9 +69,9 @@ class Edited:
     """The result of an edit.
 
     Attributes:
-        pictures: as many as num_images.
-        instruction: that was used: the client's, or what a refiner made of it.
-        notices: of everything done otherwise than asked for, and of conversions of the picture.
+        pictures: the pictures; their number is num_images.
+        instruction: the instruction that was used: the client's own, or the refined one.
+        notices: notices about deviations from the request, and about conversions of the picture.
         record: everything needed to repeat the edit; `toprope edit --repeat` reads it.
     """
 
@@ -150,7 +150,7 @@ def add_api(app: FastAPI, studio: Studio) -> None:
 
 
 async def _done(studio: Studio, http: Request, asked: EditRequest, loras: list[str]) -> Any:
-    """The answer to an edit, waited for; the edit is cancelled where the client goes away."""
+    """Wait for the result of an edit; the edit is cancelled if the client disconnects."""
     client = str(uuid.uuid4())
     job = await asyncio.to_thread(studio.submit, client, asked, loras)
     try:
@@ -192,7 +192,7 @@ def _store(image: UploadFile, path: Path) -> None:
 
 
 def _file_name(given: str | None) -> str:
-    """A name for the file that a client sent, which keeps nothing of its path."""
+    """Make a name for the file that a client sent, without its path."""
     name = re.split(r"[/\\]", given or "")[-1]
     stem, dot, ending = name.rpartition(".")
     stem = re.sub(r"[^\w.-]+", "_", stem if dot else ending).strip("._")[:60] or "picture"
@@ -200,7 +200,7 @@ def _file_name(given: str | None) -> str:
 
 
 def _scale(text: str) -> float:
-    """The scale of a LoRA; what is no number is refused where it is checked, by name."""
+    """Read the scale of a LoRA; a text that is no number is refused later, by name."""
     try:
         return float(text)
     except ValueError:

@@ -83,14 +83,14 @@ def attach(
             the model in it is attached.
         device: bytes of the device for weights, such as "24GB"; "auto" for the free bytes without those that computing
             takes, which the first step shows (the device's peak is reset for that); the first step gets half of them.
-        host: bytes of the host's memory; "auto" for a part of what is available.
+        host: bytes of the host's memory; "auto" for a part of the available memory.
         disk: a folder with the model's safetensors files (or one such file), read in place; or a folder for a file
             with the weights that have no room elsewhere. "folder:64GB" limits that file. None for no disk.
         on: the device that computes; None for the one that the model is on, and for a model on the host or on meta the
             one that `toprope.device.get` gives.
         training: plan for training: gradients and the optimizer's states are counted.
-        states: where the gradients and the states of optimizers go: "auto" for where the plan has them, "host" (what
-            has no room there goes to the disk) or "disk".
+        states: place of gradients and optimizer states: "auto" for the plan's choice, "host" (those that have no room
+            there go to the disk) or "disk".
         activations: place of the tensors that forward saves for backward: they stay on the "device", or are moved to
             the "host" (those that have no room there to the disk) or the "disk", and fetched ahead of backward.
         slots: number of slots in the ring; None for the plan's choice.
@@ -188,7 +188,7 @@ def _called(value: object) -> str:
 
 
 def _check_options(slots: object, threads: object, limit: object, disk: object) -> None:
-    """Refuse what is of another type, or could never end."""
+    """Refuse options of another type, and numbers with which a transfer could never end."""
     problem = ""
     if slots is not None and type(slots) is not int:
         problem = f"slots is a whole number or None, and not {slots!r}."

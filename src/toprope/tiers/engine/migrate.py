@@ -150,7 +150,7 @@ class Placing:
             source = Memory.of(self._data(weight))
         elif isinstance(weight.home, MemoryHome):
             source = weight.home.memory
-        else:  # codes in the host's memory, which nobody has changed
+        else:  # codes in the host's memory, which are never changed
             return found
         return found if self._same(weight, found, source) else None
 

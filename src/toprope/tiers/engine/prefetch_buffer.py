@@ -274,7 +274,7 @@ class Ring:
             do="delete views of weights (clone what you keep), or give the device a larger budget",
         )
 
-    # What comes next
+    # Prefetch
 
     def prefetch(self) -> None:
         """Begin to load the units that are used next, into slots whose groups are used later than these."""

@@ -1,8 +1,7 @@
 """Memory budgets of a mode: from a configuration, from TOPROPE_DEVICE_MEMORY, or the free memory. Pure.
 
-A size is absolute. A percentage is of what the model needs in this run: its weights, and in training its gradients and
-two values of an optimizer's state for each weight that trains, as Adam has them (which optimizer comes is not known
-before its first step).
+A size is absolute. A percentage is a part of the model's needs in this run: its weights, and in training its gradients
+and two optimizer states for each weight that trains, as for Adam (the optimizer is not known before its first step).
 """
 
 from __future__ import annotations

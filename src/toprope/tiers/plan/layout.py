@@ -135,7 +135,7 @@ def _kind(tensor: Stored) -> Kind:
 
 
 def _list_of(name: str) -> str:
-    """ "model.layers" of "model.layers.3"; empty for what has no number."""
+    """ "model.layers" of "model.layers.3"; empty for a name without a number."""
     found = re.fullmatch(r"(.*)\.(\d+)|(\d+)", name)
     return "" if found is None else found[1] or ""
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Speeds", "estimate", "measure", "measure_device", "measure_memory", "measure_read", "measure_write"]
 
 _PIECE = 4 * 2**20  # bytes of a request to the disk
-_BLOCK = 4096  # what O_DIRECT wants offsets and lengths to be multiples of
+_BLOCK = 4096  # alignment of offsets and lengths for O_DIRECT
 _COPY = 32 * 2**20  # bytes of a copy; larger than the caches of most processors
 _READERS = 2  # as many as the ring has
 

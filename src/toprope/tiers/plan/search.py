@@ -397,7 +397,7 @@ def refuse_device(pieces: Problem, slots: int) -> PlanError:
 
 
 def refuse_stores(problem: Problem, slots: int) -> PlanError:
-    """Error for budgets of host and disk without room for what does not fit on the device."""
+    """Error for budgets of host and disk without room for the data that does not fit on the device."""
     budgets = problem.budgets
     away = enough(least_away(problem, slots))
     if budgets.disk is None or problem.links.disk_read is None or problem.links.disk_write is None:

@@ -361,7 +361,7 @@ def _check_loads(file: io.BytesIO) -> None:
     file.seek(0)
     try:
         torch.load(file, weights_only=True)
-    except Exception as error:  # pickle raises what it likes
+    except Exception as error:  # pickle raises errors of any kind
         raise UsageError(
             "the `extra` data of the checkpoint could not be read back.",
             looked_at=str(error).strip().splitlines()[0],
