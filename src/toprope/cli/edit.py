@@ -30,7 +30,9 @@ def edit(
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", show_default=False, help='A picture, a folder, or "*.png"; may come again.'),
+        typer.Option(
+            metavar="PATH", show_default=False, help='A picture, a folder, or "*.png"; can be given several times.'
+        ),
     ] = None,
     instruction: Annotated[
         str | None, typer.Option(metavar="TEXT", show_default=False, help='Such as "make it snow".')
