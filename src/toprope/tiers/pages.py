@@ -1,12 +1,13 @@
 """Weights in 4 or 8 bits ("pages"): quantised tensors that are decoded, or multiplied without decoding them.
 
-from toprope.tiers import pages
+Example:
+    from toprope.tiers import pages
 
-page = pages.encode(weight, "nvfp4")            # 4.5 bits a value; scales searched for the smallest error
-pages.decode(page, torch.bfloat16)              # back to bf16 values
-pages.product(x, page)                          # x @ weight.T from the codes
-pages.QuantisedLinear.from_linear(layer)        # a layer that does this
-pages.measure().speedup                         # speed relative to torch's bf16 product on this machine
+    page = pages.encode(weight, "nvfp4")            # 4.5 bits a value; scales searched for the smallest error
+    pages.decode(page, torch.bfloat16)              # back to bf16 values
+    pages.product(x, page)                          # x @ weight.T from the codes
+    pages.QuantisedLinear.from_linear(layer)        # a layer that does this
+    pages.measure().speedup                         # speed relative to torch's bf16 product on this machine
 """
 
 import warnings

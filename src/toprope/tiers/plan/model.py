@@ -113,7 +113,7 @@ class Group:
 
     @classmethod
     def of(cls, name: str, size: int, compute_seconds: float = 0.0) -> Group:
-        """Make a group with one weight of this size in bytes."""
+        """A group with one weight of `size` bytes."""
         return cls(name, (Member(name, size),), compute_seconds)
 
     @property
@@ -180,7 +180,7 @@ class Link:
     source: str = ""
 
     def seconds(self, size: float) -> float:
-        """Time to move this number of bytes."""
+        """Seconds that `size` bytes take."""
         return size / self.bytes_per_second
 
 
