@@ -1,6 +1,6 @@
 """Load, list, scale, fuse, unfuse and unload LoRAs, on models of any family that takes them.
 
-A file is read and compared with the model first (`lora_files`); if anything is wrong, no weight was changed. Weights
+A file is read and compared with the model first (`files`); if anything is wrong, no weight was changed. Weights
 that fusing changes are kept on the host, so that unfusing restores them exactly, without rounding errors.
 """
 
