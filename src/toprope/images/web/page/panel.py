@@ -20,7 +20,7 @@ def bar(part: float, kind: str = "") -> str:
 
 
 def problem_html(problem: Problem, words: Words = ENGLISH) -> str:
-    """An error with its advice."""
+    """An error with what helps against it."""
     rows = [f"<b>{escape(problem.what)}</b>"]
     if problem.do:
         rows.append(f'<span class="do">{words("do")}</span> {escape(problem.do)}')
