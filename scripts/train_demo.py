@@ -18,6 +18,7 @@ import copy
 import json
 import math
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -70,16 +71,14 @@ def make_tokenizer() -> Any:
             merges[pieces[0], pieces[1]] = None
             pieces[:2] = ["".join(pieces[:2])]
     tokens += list(dict.fromkeys("".join(pair) for pair in merges if "".join(pair) not in tokens))
-    return CLIPTokenizer(
-        vocab={token: at for at, token in enumerate(tokens)}, merges=list(merges), model_max_length=77
-    )
+    return CLIPTokenizer(vocab={token: at for at, token in enumerate(tokens)}, merges=list(merges), model_max_length=77)
 
 
 def make_identity() -> Any:
     """An autoencoder that gives back what it is given, whatever it is, with the parts of a real one.
 
-    Every channel goes through twice, once with its sign turned: silu(x) - silu(-x) = x. The group norm before it divides
-    by nearly the same number for every picture, since two more channels are constant and large.
+    Every channel goes through twice, once with its sign turned: silu(x) - silu(-x) = x. The group norm before it
+    divides by nearly the same number for every picture, since two more channels are constant and large.
     """
     from diffusers import AutoencoderKL
 
@@ -194,7 +193,7 @@ def train(folder: Path, minutes: float, seed: int, report: float = 20.0) -> None
         average.load_state_dict(saved["average"])
         optimizer.load_state_dict(saved["optimizer"])
         spent, step = saved["spent"], saved["step"]
-    print(f"{sum(each.numel() for each in parts.parameters())} parameters; drawing {SCENES} scenes", flush=True)
+    say(f"{sum(each.numel() for each in parts.parameters())} parameters; drawing {SCENES} scenes")
     batches = Batches(drawn(SCENES), pipeline.tokenizer, seed + step)
     scale = pipeline.vae.config.scaling_factor
     total, told, kept, mean = 60 * minutes, spent, spent, math.nan
@@ -218,7 +217,7 @@ def train(folder: Path, minutes: float, seed: int, report: float = 20.0) -> None
         spent += time.monotonic() - began
         if spent - told > report:
             told = spent
-            print(f"{spent / 60:5.1f} min  step {step}  loss {mean:.4f}", flush=True)
+            say(f"{spent / 60:5.1f} min  step {step}  loss {mean:.4f}")
         if spent - kept > 60 or spent >= total:
             kept = spent
             saved = {"parts": parts.state_dict(), "average": average.state_dict()}
@@ -247,7 +246,13 @@ def test(folder: Path, count: int) -> None:
                 near = {each: psnr(result, draw_scene(seed, each)) for each in (None, *EDITS)}
                 right += max(near, key=near.__getitem__) == edit
                 ratios.append(near[edit])
-            print(f"{edit}: {right} of {count}, PSNR {sum(ratios) / count:.1f} dB", flush=True)
+            say(f"{edit}: {right} of {count}, PSNR {sum(ratios) / count:.1f} dB")
+
+
+def say(text: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def psnr(one: Any, other: Any) -> float:

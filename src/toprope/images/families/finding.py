@@ -116,6 +116,6 @@ def own_defaults(folder: Path, family: Family) -> dict[str, Any]:
         raise WeightsError(
             f"the defaults in {file} cannot be used: {what}",
             looked_at=f"knobs of the family {family.name}: {', '.join(sorted(family.options))}",
-            do='write {"defaults": {"steps": 8}} with knobs of the family, or remove the file',
+            do="write knobs of the family with their values, or remove the file",
         ) from None
     return {name: getattr(checked, name) for name in values}
