@@ -213,8 +213,8 @@ class Tab:
     def see(self, selector, text):
         self.page.locator(selector, has_text=text).wait_for()
 
-    def wait(self, selector):
-        return self.page.wait_for_selector(selector)
+    def wait(self, selector, **options):
+        return self.page.wait_for_selector(selector, **options)
 
     def tab(self, name):
         self.page.get_by_role("tab", name=name).click()

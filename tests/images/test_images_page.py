@@ -456,6 +456,44 @@ def test_an_example_brings_a_picture_and_a_chinese_browser_has_a_chinese_page(se
 
 @pytest.mark.slow
 @needs_browser
+def test_a_link_chooses_the_language_of_everything_and_new_session_begins_an_empty_tree(server, browser, pictures):
+    """A Chinese page was for Chinese browsers alone, its errors were English, and New session was named but not there."""
+    tab = Tab.loaded(browser, server)
+    tab.fill(pictures / "cat.png", instruction="")
+    tab.page.click("#languages a[lang=zh]")
+    tab.see("#status", "已就绪")
+    tab.wait("#source img")  # the session is the same
+    assert tab.page.inner_text("#edit") == "编辑"
+    assert tab.page.get_attribute("html", "lang") == "zh-CN"
+    tab.page.click("#masking > button")
+    tab.see("#painter", "画笔")
+    tab.page.click("#edit")
+    alert = tab.wait("#problem [role=alert]").inner_text()
+    assert "没有指令。" in alert
+    assert "there is no instruction" not in alert
+    tab.page.fill("#seed :is(input, textarea)", "x y")
+    tab.page.fill("#instruction textarea", "make it snow")
+    tab.settle()
+    tab.page.click("#edit")
+    tab.see("#problem", "'x y' 不是随机种子。")
+    tab.page.reload()
+    tab.see("#status", "已就绪")
+    tab.page.click("#languages a[lang=en]")
+    tab.see("#status", "is ready")
+    tab.wait("#source img")
+    assert tab.page.inner_text("#edit") == "Edit"
+    tab.page.click("#fresh")
+    tab.page.wait_for_selector("#gallery", state="hidden")
+    tab.wait("#picture input[type=file]", state="attached")
+    tab.page.reload()
+    tab.wait("#steps input[type=number]")
+    assert tab.steps() == 0
+    assert (tab.errors, tab.elsewhere) == ([], [])
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
 def test_a_portrait_is_shown_whole_and_a_phone_has_picture_instruction_edit_and_result_in_this_order(
     server, browser, tmp_path
 ):

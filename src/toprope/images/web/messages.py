@@ -59,6 +59,10 @@ CHINESE: dict[str, str] = {
     "check the path": "检查路径",
     "{name} cannot be read as a picture: {reason}.": "无法把 {name} 作为图片读取：{reason}。",
     "check that it opens elsewhere, and save it as PNG": "确认它能用别的程序打开，再存为 PNG",
+    "{name} is a HEIC picture, which cannot be read here.": "{name} 是 HEIC 图片，这里无法读取。",
+    "save it as JPEG or PNG; iPhones take JPEG with Settings, Camera, Formats, Most Compatible": (
+        "存为 JPEG 或 PNG；iPhone 可在“设置 - 相机 - 格式”中选“兼容性最佳”以拍摄 JPEG"
+    ),
     "{name} has no pixels.": "{name} 没有像素。",
     "give another picture": "换一张图片",
     "{name} is too large: it is not decoded.": "{name} 太大，未解码。",
