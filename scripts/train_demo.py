@@ -1,6 +1,6 @@
 """Train the demo model of `toprope images demo`, on the CPU, in a quarter of an hour; and test it.
 
-    python scripts/train_demo.py FOLDER [--minutes 15] [--threads 1] [--test 100]
+    python scripts/train_demo.py FOLDER [--minutes 15] [--threads 1] [--test 100] [--figure FILE]
 
 FOLDER gets a StableDiffusionInstructPix2PixPipeline of less than 2 MB: an autoencoder that is an exact identity (so
 that the U-Net works on pixels), a U-Net, a text encoder and a tokenizer, the latter two trained from nothing as well.
@@ -255,6 +255,25 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def draw(folder: Path, path: Path) -> None:
+    """Draw what the model makes of scenes that it was not trained on: a row each, the scene first."""
+    from PIL import Image
+
+    from toprope.images import EditRequest, Engine
+
+    shown, gap = 2 * EDGE, 4
+    rows, columns = TEST_SEEDS[1:4], (None, *EDITS)
+    whole = Image.new("RGB", (len(columns) * (shown + gap) - gap, len(rows) * (shown + gap) - gap), "white")
+    with Engine.open(folder, device="cpu", dtype="fp32") as engine:
+        for down, seed in enumerate(rows):
+            for across, edit in enumerate(columns):
+                made = draw_scene(seed)
+                if edit is not None:
+                    made = engine.edit(EditRequest(made, edit, seed=seed)).pictures[0]
+                whole.paste(made.resize((shown, shown)), (across * (shown + gap), down * (shown + gap)))
+    whole.save(path, optimize=True)
+
+
 def psnr(one: Any, other: Any) -> float:
     """Peak signal-to-noise ratio of two pictures of one size, in dB."""
     import numpy
@@ -271,12 +290,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--test", type=int, default=0, metavar="PICTURES")
+    parser.add_argument("--figure", type=Path, help="draw examples into this file")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.minutes:
         train(given.folder, given.minutes, given.seed)
     if given.test:
         test(given.folder, given.test)
+    if given.figure:
+        draw(given.folder, given.figure)
 
 
 if __name__ == "__main__":

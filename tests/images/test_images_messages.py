@@ -29,12 +29,21 @@ SHOWN = (
     "request.py", "settling.py", "callbacks.py", "dtypes.py", "engine.py", "holding.py", "lora.py", "lora_files.py",
     "families/base.py", "families/finding.py", "families/loading.py", "memory/ladder.py", "picture/files.py",
     "picture/masks.py", "web/copies.py", "web/desk.py", "web/form.py", "web/loading.py", "web/painter.py",
-    "web/studio.py", "web/sessions.py",
+    "web/studio.py", "web/sessions.py", "refining/openai.py", "refining/local.py", "refining/opening.py",
+    "refining/wording.py", "host_operators.py", "families/hidream.py",
 )  # fmt: skip
 """Modules whose errors the page shows."""
 
-TERMINAL = ("Sessions", "_hold")
-"""Classes and functions of these modules whose errors are shown in the terminal, before there is a page: `__init__`."""
+TERMINAL = {
+    "web/sessions.py": ("_open", "_hold"),
+    "refining/openai.py": ("__init__",),
+    "refining/local.py": ("__init__",),
+    "refining/opening.py": ("open_refiner", "_read"),
+}
+"""Functions of these modules whose errors are shown in the terminal, before there is a page."""
+
+MAKERS = (*errors.__all__, "Problem", "cls", "notice", "_notice", "NotRefined", "_Again", "NoAnswer")
+"""What makes an error, a notice or the reason of one."""
 
 FACT = "‹{}›"
 
@@ -53,13 +62,14 @@ def text_of(node):
 def errors_in(file):
     """Sentences and advice of the errors that a module makes, and its notices, with the line."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    terminal = [each for each in ast.walk(tree) if getattr(each, "name", "") in ("_open", "_hold")]
+    left_to = TERMINAL.get(str(file.relative_to(FOLDER)), ())
+    terminal = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name in left_to]
     left_out = {id(node) for each in terminal for node in ast.walk(each)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or id(node) in left_out or not node.args:
             continue
         name = ast.unparse(node.func).split(".")[-1]
-        if name in errors.__all__ or name in ("Problem", "notice", "cls"):
+        if name in MAKERS:
             given = {each.arg: each.value for each in node.keywords}
             for part in (node.args[0], given.get("do", node.args[2] if len(node.args) > 2 else None)):
                 text = None if part is None else text_of(part)

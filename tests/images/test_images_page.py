@@ -457,7 +457,7 @@ def test_an_example_brings_a_picture_and_a_chinese_browser_has_a_chinese_page(se
 @pytest.mark.slow
 @needs_browser
 def test_a_link_chooses_the_language_of_everything_and_new_session_begins_an_empty_tree(server, browser, pictures):
-    """A Chinese page was for Chinese browsers alone, its errors were English, and New session was named but not there."""
+    """A Chinese page was for Chinese browsers alone, its errors were English, and New session was not there."""
     tab = Tab.loaded(browser, server)
     tab.fill(pictures / "cat.png", instruction="")
     tab.page.click("#languages a[lang=zh]")

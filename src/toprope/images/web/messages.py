@@ -215,6 +215,40 @@ CHINESE: dict[str, str] = {
         "{what} 对 {reader} 太长，它只读 {tokens} 个词元。未读部分：{text}"
     ),
     "the instruction is used as it was given: {reason}": "按原文使用指令：{reason}",
+    "E1-Full was trained with 'Editing Instruction: ... Target Image Description: ...', and the instruction has"
+    " no description: write one, or have --refiner write it": (
+        "E1-Full 的训练文本是 “Editing Instruction: ... Target Image Description: ...”，"
+        "而指令没有描述：请写上，或用 --refiner 来写"
+    ),
+    "refine_strength is {value}, and this model has no base to refine with.": (
+        "refine_strength 的值是 {value}，而此模型没有用于精修的基础模型。"
+    ),
+    "give refine_strength 0, or download HiDream-ai/HiDream-I1-Full beside the model's folder": (
+        "refine_strength 填 0，或把 HiDream-ai/HiDream-I1-Full 下载到模型文件夹旁边"
+    ),
+    "{operator} is refused by {device} and runs on the host: {reason}": (
+        "{device} 不支持 {operator}，改在主机上运行：{reason}"
+    ),
+    # the refiner
+    "{reason}, {count} times": "{reason}，共 {count} 次",
+    "the model was given back": "模型已释放",
+    "the model failed: {reason}": "模型出错：{reason}",
+    "the server lists no model, name one: openai:URL?model=NAME": (
+        "服务器没有列出模型，请写明：openai:URL?model=NAME"
+    ),
+    "the server said HTTP {status}": "服务器返回 HTTP {status}",
+    "the server did not answer within {seconds} s": "服务器在 {seconds} 秒内没有回答",
+    "the server cannot be reached: {reason}": "无法连接服务器：{reason}",
+    "what the server sent is no JSON": "服务器返回的不是 JSON",
+    "the server sent more than {most} bytes": "服务器返回的数据超过 {most} 字节",
+    "what the server sent has no message of a model": "服务器返回的数据中没有模型的消息",
+    "it has a description of the result already": "指令已含有结果的描述",
+    "the answer was empty": "回答为空",
+    "the {what} in the answer has {count} characters": "回答中的{what}有 {count} 个字符",
+    "the answer was no JSON with an instruction, and {lines} instead of three": (
+        "回答不是含有指令的 JSON，行数为 {lines}，应为三行"
+    ),
+    "the second line of the answer, which is the instruction, was empty": "回答的第二行是指令，但为空",
     # LoRAs
     "{value} is no scale of a LoRA.": "{value} 不是 LoRA 的权重。",
     "give a number such as 0.8": "填一个数，例如 0.8",
