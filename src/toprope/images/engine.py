@@ -300,7 +300,7 @@ class Engine:
 
     def _check_pipeline(self) -> None:
         if self.loaded.pipeline is None:
-            raise EditError("the model could not be loaded anew after an error.", do="open another engine")
+            raise EditError("the model could not be loaded again after an error.", do="open another engine")
 
     def _safely(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
         """The pictures of a batch; where memory runs out or numbers go wrong, they are done anew another way."""

@@ -59,7 +59,7 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     family.check(loaded.pipeline, replace(request, **closed))
     refinement = None
     if refiner is not None and request.refine is not False:
-        notices.stage("wording the instruction anew")
+        notices.stage("rewording the instruction")
         found = refiner.refine(opened.picture, request.instruction)
         if found.refined:
             closed["instruction"] = family.worded(loaded.pipeline, found.instruction, found.description)

@@ -76,7 +76,7 @@ class HiDreamE1(Family):
             raise UsageError(
                 f"refine_strength is {request.refine_strength:g}, and this model has no base to refine with.",
                 looked_at="the edit weights are there, HiDream-I1-Full is neither in the model's folder nor beside it",
-                do="give refine_strength 0, or download HiDream-ai/HiDream-I1-Full beside the model's folder",
+                do="give refine_strength 0, or download HiDream-ai/HiDream-I1-Full next to the model's folder",
             )
 
     def readers(self, pipeline: Any) -> Sequence[Reader]:

@@ -61,7 +61,7 @@ class Problem:
         said = " ".join(str(error).split())[:500]
         return cls(
             f"{type(error).__name__}: {said}" if said else type(error).__name__,
-            do="see the terminal in which the server runs, where the whole of it stands",
+            do="see the terminal in which the server runs: it has the traceback",
         )
 
 

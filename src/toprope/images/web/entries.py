@@ -53,7 +53,7 @@ def parameters(entry: Entry) -> dict[str, Any]:
     refinement = record.get("refinement")
     if refinement:
         found["instruction as written"] = refinement.get("given", "")
-        found["worded anew"] = "yes" if refinement.get("refined") else f"no: {refinement.get('reason', '')}"
+        found["reworded"] = "yes" if refinement.get("refined") else f"no: {refinement.get('reason', '')}"
     if record.get("notices"):
         found["notices"] = record["notices"]
     found["seconds"] = record.get("seconds")

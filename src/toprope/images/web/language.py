@@ -28,7 +28,7 @@ TAGS = {"en": "en", "zh": "zh-CN"}
 
 
 class LanguageChoice:
-    """An ASGI application before that of the page, which serves it in the language that the visitor chose.
+    """ASGI application that serves the page in the language that the visitor chose.
 
     Args:
         app: serves the page in the browser's language.

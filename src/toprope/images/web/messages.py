@@ -135,18 +135,18 @@ CHINESE: dict[str, str] = {
     "choose another": "请选另一步",
     "the session has {count} steps, which is the most.": "会话已有 {count} 步，达到上限。",
     "begin a new one with New session": "用“新会话”开始新的会话",
-    "see the terminal in which the server runs, where the whole of it stands": "完整信息见服务器所在的终端",
+    "see the terminal in which the server runs: it has the traceback": "见服务器所在的终端，那里有完整的出错信息",
     # the model
     "starting": "正在启动",
     "waiting for the model to be loaded": "等待模型加载",
-    "wording the instruction anew": "正在改写指令",
+    "rewording the instruction": "正在改写指令",
     "loading {folder} in {dtype} for {device}": "正在以 {dtype} 为 {device} 加载 {folder}",
     "the model is not there.": "没有模型。",
     "the model could not be loaded: {reason}": "模型无法加载：{reason}",
     "the engine is closed.": "引擎已关闭。",
     "open another": "打开另一个",
     "attention is {value}, and must be one of {names}.": "attention 的值是 {value}，应为以下之一：{names}。",
-    "the model could not be loaded anew after an error.": "出错后模型无法重新加载。",
+    "the model could not be loaded again after an error.": "出错后模型无法重新加载。",
     "open another engine": "打开另一个引擎",
     "{value} is no dtype for a model.": "{value} 不是模型可用的数据类型。",
     "give auto, bf16, fp16 or fp32": "填 auto、bf16、fp16 或 fp32",
@@ -223,7 +223,7 @@ CHINESE: dict[str, str] = {
     "refine_strength is {value}, and this model has no base to refine with.": (
         "refine_strength 的值是 {value}，而此模型没有用于精修的基础模型。"
     ),
-    "give refine_strength 0, or download HiDream-ai/HiDream-I1-Full beside the model's folder": (
+    "give refine_strength 0, or download HiDream-ai/HiDream-I1-Full next to the model's folder": (
         "refine_strength 填 0，或把 HiDream-ai/HiDream-I1-Full 下载到模型文件夹旁边"
     ),
     "{operator} is refused by {device} and runs on the host: {reason}": (
@@ -282,7 +282,7 @@ CHINESE: dict[str, str] = {
     "source": "原图",
     "instruction": "指令",
     "instruction as written": "原始指令",
-    "worded anew": "是否改写",
+    "reworded": "是否改写",
     "yes": "是",
     "no: {reason}": "否：{reason}",
     "negative": "反向提示",

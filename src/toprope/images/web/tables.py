@@ -61,7 +61,7 @@ def parameters_html(found: Mapping[str, Any] | None, words: Words = ENGLISH) -> 
     for name, value in found.items():
         if name == "notices":
             said = "; ".join(words.message(each) for each in value)
-        elif name == "worded anew":
+        elif name == "reworded":
             said = words.message(str(value))
         else:
             said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -70,7 +70,7 @@ def parameters_html(found: Mapping[str, Any] | None, words: Words = ENGLISH) -> 
 
 
 def refined_text(instruction: str, refinement: Mapping[str, Any] | None, words: Words = ENGLISH) -> str:
-    """What the model was told, and why it was not refined where it was not."""
+    """Instruction that the model got, with the reason where it was not refined."""
     if refinement is None or refinement.get("refined", True):
         return instruction
     reason = refinement.get("reason")
