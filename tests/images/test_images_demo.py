@@ -2,9 +2,13 @@
 
 import json
 import math
+import re
+import shlex
+from pathlib import Path
 
 import numpy
 import pytest
+from PIL import Image
 
 from images_tiny import QUIET
 from toprope.cli import main
@@ -102,6 +106,19 @@ def test_defaults_that_cannot_be_are_one_error_before_the_model_is_loaded(tmp_pa
         Engine.open(tmp_path, device="cpu")
     assert "the defaults in" in caught.value.what
     assert said in caught.value.what
+
+
+def test_the_commands_of_the_documentation_make_it_night(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+    (block,) = [each for each in re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S) if "images demo" in each]
+    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    assert [words[0] for words in commands] == ["images", "edit", "ui"]
+    assert [main(words) for words in commands[:2]] == [0, 0]
+    capsys.readouterr()
+    with Image.open("out/example-0001.png") as made:
+        near = {edit: psnr(made, draw_scene(TEST_SEEDS[0], edit)) for edit in (None, *EDITS)}
+    assert max(near, key=near.__getitem__) == "make it night"
 
 
 def test_the_command_writes_it_with_a_picture_and_says_what_to_ask_for(tmp_path, capsys, monkeypatch):

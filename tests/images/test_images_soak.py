@@ -97,6 +97,8 @@ def test_200_edits_in_three_tabs_and_a_killed_server_lose_no_record_and_memory_i
                 tabs[number % 3].ask(number)
                 if number in (WARM, middle - 1):
                     seen.append((done_of(server), memory_of(server)))
+            for tab in tabs:
+                tab.rest()
             with server.held():
                 for at, tab in enumerate(tabs):
                     tab.ask(middle + at)
