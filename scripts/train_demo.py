@@ -203,7 +203,7 @@ def train(folder: Path, minutes: float, seed: int, report: float = 20.0) -> None
         rate = 2e-3 * min(1, (step + 1) / 50) * (0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss = loss_of(pipeline, batches.draw(*((32, EDGE // 2) if done < 0.6 else (8, EDGE))), scale)
+        loss = loss_of(pipeline, batches.draw(*((16, EDGE // 2) if done < 0.6 else (6, EDGE))), scale)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)

@@ -204,9 +204,13 @@ CHINESE: dict[str, str] = {
     "there is no rung {name} of the memory ladder.": "没有名为 {name} 的内存档位。",
     "give one of them, or auto": "填其中之一，或 auto",
     "the model gave {what}, in {dtypes}.": "模型输出了{what}，数据类型为 {dtypes}。",
-    "the model gave {what} ({where}) in {dtype}; it goes on in {safer}, and stays so": (
-        "模型以 {dtype} 输出了{what}（{where}）；改用 {safer} 继续，此后保持不变"
+    "the model gave {what} in {dtype}; it goes on in {safer}, and stays so": (
+        "模型以 {dtype} 输出了{what}；改用 {safer} 继续，此后保持不变"
     ),
+    "numbers that are not finite ({where})": "非有限数值（{where}）",
+    "a black picture from one that is not ({where})": "黑色图片，而原图不是黑色（{where}）",
+    "the latents after step {number} of {of}": "第 {number}/{of} 步后的潜变量",
+    "picture {number} of {of}": "第 {number}/{of} 张图片",
     "numbers that are not finite": "非有限数值",
     "a black picture from one that is not": "黑色图片，而原图不是黑色",
     "try another seed, less guidance, or without a LoRA": "换一个随机种子、降低引导强度，或不用 LoRA",
