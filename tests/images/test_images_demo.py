@@ -37,23 +37,31 @@ def engine(folder):
         yield opened
 
 
-def nearest(engine, edit, seed):
-    """Which picture a result is nearest to: an instruction, or None for the source."""
-    made = engine.edit(EditRequest(draw_scene(seed), edit, seed=seed)).pictures[0]
-    near = {each: psnr(made, draw_scene(seed, each)) for each in (None, *EDITS)}
-    return max(near, key=near.__getitem__)
+def nearest(engine, text, seeds):
+    """Which picture each result is nearest to: an instruction, or None for the source."""
+    results = engine.edit_all([EditRequest(draw_scene(seed), text, seed=seed) for seed in seeds], at_once=10)
+    found = []
+    for seed, result in zip(seeds, results, strict=True):
+        near = {each: psnr(result.pictures[0], draw_scene(seed, each)) for each in (None, *EDITS)}
+        found.append(max(near, key=near.__getitem__))
+    return found
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_results_are_nearer_to_what_was_asked_for_than_to_the_source_and_to_other_edits(engine):
+    found = {edit: nearest(engine, edit, TEST_SEEDS[:4]).count(edit) for edit in EDITS}
+    assert sum(found.values()) >= 11, found
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS)
-def test_results_are_nearer_to_what_was_asked_for_than_to_the_source_and_to_other_edits(engine, edit, count):
-    right = sum(nearest(engine, edit, seed) == edit for seed in TEST_SEEDS[:count])
-    assert right >= 0.9 * count
+def test_of_100_scenes_that_were_not_trained_on_90_are_nearest_to_what_was_asked_for(engine, edit):
+    assert nearest(engine, edit, TEST_SEEDS).count(edit) >= 90
 
 
-def test_a_text_that_asks_for_something_else_leaves_the_picture_as_it_is(engine):
-    right = sum(nearest(engine, "do nothing", seed) is None for seed in TEST_SEEDS[:10])
-    assert right >= 9
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["do nothing", "make the door green"])
+def test_a_text_that_asks_for_something_else_leaves_the_picture_as_it_is(engine, text):
+    assert nearest(engine, text, TEST_SEEDS[:10]).count(None) >= 9
 
 
 def test_scenes_are_the_same_every_time_and_edits_change_what_they_name():
