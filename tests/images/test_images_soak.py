@@ -1,7 +1,6 @@
 """200 edits in three tabs, and `kill -9` of the server in the middle of one: no record is lost, memory is flat."""
 
 import json
-import os
 import random
 import signal
 import sqlite3
@@ -82,8 +81,10 @@ def done_of(server):
     return server.device()["queue"]["done"]
 
 
-def test_200_edits_in_three_tabs_and_a_killed_server_lose_no_record_and_memory_is_flat(tmp_path, record_property):
-    chosen = random.Random(int(os.environ.get("SEED", "26")))
+def test_200_edits_in_three_tabs_and_a_killed_server_lose_no_record_and_memory_is_flat(
+    tmp_path, record_property, pytestconfig
+):
+    chosen = random.Random(pytestconfig.getoption("hypothesis_seed", default=None) or 26)
     middle = chosen.randint(EDITS * 9 // 20, EDITS * 11 // 20)
     picture(64, 48).save(tmp_path / "cat.png")
     server = Server(tmp_path)
