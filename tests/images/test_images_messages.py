@@ -11,14 +11,14 @@ import pytest
 import toprope.errors as errors
 import toprope.images as images
 from toprope.images.request import EditRequest
-from toprope.images.web.desk import Problem, State, View
 from toprope.images.web.entries import Entry, parameters
 from toprope.images.web.form import read_box, read_seed
+from toprope.images.web.job_queue import Problem, State, View
 from toprope.images.web.language import COOKIE, SWITCH, LanguageChoice, marked
 from toprope.images.web.messages import CHINESE, translated
-from toprope.images.web.panel import problem_html, progress_html
+from toprope.images.web.page.panel import problem_html, progress_html
+from toprope.images.web.page.tables import ended_html, parameters_html
 from toprope.images.web.sessions import Step, StepState
-from toprope.images.web.tables import ended_html, parameters_html
 from toprope.images.web.texts import LANGUAGES, Words
 
 FOLDER = Path(images.__file__).parent
@@ -26,11 +26,11 @@ ZH = Words("zh")
 HAN = re.compile(r"[\u4e00-\u9fff]")
 
 SHOWN = (
-    "request.py", "settling.py", "callbacks.py", "dtypes.py", "engine.py", "holding.py", "lora.py", "lora_files.py",
-    "families/base.py", "families/finding.py", "families/loading.py", "memory/ladder.py", "picture/files.py",
-    "picture/masks.py", "web/copies.py", "web/desk.py", "web/form.py", "web/loading.py", "web/painter.py",
-    "web/studio.py", "web/sessions.py", "refining/openai.py", "refining/local.py", "refining/opening.py",
-    "refining/wording.py", "host_operators.py", "families/hidream.py",
+    "request.py", "resolve.py", "callbacks.py", "execution/dtypes.py", "execution/host_operators.py", "engine.py",
+    "pipeline_manager.py", "lora/adapters.py", "lora/files.py", "families/base.py", "families/finding.py",
+    "families/loading.py", "families/hidream/family.py", "memory/fallback.py", "picture/files.py", "picture/masks.py",
+    "refining/openai.py", "refining/local.py", "refining/opening.py", "refining/prompt_templates.py", "web/copies.py",
+    "web/job_queue.py", "web/form.py", "web/loading.py", "web/painter.py", "web/controller.py", "web/sessions.py",
 )  # fmt: skip
 """Modules whose errors the page shows."""
 
