@@ -230,7 +230,7 @@ def save(pipeline: Any, average: Any, folder: Path) -> None:
     whole = make_pipeline()
     for part, own in ((whole.unet, average[0]), (whole.text_encoder, average[1])):
         part.load_state_dict(own.state_dict())
-    whole.to(torch.float16).save_pretrained(folder)
+    whole.to(torch.float16).save_pretrained(folder, max_shard_size="900KB")
     (folder / "toprope.json").write_text(json.dumps({"defaults": DEFAULTS}, indent=2) + "\n", encoding="utf-8")
 
 
