@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import sqlite3
+from contextlib import closing
 
 import psutil
 import pytest
@@ -62,7 +63,7 @@ def words_of(number):
 
 def steps_in(folder):
     """The edits that the server's file has, by their instruction, whatever runs meanwhile."""
-    with sqlite3.connect(f"file:{folder / 'out' / 'sessions.sqlite'}?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{folder / 'out' / 'sessions.sqlite'}?mode=ro", uri=True)) as db:
         rows = db.execute("SELECT state, files, request, session FROM steps WHERE request IS NOT NULL").fetchall()
     found = {}
     for state, files, request, session in rows:
@@ -137,16 +138,18 @@ def test_200_edits_in_three_tabs_and_a_killed_server_lose_no_record_and_memory_i
         assert server.process.wait(LONG) == 0
     finally:
         server.end()
-    check_files(tmp_path)
     (first, small), (second, large), (third, again), (last, most) = seen
     record_property("memory", [(count, round(size / 2**20, 1)) for count, size in seen])
+    check_files(tmp_path)
     assert large - small <= GROWTH * (second - first), seen
     assert most - again <= GROWTH * (last - third), seen
 
 
 def check_files(folder):
     """Every edit that a page was told of has its picture and its record, and there is nothing else."""
-    found, out = steps_in(folder), folder / "out"
+    out = folder / "out"
+    kept = {each.name for each in out.iterdir() if each.is_file()}
+    found = steps_in(folder)
     assert found.keys() == {words_of(number) for number in range(EDITS)}
     assert {row[0] for row in found.values()} == {"done"}
     assert len({row[3] for row in found.values()}) == 3
@@ -159,5 +162,4 @@ def check_files(folder):
         with Image.open(made) as opened:
             opened.load()
         assert record_in(made)["request"]["instruction"] == words
-    kept = {each.name for each in out.iterdir() if each.is_file()}
     assert kept - named <= {"sessions.sqlite", "sessions.lock"}
