@@ -76,7 +76,7 @@ class Engine:
         self._open = True
         self._kind = type(self.loaded.pipeline).__name__
         self._parts = dict(self.family.describe(self.loaded.pipeline))
-        self._defaults = dict(self.family.defaults(self.loaded.pipeline))
+        self._defaults = self.loaded.defaults()
         self._prompts = PromptCache()
         self._attention_now: dict[str, Any] = {"path": None, "why": "it is looked at in the first edit"}
 
