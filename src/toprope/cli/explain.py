@@ -21,7 +21,7 @@ __all__ = ["app", "pages"]
 app = verb()
 
 _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]*\.md)(?:#[\w-]*)?\)")
-_FRONT = {"": "index", "tutorials": "tutorials", "errors": "errors", "port": "rules"}
+_FRONT = {"": "index", "tutorials": "tutorials", "api": "api", "errors": "errors", "port": "rules"}
 """Names of the pages index.md, by their folders."""
 
 

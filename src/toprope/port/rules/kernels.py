@@ -84,6 +84,7 @@ FLASH_OTHER = FAMILY.rule(
             """
         ),
         Example("import flash_attn_interface"),
+        Example("from ring_flash_attn import substitute_hf_flash_attn"),
     ],
 )
 _CONVERTED = {"flash_attn": "flash_attn_func", "flash_attn.flash_attn_interface": "flash_attn_func",
@@ -111,7 +112,7 @@ def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:
     )
 
 
-@FAMILY.module("flash_attn", "flash_attn_interface", "flash_attn_3", "flashinfer")
+@FAMILY.module("flash_attn", "flash_attn_interface", "flash_attn_3", "flashinfer", "ring_flash_attn")
 def _flash(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["flash_attn_func"]:
         return _convert(file, node)
@@ -274,7 +275,7 @@ _PACKAGES = (
      ("bitsandbytes",), "import bitsandbytes as bnb"),
     ("TR082", "triton: kernels in Triton's language",
      """They are compiled for the vendor's card by a backend of its own (triton-ascend for NPUs), or not at all. Keep a
-     version in torch beside them, and choose by what can be imported.""",
+     version in torch next to them, and choose by what can be imported.""",
      ("triton",), "import triton.language as tl"),
     ("TR083", "mamba_ssm, causal_conv1d, selective_scan_cuda: state-space kernels for CUDA",
      """The packages have a slow version in torch (selective_scan_ref, causal_conv1d_ref) that runs everywhere.""",
@@ -285,7 +286,7 @@ _PACKAGES = (
      ("cupy", "cupyx", "pycuda", "cudf", "cuml", "cugraph", "tensorrt", "torch_tensorrt", "torch2trt", "nvdiffrast",
       "kaolin", "deep_gemm", "transformer_engine", "pytorch3d", "cuda", "tinycudann", "nvidia",
       "rmm", "cutlass", "cuquantum", "isaacgym", "isaacgymenvs", "isaaclab", "isaacsim", "warp", "omni",
-      "tutel", "fmoe", "megablocks"),
+      "tutel", "fmoe", "megablocks", "ring_flash_attn"),
      "import cupy as cp"),
 )  # fmt: skip
 
