@@ -30,7 +30,8 @@ def text_of(text, name, **named):
 def files(tmp_path, **texts):
     """The port of several files: `a__b_py` is a/b.py."""
     for name, text in texts.items():
-        path = tmp_path / (name.replace("__", "/")[::-1].replace("_", ".", 1)[::-1])
+        parts = name.replace("__init__", "INIT").replace("__", "/")[::-1].replace("_", ".", 1)[::-1]
+        path = tmp_path / parts.replace("INIT", "__init__")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(text).strip("\n") + "\n")
     return {each.path.rpartition("/")[2]: each for each in port_files(find([tmp_path]))}
@@ -492,3 +493,15 @@ def test_options_that_are_only_shown_are_not_handed_on(use, wanted):
     )
     _, lines = ported(f"{program}args = p.parse_args()\nx = x.to(args.device)\n{use}\n")
     assert len([line for line in lines if "hands device on" in line]) == wanted
+
+
+def test_a_package_of_the_project_hides_one_for_cuda_of_the_same_name(tmp_path):
+    done = files(
+        tmp_path,
+        warp____init___py="def f(): return 1\n",
+        kaolin_py="def g(): return 1\n",
+        tools__cupy_py="def h(): return 1\n",
+        triton__readme_md="no package\n",
+        main_py="from warp import f\nimport kaolin\nimport cupy\nimport triton\n",
+    )
+    assert [(each.line, each.rule.code) for each in done["main.py"].findings] == [(3, "TR084"), (4, "TR082")]

@@ -10,7 +10,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -179,9 +179,10 @@ def project_in(files: Sequence[Path], programs: Iterable[bytes] | None = None) -
     modules = _modules(files)
     programs = list(map(_program, files) if programs is None else programs)
     if not any(map(WORDS.search, programs)):
-        return Project(modules=modules)
+        return Project(modules=modules, at_top=_at_top(files))
     folders = [path.absolute().parent.name for path in files]
-    return project_of(map(_facts, programs), modules, [_module(path) for path in files], folders)
+    project = project_of(map(_facts, programs), modules, [_module(path) for path in files], folders)
+    return replace(project, at_top=_at_top(files))
 
 
 def _program(path: Path) -> bytes:
@@ -224,6 +225,17 @@ def _modules(files: Sequence[Path]) -> frozenset[str]:
     for path in files:
         found |= {*path.absolute().parent.relative_to(top).parts, path.stem}
     return frozenset(found)
+
+
+def _at_top(files: Sequence[Path]) -> frozenset[str]:
+    """The files and packages in the outermost folder: programs that run there import these, not what is installed."""
+    files = [path.absolute() for path in files if path.suffix == ".py"]
+    if len(files) < 2:
+        return frozenset()
+    top = Path(os.path.commonpath([path.parent for path in files]))
+    folders = {path.relative_to(top).parts[0] for path in files if path.parent != top}
+    packages = {name for name in folders if (top / name / "__init__.py").exists()}
+    return frozenset(packages | {path.stem for path in files if path.parent == top})
 
 
 def port_files(

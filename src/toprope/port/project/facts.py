@@ -110,6 +110,7 @@ class Project:
     Attributes:
         classes: the classes by their names.
         modules: the names under which programs may import the project's own files.
+        at_top: those of them that stand for a file or package in the outermost folder, and hide what is installed.
         scripted: functions, classes and methods ("Net.forward") that TorchScript compiles or may compile.
         scripted_in: the same of each file, by its fingerprint.
         compared: functions and their arguments that are compared with "cuda".
@@ -124,6 +125,7 @@ class Project:
 
     classes: dict[str, Class] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
+    at_top: frozenset[str] = frozenset()
     scripted: frozenset[str] = frozenset()
     scripted_in: Mapping[Fingerprint, frozenset[str]] = field(default_factory=dict)
     compared: frozenset[Argument] = frozenset()
