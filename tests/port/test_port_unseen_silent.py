@@ -246,6 +246,12 @@ def test_the_driver_of_cuda_by_its_name_is_reported():
     assert [line[:5] for line in lines] == ["TR097"] * 2
 
 
+def test_a_platform_of_openmm_by_its_name_is_reported():
+    _, lines = ported('import openmm\nopenmm.Platform.getPlatformByName("CUDA" if use_gpu else "CPU")\n')
+    assert [line[:13] for line in lines] == ["TR084 OpenMM "]
+    assert port(b'import openmm\nopenmm.Platform.getPlatformByName("OpenCL")\n').findings == []
+
+
 # False
 
 
