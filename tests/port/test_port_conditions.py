@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 
-from toprope.port.conditions import QUESTIONS, RUNS
+from toprope.port.conditions.guards import QUESTIONS, RUNS
 from toprope.port.engine import port
 from toprope.port.registry import all_rules, table
-from toprope.port.stand_ins import refused, signatures
+from toprope.port.runtime.stand_ins import refused, signatures
 
 BEGIN = "import os\nimport torch\nimport torch.distributed as dist\n\n"
 
@@ -232,7 +232,7 @@ def test_the_help_of_an_option_shows_the_default_of_before():
 
 def test_a_first_statement_of_its_own_goes_in_front_of_decorators_and_behind_a_docstring():
     text = 'def f(device="cuda"):\n    """Doc."""\n    # c\n    @g\n    def h(): return device\n    return h\n'
-    assert body(ported(text)) == text.replace("    @g", "    device = portable.resolve(device)\n    @g")
+    assert body(ported(text)) == text.replace("    # c", "    device = portable.resolve(device)\n    # c")
     text = "class A:\n\tdef f(self, dev='cuda'): # c\n\t\treturn dev\n"
     assert body(ported(text)) == text.replace("\t\treturn", "\t\tdev = portable.resolve(dev)\n\t\treturn")
 

@@ -12,10 +12,10 @@ from toprope.port import port
 from toprope.port.files.kinds import FileKind
 from toprope.port.files.text import port_text
 from toprope.port.notebook import port_notebook
-from toprope.port.placement import Tree
-from toprope.port.project import facts_of, project_of
+from toprope.port.project.facts import facts_of, project_of
+from toprope.port.runtime.placement import Tree
 from toprope.port.scan import find, port_files
-from toprope.port.source import Source
+from toprope.port.syntax.source import Source
 from toprope.support.replacements import for_kernels
 
 
@@ -702,7 +702,7 @@ def test_a_pin_in_a_configuration_was_called_a_device():
 
 def test_a_word_of_a_document_is_said_once():
     text = b"```bash\nconda install cudatoolkit=11.3\npython x.py --device cuda\n```\n"
-    assert len(port_text(text, "a.md", FileKind.DOCUMENT).findings) == 1
+    assert len(port_text(text, "a.md", FileKind.DOCUMENT, resolved={"device"}).findings) == 1
 
 
 def test_a_package_that_is_taken_away_is_not_installed():
@@ -769,7 +769,7 @@ def test_a_folder_with_the_name_of_an_installed_package_is_not_the_package(tmp_p
 
 
 def test_a_setup_cfg_of_tools_is_no_list_of_requirements(tmp_path):
-    from toprope.port.dependency import missing_requirement
+    from toprope.port.runtime.dependency import missing_requirement
 
     (tmp_path / "setup.cfg").write_text("[isort]\nknown_third_party = torch\n")
     (tmp_path / "a.py").write_text("x = y.cuda()\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
-from toprope.port.stand_ins import refused
+from toprope.port.runtime.stand_ins import refused
 
 __all__ = ["Family", "report_not_called"]
 
@@ -63,10 +63,11 @@ class Family:
         source: str = "",
         examples: Iterable[Example] = (),
         hint: bool = False,
+        once: bool = False,
     ) -> Rule:
         """Add a rule to the family."""
         why, source = " ".join(why.split()), " ".join(source.split())
-        rule = Rule(code, kind, title, why, source, tuple(examples), self.name, hint)
+        rule = Rule(code, kind, title, why, source, tuple(examples), self.name, hint, once)
         self.rules.append(rule)
         return rule
 

@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from toprope.port.across import keys_in
-from toprope.port.context import Context
+from toprope.port.conditions.across import keys_in
 from toprope.port.engine import concerns, port
 from toprope.port.file import RUNTIME, is_vendored_runtime
 from toprope.port.files import FileKind, port_text
 from toprope.port.files.rules import NOTEBOOK
 from toprope.port.finding import Finding, Ported
-from toprope.port.notebook_json import Cell, code_cells, with_cells
-from toprope.port.project import Project
+from toprope.port.project.context import Context
+from toprope.port.project.facts import Project
 from toprope.port.registry import table
-from toprope.port.source import UnreadableError, parse
+from toprope.port.syntax.notebook_json import Cell, code_cells, with_cells
+from toprope.port.syntax.source import UnreadableError, parse
 
 __all__ = ["MOST_NOTEBOOK_BYTES", "port_notebook", "program_of"]
 
@@ -35,7 +35,7 @@ _SHELL_CELLS = ("bash", "sh", "script", "shell", "system", "sx")
 _PYTHON_CELLS = ("time", "timeit", "capture", "prun", "memit", "debug", "python", "python3")
 _OTHER_LANGUAGE = re.compile(rf"%%(?:{'|'.join(_SHELL_CELLS)}|html|HTML|javascript|js|latex|markdown|svg|SVG)\b")
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w., ]+=\s*[!%]\S|[\w.%*]+\?\??\s*$)")
-_SHELL = re.compile(r"\s*(?:[\w., ]+=\s*)?!")
+_SHELL = re.compile(r"\s*(?:[\w., ]+=\s*)?(?:!|%(?:pip|conda|mamba|uv|sx|system)\b)")
 _PARTS = re.compile(r"#.*|'''|\"\"\"|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|[\[({]|[\])}]|\\$")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -131,7 +131,9 @@ def port_notebook(
         The notebook afterwards. One that cannot be read says so in `skipped` and stays as it is.
     """
     ported = Ported(path, data, data)
-    if not concerns(data, table(), project, context) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
+    if not concerns(data, table(), project, context) and not re.search(
+        rb"cuda|nccl|nvidia|install|accelerator", data, re.I
+    ):
         return ported
     try:
         text = data.decode("utf-8")
@@ -241,7 +243,8 @@ def _code(book: _Notebook, cell: Cell) -> _Code:
             return code
         if whole[1] not in _PYTHON_CELLS:
             for number, line in enumerate(lines, 2):
-                book.report(cell, number, line)
+                if not line.lstrip().startswith("#"):
+                    book.report(cell, number, line)
             return code
         book.report(cell, 1, code.head)
         if not lines:
@@ -256,7 +259,8 @@ def _code(book: _Notebook, cell: Cell) -> _Code:
         parse(python)
         python.encode("utf-8")
     except (UnreadableError, UnicodeEncodeError) as error:
-        first = next((number for number, line in enumerate(lines) if _SAID.search(line)), None)
+        code_of = [re.sub(r"^\s*#.*", "", line) for line in lines]
+        first = next((number for number, line in enumerate(code_of) if _SAID.search(line)), None)
         if first is not None:
             book.report(cell, first + above + 1, lines[first], f"the cell is no Python ({error})")
         return code

@@ -11,23 +11,24 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
-from toprope.port.across import answers_elsewhere, devices_elsewhere
-from toprope.port.context import Context, Target
+from toprope.port.conditions.across import answers_elsewhere, devices_elsewhere
 from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
 from toprope.port.finding import Finding, Ported
-from toprope.port.folders import EXCLUDED, LeftAlone, Pattern, why_left_alone
 from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook, program_of
-from toprope.port.project import SCRIPTS, WORDS, Facts, Project, facts_of, project_of
-from toprope.port.source import Source, UnreadableError
-from toprope.port.vendor import is_vendored
+from toprope.port.project.context import Context, Target
+from toprope.port.project.facts import SCRIPTS, WORDS, Facts, Project, facts_of, project_of
+from toprope.port.project.folders import EXCLUDED, LeftAlone, Pattern, why_left_alone
+from toprope.port.runtime.vendor import is_vendored
+from toprope.port.syntax.source import Source, UnreadableError
 
 __all__ = ["Choice", "Found", "find", "port_files", "project_in", "survey"]
 
@@ -259,7 +260,7 @@ def port_files(
     said: set[str] = set()
     rest = [path for path in files if path not in done]
     if jobs <= 1 or len(rest) < 2 * jobs:
-        ported = map(one, rest)
+        ported: Iterator[Ported] = map(one, rest)
         for number, path in enumerate(files, 1):
             yield _once(done.pop(path) if path in done else next(ported), said)
             if progress is not None:
@@ -313,7 +314,8 @@ class _Looked:
     def __call__(self, path: Path, foreign: frozenset[str]) -> Ported:
         """The port of one file, with what answers of other files guard in it."""
         if path not in self._ported or foreign:
-            self._ported[path] = self._port(self._programs[path], str(path), foreign=foreign)
+            with _without_collection():
+                self._ported[path] = self._port(self._programs[path], str(path), foreign=foreign)
         return self._ported[path]
 
     def unchanged(self, elsewhere: Mapping[str, str]) -> dict[Path, Ported]:
@@ -350,20 +352,28 @@ def _one(
         return Ported(name, data, data, lines=data.count(b"\n"))
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
         vendored = bool(modules)
+        resolved = project.options - project.unread
         nearby = _nearby(path) if kind in (FileKind.CUDA, FileKind.CPP) else b""
-        ported = port_text(data, name, kind, choice.leaves, vendored=vendored, nearby=nearby)
+        ported = port_text(data, name, kind, choice.leaves, vendored=vendored, resolved=resolved, nearby=nearby)
         twin = path.with_name(ported.companion[0]) if ported.companion is not None else None
         if twin is not None and twin.is_file():
             ported = port_text(data, name, kind, choice.leaves, has_twin=True, vendored=vendored)
         return ported
-    collects = gc.isenabled()
-    gc.disable()  # trees are large, and gone at the end of each file
-    try:
-        one = port_notebook if kind is FileKind.NOTEBOOK else port
-        module = modules.get(path, RUNTIME)
+    one = port_notebook if kind is FileKind.NOTEBOOK else port
+    module = modules.get(path, RUNTIME)
+    with _without_collection():
         return one(
             data, name, runtime=module, project=project, leave=choice.leaves, context=context, elsewhere=elsewhere
         )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: trees are large, and gone at the end of each file."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collects:
             gc.enable()

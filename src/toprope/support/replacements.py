@@ -17,7 +17,7 @@ class Replacement:
 
     Attributes:
         modules: names of packages and modules.
-        kernels: words in names of kernels, in lower case and without "_".
+        kernels: words in names of kernels, in lower case and without "_"; "=nms" is the whole name.
         instead: what replaces it.
         source: where that is said.
         read: the day on which it was read.
@@ -56,10 +56,14 @@ def for_kernels(names: str) -> list[Replacement]:
         text = text.replace("nmskernel", " ")  # of rotated boxes
     found = {row: [span for word in row.kernels for span in _spans(word, text)] for row in rows()}
     every = [span for spans in found.values() for span in spans]
-    return [row for row, spans in found.items() if any(not _is_inside(span, every) for span in spans)]
+    whole = {f"={name.replace('_', '')}" for name in re.findall(r"\w+", names.lower())}
+    return [
+        row for row, spans in found.items()
+        if any(not _is_inside(span, every) for span in spans) or whole.intersection(row.kernels)
+    ]  # fmt: skip
 
 
-_OTHERS = re.compile(r"devoxeliz|psroipool|roi(?:point|aware)?pool3d")
+_OTHERS = re.compile(r"devoxeliz|(?:deform(?:able)?)?psroi(?:pool|align)|roi(?:point|aware)?pool3d")
 """Kernels that no row computes, whose names have words of one."""
 
 

@@ -53,14 +53,14 @@ _SPEAKS = re.compile(
     r"[>\"]|\b(?:at|c10|torch)::(?:cuda\b|kCUDA\b)|\bcuda(?:Malloc|Memcpy|Stream_t|Free|LaunchKernel|DeviceSynchronize)\w*\b"
     r"|\bCHECK_CUDA\b|\bis_cuda\s*\(\)|\b__global__\b|<<<"
 )
+_IS_NOT_CUDA = re.compile(r"\b\w*(?:ASSERT|CHECK|assert)\w*\s*\(\s*!\s*\(?[\w.()>-]*?\bis_cuda\s*\(\)")
+"""An assertion that a tensor is on the CPU."""
 _KERNEL = re.compile(
     r"__global__\s+(?:__\w+__\s*(?:\([^)]*\))?\s*)*(?:static\s+|inline\s+)*void\s+(?:__\w+__\s*\([^)]*\)\s*)?(\w+)"
 )
 _LAUNCH = re.compile(r"<<<")
 _BOUND = re.compile(r"(?:\bdef|\bimpl)\s*\(\s*\"([\w:]+)")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"", re.DOTALL)
-_NOT_CUDA = re.compile(r"!\s*[\w.]+(?:\(\)[\w.]*)*\.is_cuda\s*\(\)")
-"""An assertion of a kernel for the CPU: `!input.is_cuda()`."""
 _MOST_NAMES = 4
 
 
@@ -85,7 +85,7 @@ def port_source(
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     text = data.decode("utf-8", "replace")
-    code = _NOT_CUDA.sub(_blank, _COMMENT.sub(_blank, text))
+    code = _IS_NOT_CUDA.sub(_blank, _COMMENT.sub(_blank, text))
     first = _SPEAKS.search(code) or (re.search(r"\S.*", code) if cuda else None)
     if first is None:
         return ported

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 
+from toprope.port.analysis.places import Use, resolver_for, use
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Use, resolver_for, use
-from toprope.port.project import is_options, option_of
+from toprope.port.project.facts import chooses_device, is_options, last_name, option_of
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
-from toprope.port.scopes import arguments_of
+from toprope.port.syntax.scopes import arguments_of
 
 __all__ = ["FAMILY"]
 
@@ -22,9 +22,10 @@ DEFAULT = FAMILY.rule(
     Kind.REVIEW,
     'add_argument("--device", default="cuda"): the default stays, and is resolved where the option is read',
     why="""The option keeps its name, its default, its type and its choices: "cuda" means the device in use, whether it
-    is the default or was given. `args.device` is resolved where it is read, in each file, and not when the command line
-    is parsed: programs set CUDA_VISIBLE_DEVICES from their options, and a question about devices before that freezes
-    it. What vars(args) hands on is the text: resolve it where it arrives.""",
+    is the default or was given, also where it is only one of the choices or named in the help. `args.device` is
+    resolved where it is read, in each file, and not when the command line is parsed: programs set CUDA_VISIBLE_DEVICES
+    from their options, and a question about devices before that freezes it. What vars(args) hands on is the text:
+    resolve it where it arrives.""",
     source="argparse; click; PyTorch's documentation of CUDA semantics",
     examples=[
         Example(
@@ -134,10 +135,15 @@ DEFAULT = FAMILY.rule(
 def _argument(file: File, node: ast.Call) -> bool:
     default = file.keyword(node, "default")
     value = default.value if default is not None else None
-    if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
-        return False
-    file.done(value)
     choices = file.keyword(node, "choices")
+    if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
+        if not chooses_device(node):
+            return False
+        value = choices.value if choices is not None else node
+        kind = file.keyword(node, "type")
+        if kind is not None:  # click.Choice(["cpu", "cuda"])
+            file.done(kind.value)
+    file.done(value)
     for each in ast.walk(choices.value) if choices is not None else ():
         file.done(each)
     around = file.parent(node)
@@ -146,7 +152,9 @@ def _argument(file: File, node: ast.Call) -> bool:
         if parameter is not None:
             resolve_in(file, around, parameter, value, DEFAULT)
     elif file.keyword(node, "nargs") is not None or not option_of(node) or option_of(node) in file.project.unread:
-        file.report(DEFAULT, value, "no file is seen to read it: resolve it there, portable.resolve(args.device)")
+        read = f"args.{option_of(node) or 'device'}"
+        unseen = "resolve it where it is read" if "." in read[5:] else f"no file is seen to read {read}"
+        file.report(DEFAULT, value, f"{unseen}: portable.resolve({read})")
     return False
 
 
@@ -220,9 +228,38 @@ def _handed_on(file: File, node: ast.Call) -> bool:
         given = node.args[0]
         values = [each.value for each in file.bindings(given)] if isinstance(given, ast.Name) else [given]
         is_own = any(each is not None and _parses(each) for each in values)
-        if _declares(file) or (not (is_own or _parses_own(file)) and _holds_options(given)):
+        if not _is_shown(file, node) and (
+            _declares(file) or (not (is_own or _parses_own(file)) and _holds_options(given))
+        ):
             names = ", ".join(sorted(file.project.options))
             file.report(DEFAULT, node, f"it hands {names} on as texts: resolve them where they arrive")
+    return False
+
+
+_SHOWS = {
+    "print", "pprint", "debug", "info", "warning", "log", "write", "dump", "dumps", "safe_dump", "add_hparams",
+    "add_text", "save_hyperparameters", "log_hyperparams", "log_params", "join",
+}  # fmt: skip
+_PUTS_TOGETHER = {
+    "str", "repr", "len", "sorted", "items", "keys", "getattr", "format", "append", "ljust", "vars", "max",
+}  # fmt: skip
+
+
+def _is_shown(file: File, node: ast.Call) -> bool:
+    """Return whether options are printed, logged or written to a file alone: what a program prints runs on nothing."""
+    for around in file.ancestors(node):
+        if isinstance(around, ast.Call) and around is not node:
+            name = last_name(around.func)
+            if name in _SHOWS or (file.dotted(around.func) or "").startswith("wandb."):
+                return True
+            if name not in _PUTS_TOGETHER:
+                return False
+        elif isinstance(around, ast.For) and node in ast.walk(around.iter):
+            inside = [each for part in around.body for each in ast.walk(part)]
+            called = {last_name(each.func) for each in inside if isinstance(each, ast.Call)}
+            return bool(called & (_SHOWS | {"append"})) and called <= _SHOWS | _PUTS_TOGETHER
+        elif isinstance(around, ast.stmt):
+            return False
     return False
 
 

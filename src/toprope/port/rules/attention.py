@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 
 from toprope import chips
+from toprope.port.analysis.tensor_facts import dtype_of, is_unpacked
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import dtype_of
 
 __all__ = ["FAMILY"]
 
@@ -286,7 +286,8 @@ class _Search:
             if product in outer or each.lineno < product.lineno:
                 continue
             statement = self.file.statement(each)
-            if isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return):
+            returned = isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return)
+            if returned and not (around is not None and is_unpacked(self.file, name, around)):
                 continue  # the callers of most models do not look at them
             targets = statement.targets if isinstance(statement, ast.Assign) else []
             if not any(isinstance(one, ast.Name) and one.id == name for one in targets):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 
+from toprope.port.analysis.tensor_facts import dtype_of, on_host
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.project import last_name
+from toprope.port.project.facts import last_name
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import dtype_of, on_host
 
 __all__ = ["FAMILY"]
 
@@ -26,6 +26,7 @@ TF32 = FAMILY.rule(
     why="""It is about NVIDIA's tensor cores and does no harm elsewhere. torch.set_float32_matmul_precision says the
     same for every device.""",
     source="PyTorch's notes on CUDA",
+    once=True,
     examples=[
         Example(
             """

@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
+from toprope.port.analysis.places import cannot_be, device_name, index_name, is_argument, names_default
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import device_name, index_name, is_argument, names_default
-from toprope.port.project import is_options
+from toprope.port.project.facts import is_options
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.nccl import ASKED, is_nccl
-from toprope.port.scopes import Binding, with_defaults
+from toprope.port.syntax.scopes import Binding, with_defaults
 
 __all__ = ["FAMILY"]
 
@@ -150,7 +150,7 @@ def _convert(file: File, node: ast.expr | None) -> None:
 def _group(file: File, node: ast.Call) -> bool:
     backend = file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend")
     _convert(file, backend)
-    if backend is not None and _comes_from_elsewhere(file, backend):
+    if backend is not None and _comes_from_elsewhere(file, backend) and not cannot_be(file, backend, "nccl"):
         edits = file.replace(backend, f"{file.portable('resolve')}(", backend, ")")
         file.report(
             BACKEND, backend, 'it may be "nccl" from a file or an argument: resolved where it is used', edits=edits

@@ -108,6 +108,7 @@ OTHERS = FAMILY.rule(
     "CUDA_HOME, CUDA_DEVICE_ORDER, TORCH_CUDA_ARCH_LIST and other variables of CUDA",
     why="""They tell CUDA's compiler and runtime something that others do not ask.""",
     source="NVIDIA's documentation",
+    once=True,
     examples=[
         Example(
             """
@@ -263,6 +264,7 @@ TOOLS = FAMILY.rule(
             """
         ),
         Example("import pynvml"),
+        Example("import ctypes\n\ndriver = ctypes.CDLL('libcuda.so')"),
     ],
 )
 
@@ -273,7 +275,7 @@ def _tool(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     return False
 
 
-@FAMILY.string("nvidia-smi*")
+@FAMILY.string("nvidia-smi*", "libcuda.*", "libcudart*", "libnvidia-ml*", "libnvrtc*", "nvcuda.dll")
 def _command(file: File, node: ast.Constant) -> bool:
     file.report(TOOLS, node)
     return True

@@ -31,6 +31,7 @@ IMPORTED = FAMILY.rule(
     to replace it; else put the import into a try, and keep a version in torch for the other devices: many projects have
     one in their tests. Ignore it where the module is built for other devices as well.""",
     source="torch.utils.cpp_extension; toprope's replacements.toml",
+    once=True,
     examples=[
         Example("import my_ops_cuda"),
         Example("import MultiScaleDeformableAttention as MSDA"),
@@ -42,6 +43,7 @@ IMPORTED = FAMILY.rule(
         Example("from utils.cuda_tools import timer", reported=False),
         Example("from rasterio import open as open_raster", reported=False),
         Example("from torch import cuda", reported=False),
+        Example("import importlib\n\nkernel = importlib.import_module('attn_core_inplace_cuda')"),
     ],
 )
 PLUGIN = FAMILY.rule(
@@ -84,6 +86,7 @@ QUANTISED = FAMILY.rule(
     Load them unquantised where they fit, or with torchao; the line names what is known to replace the
     package.""",
     source="transformers' documentation of quantisation",
+    once=True,
     examples=[
         Example("model = AutoModel.from_pretrained(name, load_in_8bit=True)"),
         Example("config = BitsAndBytesConfig(load_in_4bit=args.small)"),
@@ -185,7 +188,7 @@ def _own(file: File, name: str) -> bool:
 @FAMILY.call("importlib.import_module", "__import__")
 def _loaded(file: File, node: ast.Call) -> bool:
     """`importlib.import_module("my_ops_cuda")`."""
-    first = node.args[0] if node.args else None
+    first = file.argument(node, 0, "name")
     name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
     if name and not name.startswith(".") and name.partition(".")[0] not in {*_OTHERS, *_PLUGINS}:
         module, _, last = name.rpartition(".")
@@ -196,15 +199,20 @@ def _loaded(file: File, node: ast.Call) -> bool:
 
 
 def _report(file: File, node: ast.stmt | ast.Call, name: str) -> None:
+    """Report a module, with what replaces it by its name, by what the file uses of it, or by the project's sources.
+
+    One module may hold all kernels of a project: what a file uses says which of them are meant.
+    """
     used = " ".join(_used(file, node))
-    found = for_module(name) or next(iter(for_kernels(name)), None) or next(iter(for_kernels(used)), None)
-    if (
-        found is None and not used and len(file.context.extensions) <= 1
-    ):  # by the kernels that the project's only extension has
-        found = next(iter(for_kernels(file.context.sources)), None)
+    named = for_module(name)
+    found = [named] if named is not None else for_kernels(f"{name} {used}")[:2]
+    if not found and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
+        rows = for_kernels(file.context.sources)
+        found = rows[:1] if len(rows) == 1 or not used else []
     built = " (the project builds it)" if name in file.context.extensions else ""
-    known = f"known to replace it: {found.text}" if found is not None else "nothing is known to replace it"
-    file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {known}")
+    known = "; ".join(each.text for each in found)
+    said = f"known to replace it: {known}" if known else "nothing is known to replace it"
+    file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {said}")
 
 
 def _used(file: File, node: ast.stmt | ast.Call) -> list[str]:
@@ -239,6 +247,7 @@ OPERATORS = FAMILY.rule(
     why="""What torch itself does not have was registered by an extension, mostly for CUDA. Keep a version in torch for
     devices that it has no kernel for.""",
     source="torch.library",
+    once=True,
     examples=[
         Example(
             """
@@ -266,5 +275,6 @@ def _operators(file: File, node: ast.expr) -> bool:
     name = (file.dotted(node) or "").split(".")
     if len(name) < 3 or name[2] in _TORCHS:
         return False
-    file.report(OPERATORS, node)
+    library = ".".join(name[:3])
+    file.report(OPERATORS, node, f"{library}: operators of a library of its own, which an extension registers")
     return True

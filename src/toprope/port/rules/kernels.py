@@ -6,9 +6,9 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.project import last_name
+from toprope.port.project.facts import last_name
 from toprope.port.rule import Example, Kind
-from toprope.port.stand_ins import refused, signatures
+from toprope.port.runtime.stand_ins import refused, signatures
 from toprope.support.replacements import for_module
 
 __all__ = ["FAMILY"]
@@ -84,6 +84,7 @@ FLASH_OTHER = FAMILY.rule(
             """
         ),
         Example("import flash_attn_interface"),
+        Example("from ring_flash_attn import substitute_hf_flash_attn"),
     ],
 )
 _CONVERTED = {"flash_attn": "flash_attn_func", "flash_attn.flash_attn_interface": "flash_attn_func",
@@ -111,7 +112,7 @@ def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:
     )
 
 
-@FAMILY.module("flash_attn", "flash_attn_interface", "flash_attn_3", "flashinfer")
+@FAMILY.module("flash_attn", "flash_attn_interface", "flash_attn_3", "flashinfer", "ring_flash_attn")
 def _flash(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["flash_attn_func"]:
         return _convert(file, node)

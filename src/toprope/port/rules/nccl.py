@@ -55,6 +55,7 @@ VARIABLES = FAMILY.rule(
     why="""HCCL has variables of its own: HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT, HCCL_BUFFSIZE;
     ASCEND_GLOBAL_LOG_LEVEL for what it logs.""",
     source="CANN's list of environment variables",
+    once=True,
     examples=[
         Example(
             """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 
 from toprope import chips
+from toprope.port.analysis.tensor_facts import dtype_of, is_tensor, on_host
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.finding import DEPENDS, KNOWN
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import dtype_of, is_tensor, on_host
 from toprope.support import operator_advice, refusals, torch_operators
 from toprope.support.operators_on_card import Kind as Place
 from toprope.support.operators_on_card import Status, status
@@ -24,6 +24,7 @@ ON_HOST = FAMILY.rule(
     Kind.REVIEW,
     "torch.linalg.inv, x.lgamma(), nn.HuberLoss: operators without a kernel on the card",
     hint=True,
+    once=True,
     why="""torch_npu hands an operator that has no kernel to the host: its tensors are copied there and back, and the
     card waits for that. It matters in a loop, not in a set-up that runs once. Which operators these are depends on the
     release of torch_npu (--torch-npu) and on the chip (--chip). The line says what to write instead where a source
@@ -138,7 +139,7 @@ def _method(file: File, node: ast.Call, function: ast.Attribute) -> None:
 
 
 def _look_up(file: File, node: ast.Call, name: str, calls: Calls, operands: list[ast.expr]) -> None:
-    """Report what the tables say of a call, once, and count it."""
+    """Report what the tables say of a call, and count it."""
     card = file.context.target
     places = [status(each, release=card.release, chip=card.chip) for each in calls.every]
     if any(each.kind is Place.UNKNOWN for each in places):
@@ -148,9 +149,7 @@ def _look_up(file: File, node: ast.Call, name: str, calls: Calls, operands: list
     host = next(((operator, each) for operator, each in pairs if each.kind is Place.HOST), None)
     file.operators[KNOWN if host is not None or not _depends(file, calls, places) else DEPENDS] += 1
     if host is not None:
-        said = _on_host(file, *host)
-        if not any(each.rule is ON_HOST and each.message == said for each in file.findings):
-            file.report(ON_HOST, node, said)
+        file.report(ON_HOST, node, _on_host(file, *host))
         return
     if _refused(file, node, name, calls, operands):
         return

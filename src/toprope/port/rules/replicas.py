@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.analysis.places import is_asked_about
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_asked_about
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -72,6 +72,7 @@ PARALLEL = FAMILY.rule(
     process a device, works everywhere and is faster. A condition on CUDA in front of it stays. The class may be asked
     about: no model is of it elsewhere.""",
     source="PyTorch's own advice; torch_npu's documentation",
+    once=True,
     examples=[
         Example("import torch\n\nif torch.cuda.device_count() > 1:\n    model = torch.nn.DataParallel(model)"),
         Example("from torch import nn\n\nif isinstance(model, (nn.DataParallel, Other)):\n    run()", reported=False),

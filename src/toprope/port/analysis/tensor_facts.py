@@ -1,0 +1,226 @@
+"""Facts about tensors that stand in the text of a program: that a value is a tensor, its dtype, that it is on the host.
+
+Nothing is guessed: a fact is known where the expression itself, or the only assignment of its name, says it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from toprope.port.file import File
+
+__all__ = ["all_on_host", "dtype_of", "is_tensor", "is_unpacked", "on_host"]
+
+_CASTS = {
+    "double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32",
+    "short": "int16", "char": "int8", "byte": "uint8", "cfloat": "complex64", "cdouble": "complex128",
+}  # fmt: skip
+_TYPES = {
+    "DoubleTensor": "float64", "FloatTensor": "float32", "HalfTensor": "float16", "BFloat16Tensor": "bfloat16",
+    "LongTensor": "int64", "IntTensor": "int32", "BoolTensor": "bool", "ByteTensor": "uint8",
+}  # fmt: skip
+_NAMES = {"double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32"}
+_DTYPES = {*_CASTS.values(), *_TYPES.values(), "complex64", "complex128"}
+_FACTORIES = {
+    f"torch.{name}"
+    for name in (
+        "arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn",
+        "randperm", "range", "tensor", "zeros",
+    )
+}  # fmt: skip
+_KEEP_DTYPE = {
+    "abs", "clone", "contiguous", "cpu", "cuda", "detach", "expand", "expand_as", "flatten", "flip", "permute",
+    "repeat", "reshape", "roll", "squeeze", "t", "transpose", "unsqueeze", "view", "to",
+}  # fmt: skip
+_NO_TENSOR = {"size", "stride", "item", "tolist", "numpy", "dim", "numel", "shape", "data_ptr", "type", "nelement"}
+_DEPTH = 6
+
+
+def dtype_of(file: File, node: ast.expr, depth: int = _DEPTH) -> str | None:
+    """Return the dtype of a tensor, such as "float64"; None where the text does not say it."""
+    if depth == 0:
+        return None
+    if isinstance(node, ast.Name):
+        value = _only_value(file, node)
+        return None if value is None else dtype_of(file, value, depth - 1)
+    if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod):
+        left, right = dtype_of(file, node.left, depth - 1), dtype_of(file, node.right, depth - 1)
+        if left == right:
+            return left
+        known, other = (left, node.right) if left is not None else (right, node.left)
+        floating = known is not None and known.startswith(("float", "bfloat", "complex"))
+        return known if floating and _is_number(other) else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return dtype_of(file, node.operand, depth - 1)
+    return _of_call(file, node, depth) if isinstance(node, ast.Call) else None
+
+
+def _of_call(file: File, node: ast.Call, depth: int) -> str | None:
+    name = file.dotted(node.func) or ""
+    if name in _FACTORIES:
+        given = file.keyword(node, "dtype")
+        return _named(file, given.value) if given is not None else None
+    if name.startswith("torch."):
+        return _TYPES.get(name.removeprefix("torch."))
+    if not isinstance(node.func, ast.Attribute) or name:
+        return None
+    method = node.func.attr
+    if method in _CASTS and not node.args:
+        return _CASTS[method]
+    if method in ("to", "type"):
+        said = [*node.args, *(each.value for each in node.keywords if each.arg in ("dtype", "device"))]
+        found = [dtype for each in said if (dtype := _named(file, each))]
+        if found:
+            return found[0]
+        only_device = method == "to" and bool(said) and all(_is_device(file, each) for each in said)
+        return dtype_of(file, node.func.value, depth - 1) if only_device else None
+    return dtype_of(file, node.func.value, depth - 1) if method in _KEEP_DTYPE - {"to"} else None
+
+
+def _is_device(file: File, node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str | bool)
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    called = file.dotted(node.func) if isinstance(node, ast.Call) else None
+    return called == "torch.device" or name.lower().endswith("device")
+
+
+def _named(file: File, node: ast.expr) -> str | None:
+    """The dtype that an expression names: `torch.float64`, `torch.double`."""
+    name = file.dotted(node) or ""
+    if not name.startswith("torch."):
+        return None
+    short = name.removeprefix("torch.")
+    short = _NAMES.get(short, short)
+    return short if short in _DTYPES else None
+
+
+def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        node = node.operand
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def is_tensor(file: File, node: ast.expr, depth: int = _DEPTH) -> bool:
+    """Return True if the text says that a value is a tensor."""
+    if depth == 0:
+        return False
+    if dtype_of(file, node, depth) is not None:
+        return True
+    if isinstance(node, ast.Name):
+        bindings = file.bindings(node)
+        if any(isinstance(each.node, ast.arg) and _annotated(file, each.node) for each in bindings):
+            return True
+        values = [each.value for each in bindings]
+        return bool(values) and all(value is not None and is_tensor(file, value, depth - 1) for value in values)
+    if isinstance(node, ast.BinOp):
+        return is_tensor(file, node.left, depth - 1) or is_tensor(file, node.right, depth - 1)
+    if isinstance(node, ast.UnaryOp | ast.Starred):
+        inner = node.operand if isinstance(node, ast.UnaryOp) else node.value
+        return is_tensor(file, inner, depth - 1)
+    if isinstance(node, ast.Subscript):
+        return is_tensor(file, node.value, depth - 1)
+    if isinstance(node, ast.Call):
+        return _gives_tensor(file, node, depth)
+    return (
+        isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "data") and is_tensor(file, node.value, depth - 1)
+    )
+
+
+def _gives_tensor(file: File, node: ast.Call, depth: int) -> bool:
+    name = file.dotted(node.func) or ""
+    if name in _FACTORIES or name in ("torch.from_numpy", "torch.Tensor", "torch.zeros_like", "torch.ones_like"):
+        return True
+    if name.startswith(("torch.nn.functional.", "torch.linalg.", "torch.fft.", "torch.special.")):
+        return True
+    if name in ("torch.cat", "torch.stack", "torch.matmul", "torch.mm", "torch.bmm", "torch.einsum", "torch.exp"):
+        return True
+    method = node.func.attr if isinstance(node.func, ast.Attribute) and not name else ""
+    if method and method not in _NO_TENSOR and isinstance(node.func, ast.Attribute):
+        return is_tensor(file, node.func.value, depth - 1)
+    return False
+
+
+def _annotated(file: File, argument: ast.arg) -> bool:
+    return argument.annotation is not None and file.dotted(argument.annotation) == "torch.Tensor"
+
+
+def on_host(file: File, node: ast.expr, depth: int = _DEPTH) -> bool:
+    """Return True if the text says that a tensor is in the host's memory: `.cpu()`, `torch.from_numpy(x)`, ..."""
+    if depth == 0:
+        return False
+    if isinstance(node, ast.Name):
+        value = _only_value(file, node)
+        return value is not None and on_host(file, value, depth - 1)
+    if isinstance(node, ast.BinOp):
+        sides = [each for each in (node.left, node.right) if not _is_number(each)]
+        return bool(sides) and all(on_host(file, each, depth - 1) for each in sides)
+    if isinstance(node, ast.Subscript):
+        return on_host(file, node.value, depth - 1)
+    if not isinstance(node, ast.Call):
+        return False
+    name = file.dotted(node.func) or ""
+    if name == "torch.from_numpy":
+        return True
+    if name in _FACTORIES:
+        given = file.keyword(node, "device")
+        return given is None or _is_cpu(given.value)
+    if not isinstance(node.func, ast.Attribute) or name:
+        return False
+    if node.func.attr == "cpu":
+        return True
+    if node.func.attr in ("cuda", "npu"):
+        return False
+    if node.func.attr == "to":
+        said = [*node.args, *(each.value for each in node.keywords)]
+        if any(_is_cpu(each) for each in said):
+            return True
+        if any(_named(file, each) is None and not isinstance(each, ast.Constant) for each in said):
+            return False  # perhaps a device
+        if any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in said):
+            return False
+    return on_host(file, node.func.value, depth - 1)
+
+
+def all_on_host(file: File, node: ast.expr) -> bool:
+    """Return True if the text says that a tensor, or each of a list, a tuple or a dictionary, is in host memory."""
+    value = _only_value(file, node) if isinstance(node, ast.Name) else None
+    node = value or node
+    if isinstance(node, ast.List | ast.Tuple | ast.Dict):
+        return all(all_on_host(file, each) for each in (node.values if isinstance(node, ast.Dict) else node.elts))
+    return on_host(file, node) and "set_default_" not in file.source.text
+
+
+def _is_cpu(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+    return isinstance(node, ast.Constant) and node.value == "cpu"
+
+
+def _only_value(file: File, node: ast.Name) -> ast.expr | None:
+    """The value of a name that is assigned once, above."""
+    values = list(_values(file, node))
+    return values[0] if len(values) == 1 else None
+
+
+def _values(file: File, node: ast.Name) -> Iterator[ast.expr | None]:
+    for binding in file.bindings(node):
+        above = isinstance(binding.node, ast.stmt) and binding.node.lineno < node.lineno
+        yield binding.value if above else None
+
+
+def is_unpacked(file: File, name: str, function: ast.AST) -> bool:
+    """Return whether another function of the file takes a value of this name from a tuple, and reads it.
+
+    `y, attn = self.attn(x)` and `return attn`, next to a function with `return x, attn`.
+    """
+    inside = set(ast.walk(function))
+    names = (each for each in file.walk.scopes if isinstance(each, ast.Name) and each.id == name)
+    others = [each for each in names if each not in inside]
+    taken = {
+        file.scope(each) for each in others
+        if isinstance(each.ctx, ast.Store) and isinstance(file.parent(each), ast.Tuple)
+        and isinstance(getattr(file.statement(each), "value", None), ast.Call)
+    }  # fmt: skip
+    return any(isinstance(each.ctx, ast.Load) and file.scope(each) in taken for each in others)
