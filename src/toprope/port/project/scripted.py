@@ -58,7 +58,11 @@ class Scripts:
 
 def fingerprint(tree: ast.AST) -> tuple[tuple[str, int], ...]:
     """The functions of a file with their lines: which file it is, for one who has its tree alone."""
-    return tuple((name, function.lineno) for function, name in _functions(tree, ""))
+    return _lines_of(_functions(tree))
+
+
+def _lines_of(functions: list[tuple[_Function, str]]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, function.lineno) for function, name in functions)
 
 
 def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
@@ -94,7 +98,8 @@ def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
                 compiles.add(f"{node.name}.forward")
         elif isinstance(node, ast.ImportFrom):
             stars |= any(each.name == "*" for each in node.names)
-    for function, name in _functions(tree, ""):
+    functions = _functions(tree)
+    for function, name in functions:
         does = {names.get(_dotted(each)) for each in function.decorator_list}
         does |= {names.get(_dotted(each.func)) for each in function.decorator_list if isinstance(each, ast.Call)}
         if does & _LEFT_OUT:
@@ -133,7 +138,7 @@ def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
             callee = _meant(node.func, imports)
             given |= {(callee, each) for each in _argument(node.args[0], values, imports, 4)} if callee else set()
     return Scripts(
-        frozenset(compiles), calls, bases, frozenset(refused), decorators, frozenset(given), stars, fingerprint(tree)
+        frozenset(compiles), calls, bases, frozenset(refused), decorators, frozenset(given), stars, _lines_of(functions)
     )
 
 
@@ -182,15 +187,16 @@ def _is_refused(function: _Function, nodes: Sequence[ast.AST], imports: Mapping[
 _ASKS = {"is_scripting", "is_tracing", "_IgnoreContextManager"}
 
 
-def _functions(node: ast.AST, owner: str) -> list[tuple[_Function, str]]:
-    """The functions of a tree, those in classes with the class's name before their own."""
+def _functions(node: ast.AST, owner: str = "") -> list[tuple[_Function, str]]:
+    """The functions of a tree, those in classes with the class's name before their own. They are statements alone."""
     found: list[tuple[_Function, str]] = []
-    for each in ast.iter_child_nodes(node):
-        if isinstance(each, _Function):
-            found.append((each, f"{owner}.{each.name}" if owner else each.name))
-            found += _functions(each, "")
-        else:
-            found += _functions(each, each.name if isinstance(each, ast.ClassDef) else owner)
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, block, ()):
+            if isinstance(each, _Function):
+                found.append((each, f"{owner}.{each.name}" if owner else each.name))
+                found += _functions(each)
+            else:
+                found += _functions(each, each.name if isinstance(each, ast.ClassDef) else owner)
     return found
 
 
@@ -199,7 +205,7 @@ def scripted_functions(tree: ast.AST, scripted: frozenset[str]) -> list[_Functio
     names = _jit_names(list(ast.walk(tree)))
     return [
         function
-        for function, name in _functions(tree, "")
+        for function, name in _functions(tree)
         if name in scripted and not {names.get(_dotted(each)) for each in function.decorator_list} & _LEFT_OUT
     ]
 
@@ -220,7 +226,7 @@ def styled_functions(tree: ast.AST, data: bytes) -> list[_Function]:
     if not (b"torch.ops." in data or b"jit" in data or _TYPE_COMMENT.search(data)):
         return []
     comments = {number for number, line in enumerate(data.splitlines(), 1) if _TYPE_COMMENT.search(line)}
-    return [function for function, name in _functions(tree, "") if _is_styled(function, name, comments)]
+    return [function for function, name in _functions(tree) if _is_styled(function, name, comments)]
 
 
 def _is_styled(function: _Function, name: str, comments: set[int]) -> bool:
