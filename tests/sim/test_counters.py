@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toprope.sim.layouts import MAX_CARDS, MAX_KINDS
 from toprope.sim.metrics import counters
 from toprope.sim.metrics.counters import (
-    MAX_CARDS,
-    MAX_KINDS,
     SIZE,
     Assumed,
     HostSite,
