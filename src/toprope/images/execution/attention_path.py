@@ -1,4 +1,4 @@
-"""Which way attention really goes: the operators that run in an edit are looked at, and not the settings.
+"""The path that attention takes: from the operators that run in an edit, not from the settings.
 
 `torch.nn.functional.scaled_dot_product_attention` chooses by device, dtype, shapes and mask, and says nothing. On a
 card, the difference between a fused kernel and the plain one is memory that grows with the square of the pixels.
