@@ -109,7 +109,7 @@ class Engine:
             full_hashes: whether records have the SHA-256 of whole files of weights, which are read for it once, and not
                 of their headers alone.
             attention: "auto" for the fused operator of an NPU where the card has it, "torch" for torch's own choice.
-            progress: is told in a sentence what is done, and every notice.
+            progress: called with a sentence about what is done, and with every notice.
 
         Raises:
             UsageError: an argument cannot be, or the folder is none of a model that edits pictures.

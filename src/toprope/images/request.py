@@ -66,7 +66,7 @@ class EditRequest:
         max_pixels: the most that the model is shown, whatever `size` says.
         fit: how the picture gets into that size: "stretch", "crop" (the middle; the result is the middle too), "pad".
         generator_device: where noise is drawn: "cpu", which is the same noise for every device, or "device".
-        refine: whether the engine's refiner words the instruction anew; None where it has one.
+        refine: whether the engine's refiner words the instruction again; None where it has one.
         sampler: one of `SAMPLERS`; None for the model's own.
         like: "authors" for the preprocessing, the numerics and the refine stage of the scripts of the model's authors.
         mask: a path, or a picture of Pillow, of the picture's size: what is white may change, what is black stays as it

@@ -40,7 +40,7 @@ class Family:
     Args:
         name: the file's name.
         title: what the rules are about.
-        words: byte strings of which at least one stands in every file that the family has something to say about. A
+        words: byte strings; every file that the family has something to say about has at least one of them. A
             file without any family's word is not parsed.
     """
 
@@ -63,10 +63,11 @@ class Family:
         source: str = "",
         examples: Iterable[Example] = (),
         hint: bool = False,
+        once: bool = False,
     ) -> Rule:
         """Add a rule to the family."""
         why, source = " ".join(why.split()), " ".join(source.split())
-        rule = Rule(code, kind, title, why, source, tuple(examples), self.name, hint)
+        rule = Rule(code, kind, title, why, source, tuple(examples), self.name, hint, once)
         self.rules.append(rule)
         return rule
 
@@ -105,9 +106,9 @@ class Family:
     def drop_in(
         self, rule: Rule, names: dict[str, str] | Iterable[str], below: str = "torch.cuda", *, function: bool = False
     ) -> None:
-        """Names that the runtime module has with the same arguments: only what stands before them is rewritten.
+        """Names that the runtime module has with the same arguments: only the module before them is rewritten.
 
-        `torch.cuda.synchronize` becomes `portable.synchronize` wherever it stands. Where the name itself was imported
+        `torch.cuda.synchronize` becomes `portable.synchronize` everywhere. Where the name itself was imported
         (`from torch.cuda import synchronize`), the import is rewritten and what uses the name stays as it is.
 
         Args:

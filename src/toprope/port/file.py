@@ -10,13 +10,13 @@ from toprope.port.finding import Finding
 from toprope.port.project.context import Context
 from toprope.port.project.facts import Project
 from toprope.port.project.reexports import full_name
-from toprope.port.project.scripted import scripted_functions, styled_functions
+from toprope.port.project.scripted import fingerprint, scripted_functions, styled_functions
 from toprope.port.rule import Rule
 from toprope.port.syntax.edits import Edit
 from toprope.port.syntax.scopes import Binding, Scope, Walk
 from toprope.port.syntax.source import Source, UnreadableError, parse
 
-__all__ = ["RUNTIME", "VENDORED", "File", "is_runtime", "is_vendored_runtime"]
+__all__ = ["RUNTIME", "VENDORED", "File", "ends_program", "is_runtime", "is_vendored_runtime"]
 
 RUNTIME = "toprope.device.portable"
 """The module that ported code calls, where it is not the one file of `--vendor`."""
@@ -91,7 +91,9 @@ class File:
 
     def _find_scripted(self) -> list[tuple[int, int]]:
         """Return where the functions begin and end that TorchScript compiles."""
-        scripted, tree = self.project.scripted, self.walk.module.node
+        tree, scripted = self.walk.module.node, self.project.scripted
+        if scripted:
+            scripted = self.project.scripted_in.get(fingerprint(tree), scripted)
         found = scripted_functions(tree, scripted) if scripted else []
         found += styled_functions(tree, self.source.data)
         return [self.source.span(each) for each in found]
@@ -191,7 +193,7 @@ class File:
         for around in self.ancestors(node):
             if isinstance(around, ast.Try) and inner in around.body:
                 handlers = [each for each in around.handlers if _catches_import(each)]
-                if handlers and not any(map(_ends_program, handlers)):
+                if handlers and not any(ends_program(each.body[-1]) for each in handlers):
                     return True
             inner = around
         return False
@@ -385,11 +387,10 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
     return bool(names & caught)
 
 
-def _ends_program(handler: ast.ExceptHandler) -> bool:
-    """Return whether a handler raises, or ends the program: `raise`, `exit()`, `sys.exit()`."""
-    last = handler.body[-1]
-    if isinstance(last, ast.Raise):
+def ends_program(statement: ast.stmt) -> bool:
+    """Return whether a statement raises, or ends the program: `raise`, `exit()`, `sys.exit()`."""
+    if isinstance(statement, ast.Raise):
         return True
-    called = last.value.func if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
+    called = statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
     return name in ("exit", "quit", "_exit", "abort")

@@ -34,7 +34,7 @@ class Finding:
         held_back: why the edits were not made although the rule has some; "" where they were.
         cell: the number of the notebook's cell, from 1; None elsewhere.
         seen: how often a trace saw it asked of torch.
-        known: whether it stands in the baseline.
+        known: whether it is in the baseline.
     """
 
     rule: Rule

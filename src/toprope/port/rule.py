@@ -63,6 +63,7 @@ class Rule:
         family: the family's name.
         hint: whether its places are advice on code that is not CUDA's. Such code is ported: hints are listed and
             counted apart from sites, and `--check` and a baseline leave them out.
+        once: whether places that say the same in one file are one line of the report, which names the others.
     """
 
     code: str
@@ -73,6 +74,7 @@ class Rule:
     examples: tuple[Example, ...]
     family: str
     hint: bool = False
+    once: bool = False
 
     @property
     def label(self) -> str:

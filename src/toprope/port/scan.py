@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
-from toprope.port.conditions.across import answers_elsewhere
+from toprope.port.conditions.across import answers_elsewhere, devices_elsewhere
 from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
@@ -180,7 +180,8 @@ def project_in(files: Sequence[Path], programs: Iterable[bytes] | None = None) -
     programs = list(map(_program, files) if programs is None else programs)
     if not any(map(WORDS.search, programs)):
         return Project(modules=modules)
-    return project_of(map(_facts, programs), modules, [_module(path) for path in files])
+    folders = [path.absolute().parent.name for path in files]
+    return project_of(map(_facts, programs), modules, [_module(path) for path in files], folders)
 
 
 def _program(path: Path) -> bytes:
@@ -249,20 +250,50 @@ def port_files(
     programs = {path: _program(path) for path in files}
     project = project_in(files, programs.values())
     look = partial(_look, choice=choice, project=project, context=context)
-    elsewhere = answers_elsewhere(programs, look)
+    elsewhere = answers_elsewhere(programs, look) | devices_elsewhere(programs, look)
     one = partial(_one, choice=choice, modules=modules, project=project, context=context, elsewhere=elsewhere)
     del programs
+    said: set[str] = set()
     if jobs <= 1 or len(files) < 2 * jobs:
         for number, path in enumerate(files, 1):
-            yield one(path)
+            yield _once(one(path), said)
             if progress is not None:
                 progress(number)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for number, ported in enumerate(pool.map(one, files, chunksize=8), 1):
-            yield ported
+            yield _once(ported, said)
             if progress is not None:
                 progress(number)
+
+
+_ONCE = "TR121a"
+"""Rule about packages with a build for NPUs: one line for each package of a project says it."""
+
+
+def _once(ported: Ported, said: set[str]) -> Ported:
+    """Leave out what was said of another file already."""
+    kept = []
+    for finding in ported.findings:
+        if finding.rule.code != _ONCE or finding.message not in said:
+            kept.append(finding)
+        said |= {finding.message} if finding.rule.code == _ONCE else set()
+    ported.findings = kept
+    return ported
+
+
+def _nearby(path: Path) -> bytes:
+    """The CUDA source that a header or a binding belongs to: of the same name, in its folder or in `cuda` in it."""
+    stem = path.stem.removesuffix("_cuda").removesuffix("_gpu")
+    for folder in (path.parent, path.parent / "cuda"):
+        for name in (f"{stem}.cu", f"{stem}_cuda.cu", f"{stem}_kernel.cu", f"{stem}_cuda_kernel.cu", f"{stem}_gpu.cu"):
+            source = folder / name
+            try:
+                if source != path and source.is_file():
+                    return source.read_bytes()[:MOST_BYTES]
+            except OSError:
+                continue
+    return b""
 
 
 def _look(data: bytes, foreign: frozenset[str], choice: Choice, project: Project, context: Context) -> Ported:
@@ -292,7 +323,9 @@ def _one(
         return Ported(name, data, data, lines=data.count(b"\n"))
     if kind not in (FileKind.PYTHON, FileKind.NOTEBOOK):
         vendored = bool(modules)
-        ported = port_text(data, name, kind, choice.leaves, vendored=vendored)
+        resolved = project.options - project.unread
+        nearby = _nearby(path) if kind in (FileKind.CUDA, FileKind.CPP) else b""
+        ported = port_text(data, name, kind, choice.leaves, vendored=vendored, resolved=resolved, nearby=nearby)
         twin = path.with_name(ported.companion[0]) if ported.companion is not None else None
         if twin is not None and twin.is_file():
             ported = port_text(data, name, kind, choice.leaves, has_twin=True, vendored=vendored)

@@ -13,10 +13,11 @@ from toprope.port.project.facts import is_options, option_of
 from toprope.port.project.scripted import is_outside
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for",
-    "index_name", "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed",
-    "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "texts_of",
-    "use",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "cannot_be", "device_name",
+    "function_for", "index_name", "index_name_of", "is_argument", "is_asked_about", "is_card", "is_constant_cuda",
+    "is_index",
+    "is_listed", "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said",
+    "texts_of", "use",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -333,7 +334,7 @@ def is_listed(file: File, node: ast.expr) -> bool:
     """Return whether a text is a docstring, a part of a longer text, one of the values of an option, or a type."""
     inner: ast.AST = node
     around = file.parent(node)
-    if isinstance(around, ast.Expr | ast.JoinedStr):
+    if isinstance(around, ast.Expr | ast.JoinedStr) or is_argument(file, node):
         return True
     if isinstance(around, ast.Call) and file.dotted(around.func) in ("os.path.join", "pathlib.Path"):
         return True
@@ -344,6 +345,18 @@ def is_listed(file: File, node: ast.expr) -> bool:
     if isinstance(around, ast.Subscript) and around.slice is inner:
         return (file.dotted(around.value) or "").rpartition(".")[2] == "Literal"
     return isinstance(around, ast.keyword) and around.arg == "choices"
+
+
+def is_argument(file: File, node: ast.expr) -> bool:
+    """Return whether a text is an argument of a command line: `["--device", "cuda"]`, `{"--device": "cuda"}`."""
+    match file.parent(node):
+        case ast.List(elts=words) | ast.Tuple(elts=words) if node in words[1:]:
+            before: ast.expr | None = words[words.index(node) - 1]
+        case ast.Dict(keys=keys, values=values) if node in values:
+            before = keys[values.index(node)]
+        case _:
+            return False
+    return isinstance(before, ast.Constant) and re.fullmatch(r"--?[A-Za-z][\w-]*", str(before.value)) is not None
 
 
 def before_number(file: File, node: ast.AST) -> ast.expr | None:
@@ -368,6 +381,21 @@ def before_number(file: File, node: ast.AST) -> ast.expr | None:
         case ast.Call(func=function, args=[found, *more], keywords=names) if len(more) + len(names) == 1:
             return found if file.dotted(function) == "torch.device" else None
     return None
+
+
+def cannot_be(file: File, node: ast.expr, text: str) -> bool:
+    """Return whether the program says that an expression has another text: by an assertion above, or its choices."""
+    texts = texts_of(file, node) if isinstance(node, ast.Attribute) else None
+    if texts is not None:
+        return text not in texts
+    written, scope = ast.unparse(node), file.scope(node)
+    for each in file.walk.parents:
+        match each:
+            case ast.Assert(test=ast.Compare(left=left, ops=[ast.In() | ast.Eq()], comparators=[given])):
+                if each.lineno < node.lineno and ast.unparse(left) == written and file.scope(left) is scope:
+                    parts = given.elts if isinstance(given, ast.List | ast.Tuple | ast.Set) else [given]
+                    return all(isinstance(part, ast.Constant) and part.value != text for part in parts)
+    return False
 
 
 def texts_of(file: File, node: ast.expr, depth: int = 4) -> frozenset[str] | None:

@@ -84,6 +84,7 @@ FLASH_OTHER = FAMILY.rule(
             """
         ),
         Example("import flash_attn_interface"),
+        Example("from ring_flash_attn import substitute_hf_flash_attn"),
     ],
 )
 _CONVERTED = {"flash_attn": "flash_attn_func", "flash_attn.flash_attn_interface": "flash_attn_func",
@@ -111,7 +112,7 @@ def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:
     )
 
 
-@FAMILY.module("flash_attn", "flash_attn_interface", "flash_attn_3", "flashinfer")
+@FAMILY.module("flash_attn", "flash_attn_interface", "flash_attn_3", "flashinfer", "ring_flash_attn")
 def _flash(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["flash_attn_func"]:
         return _convert(file, node)
@@ -285,7 +286,7 @@ _PACKAGES = (
      ("cupy", "cupyx", "pycuda", "cudf", "cuml", "cugraph", "tensorrt", "torch_tensorrt", "torch2trt", "nvdiffrast",
       "kaolin", "deep_gemm", "transformer_engine", "pytorch3d", "cuda", "tinycudann", "nvidia",
       "rmm", "cutlass", "cuquantum", "isaacgym", "isaacgymenvs", "isaaclab", "isaacsim", "warp", "omni",
-      "tutel", "fmoe", "megablocks"),
+      "tutel", "fmoe", "megablocks", "ring_flash_attn"),
      "import cupy as cp"),
 )  # fmt: skip
 

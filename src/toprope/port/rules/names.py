@@ -109,10 +109,10 @@ PRIVATE = FAMILY.rule(
 )  # fmt: skip
 
 
-@FAMILY.reference("torch._C.*", "torch.cuda._*")
+@FAMILY.reference("torch._C.*")
 def _private(file: File, node: ast.expr) -> bool:
     name = file.dotted(node) or ""
-    if not name.startswith(("torch._C._cuda", "torch._C._Cuda", "torch.cuda._")):
+    if not name.startswith(("torch._C._cuda", "torch._C._Cuda")):
         return False
     file.report(PRIVATE, node)
     return True
@@ -135,7 +135,11 @@ def _operator(file: File, node: ast.Constant) -> bool:
 
 @FAMILY.reference("torch.cuda", "torch.cuda.*")
 def _unknown(file: File, node: ast.expr) -> bool:
-    if isinstance(node, ast.Attribute) or file.by_star(node):
+    name = (file.dotted(node) or "").rpartition(".")[2]
+    if name.startswith("_"):
+        lazy = "off CUDA it keeps the function for when CUDA is initialised, and never calls it"
+        file.report(PRIVATE, node, f"torch.cuda.{name}: {lazy}" if name == "_lazy_call" else "")
+    elif isinstance(node, ast.Attribute) or file.by_star(node):
         file.report(UNKNOWN, node)
     return True
 

@@ -1,10 +1,10 @@
 """Modes: what a whole program does with every model that is built, moved or called while one is on.
 
-from toprope.tiers import modes
+    from toprope.tiers import modes
 
-modes.enable("balanced", config={"device": "8GB"})  # what does not fit comes and goes; attention is torch's fused one
-modes.active().effects, modes.active().models()     # what is in force, and what was done to which model
-modes.disable()                                     # as if nothing had been there
+    modes.enable("balanced", config={"device": "8GB"})  # what does not fit comes and goes; attention is fused
+    modes.active().effects, modes.active().models()     # what is in force, and what was done to which model
+    modes.disable()                                     # as if nothing had been there
 
 Importing this imports no torch, and changes nothing.
 """

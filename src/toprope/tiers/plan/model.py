@@ -114,7 +114,7 @@ class Group:
 
     @classmethod
     def of(cls, name: str, size: int, compute_seconds: float = 0.0) -> Group:
-        """A group with one weight of so many bytes."""
+        """A group with one weight of `size` bytes."""
         return cls(name, (Member(name, size),), compute_seconds)
 
     @property
@@ -181,7 +181,7 @@ class Link:
     source: str = ""
 
     def seconds(self, size: float) -> float:
-        """How long so many bytes take."""
+        """Seconds that `size` bytes take."""
         return size / self.bytes_per_second
 
 

@@ -305,7 +305,7 @@ def decode(
 
     Args:
         page: where its bytes lie, the values will lie.
-        dtype: of the result; that of the tensor it was made of by default.
+        dtype: of the result; by default the dtype of the tensor it was made of.
         out: written to instead of new memory; its dtype counts.
         path: for tests: the kernels' set of instructions, such as "avx2", or "torch".
 

@@ -48,7 +48,7 @@ class Format:
         return 4 if self.values else 8
 
     def blocks(self, columns: int) -> int:
-        """Scales for a row of so many values."""
+        """Number of scales of a row with `columns` values."""
         if columns == 0:
             return 0
         return -(-columns // self.block) if self.block else 1

@@ -27,7 +27,7 @@ class Page:
     Attributes:
         format: how it is stored.
         shape: of the tensor.
-        dtype: of the tensor, and of what `decode` makes unless told otherwise.
+        dtype: of the tensor, and by default of what `decode` makes.
         codes: uint8, ceil(n / 2) bytes without gaps between rows, the first of two codes in the low half of a byte; or
             n bytes of int8.
         scales: bytes of the scales, row by row, ceil(columns / block) in a row.

@@ -67,8 +67,8 @@ class TierStack:
     values: a tensor with gradients is refused, see `TierLinear` for weights. All calls may come from several threads;
     one lock guards the stack, copies included, but for what `prefetch` reads from a disk.
 
-    What goes wrong on a disk is told by the call that it happens in, or by the next one after a `prefetch`, and every
-    tensor is where it was then.
+    What goes wrong on a disk is reported by the call that it happens in, or by the next one after a `prefetch`, and
+    every tensor is where it was then.
 
     Args:
         tiers: the levels, the fastest first.
@@ -201,8 +201,8 @@ class TierStack:
     def prefetch(self, keys: Iterable[Hashable]) -> None:
         """Bring tensors to level 0 before they are asked for, as many of them as fit; unknown keys are passed over.
 
-        From a disk they are read in the background, and whoever accesses one of them waits for what is left of it; all
-        else is done when the call returns. It counts as no request.
+        From a disk they are read in the background, and a caller that accesses one of them waits for what is left of
+        it; all else is done when the call returns. It counts as no request.
 
         Raises:
             TierError: a disk cannot be read or written.
