@@ -251,4 +251,4 @@ def test_other_sentences_are_no_claims(text):
 
 
 def test_the_page_of_changes_was_a_copy_that_stayed_behind() -> None:
-    assert (ROOT / "docs" / "changelog.md").readlink() == Path("../CHANGELOG.md")
+    assert (ROOT / "docs" / "changelog.md").readlink() == pathlib.Path("../CHANGELOG.md")
