@@ -68,6 +68,39 @@ module = torch.nn.Linear(4, 4).npu()
 module.weight.data = npu_format_cast(module.weight.data, 29)
 assert get_npu_format(module.weight) == 29 and module(x.detach()).shape == (3, 4)
 """,
+    "copies and files keep a format": """
+import copy, io
+from torch_npu import Format, get_npu_format, npu_format_cast
+
+torch.npu.config.allow_internal_format = True
+nz = npu_format_cast(torch.randn(3, 4, device="npu"), 29)
+image = npu_format_cast(torch.ones(2, 3, 4, 4, device="npu"), 3)
+plain = torch.ones(2, 3, device="npu")
+module = torch.nn.Linear(4, 4).npu()
+module.weight.data = npu_format_cast(module.weight.data, 29)
+copied = copy.deepcopy(nz)
+assert get_npu_format(copied) == 29 and torch.equal(copied, nz) and copied.data_ptr() != nz.data_ptr()
+assert get_npu_format(copy.deepcopy(module).weight) == 29 and get_npu_format(copy.deepcopy(plain)) == 2
+both = copy.deepcopy([nz, nz[0]])
+assert both[0].data_ptr() == both[1].data_ptr() and get_npu_format(both[1]) == 29
+
+def saved(thing, **options):
+    buffer = io.BytesIO()
+    torch.save(thing, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, **options)
+
+loaded = saved({"nz": nz, "image": image, "plain": plain, "module": module.state_dict()})
+found = [get_npu_format(loaded[name]) for name in ("nz", "image", "plain")]
+assert found == [29, 3, 2] and torch.equal(loaded["nz"], nz) and torch.equal(loaded["image"], image)
+assert get_npu_format(loaded["module"]["weight"]) == 29
+assert torch.equal(saved(nz, map_location="cpu"), nz.cpu())
+assert sorted(torch._utils.get_tensor_metadata(nz)) == [
+    "base_sizes_/3/4/", "base_strides_/4/1/", "npu_format_/FRACTAL_NZ", "origin_format_/ND", "storage_sizes_/3/4/"]
+assert torch._utils.get_tensor_metadata(plain) == {}
+torch.npu.config.allow_internal_format = False
+assert get_npu_format(saved(nz)) == 2
+""",
     "tensors made with a format": """
 from torch_npu import Format, empty_with_format, get_npu_format
 

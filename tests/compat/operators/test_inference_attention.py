@@ -309,6 +309,27 @@ def test_forerunners(facade):
         facade.npu_incre_flash_attention(query, key, key, **heads)
 
 
+def test_scores_of_prompts_are_float16_unless_high_precision_is_asked_for(facade):
+    noise, value = tensors((1, 2, 16, 128), (1, 2, 16, 128))
+    query, key = torch.ones(1, 2, 8, 128, dtype=HALF), 1 + noise / 100  # products near 128, where float16 has steps of 1/8
+    product, scale = query[0].float() @ key[0].float().transpose(1, 2), 8.0
+    exact = (product * scale).softmax(-1) @ value[0].float()
+    rounded = (product.half().float() * scale).half().float().softmax(-1) @ value[0].float()
+    assert (exact - rounded).abs().max() > 0.05
+    given = {"num_heads": 2, "input_layout": "BNSD"}
+    prompts = facade.npu_prompt_flash_attention
+    fused = facade.npu_fused_infer_attention_score
+    close(prompts(query, key, value, scale_value=scale, **given)[0], rounded)
+    close(prompts(query, key, value, scale_value=scale, sparse_mode=10, **given)[0], exact)
+    close(fused(query, key, value, scale=scale, inner_precise=1, **given)[0][0], rounded)
+    close(fused(query, key, value, scale=scale, inner_precise=0, **given)[0][0], exact)
+    mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+    given |= {"atten_mask": mask, "scale_value": 0.01}
+    close(*[prompts(query, key, value, sparse_mode=mode, **given) for mode in (2, 12)])
+    with pytest.raises(RuntimeError, match="sparse_mode 15"):
+        prompts(query, key, value, sparse_mode=15, **given)
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [

@@ -74,3 +74,39 @@ def test_they_go_to_the_current_card() -> None:
 def test_they_are_no_default_as_with_torch_npu() -> None:
     with pytest.raises(TypeError, match="invalid type object"):
         torch.set_default_tensor_type(npu.FloatTensor)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize(("name", "dtype"), {name.replace("Tensor", "Storage"): TYPES[name] for name in TYPES}.items())
+def test_a_storage_type_is_as_torchs_own(name: str, dtype: torch.dtype) -> None:
+    kind, host = getattr(npu, name), getattr(torch, name)
+    storage = torch.ones(3, dtype=dtype, device="npu").storage()
+    assert repr(kind) == f"<class 'torch.npu.{name}'>"
+    assert kind.dtype == dtype
+    assert kind in torch._storage_classes
+    assert isinstance(storage, kind)
+    assert not isinstance(storage, host)
+    assert not isinstance(storage.cpu(), kind)
+    assert not isinstance(torch.ones(3, dtype=dtype, device="npu"), kind)
+    made = kind(4)
+    assert (made.size(), made.device.type, made.dtype) == (4, "npu", dtype)
+    made.fill_(1)
+    assert made.tolist() == [1] * 4
+    assert kind([0, 1]).tolist() == [0, 1]
+    assert isinstance(kind(wrap_storage=torch.UntypedStorage(8, device="npu")), kind)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_a_storage_changes_its_dtype_and_its_card() -> None:
+    storage = torch.arange(4.0).storage().npu()
+    assert isinstance(storage, npu.FloatStorage)
+    assert isinstance(storage.half(), npu.HalfStorage)
+    assert isinstance(storage.cpu(), torch.FloatStorage)
+    with npu.device(1):
+        assert npu.IntStorage(1).device == torch.device("npu:1")
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_a_storage_is_not_made_of_a_buffer() -> None:
+    with pytest.raises(RuntimeError, match="from_buffer: Not available for NPU storage"):
+        npu.ByteStorage.from_buffer(bytearray(2))

@@ -16,12 +16,15 @@ from ._door import alias_npu, current_npu, needs_import, transfer_is_wanted
 from .dtype_numbers import EXPORTED as _DTYPES
 from .operators import OPERATORS, described, register
 from .operators.checksum import matmul_checksum
-from .operators.formats import Format, named_format
+from .operators.formats import Format, keep_formats, named_format
+from .operators.graph_tensors import print_npugraph_tensor, register_graph_tensors, save_npugraph_tensor
 from .operators.storage import erase_stream
 from .version import __version__
 
 _autoload()
 register()
+keep_formats()
+register_graph_tensors()
 alias_npu(__name__)
 
 _EXPORTED = {
@@ -46,7 +49,9 @@ __all__ = [
     "matmul_checksum",
     "npu",
     "optim",
+    "print_npugraph_tensor",
     "profiler",
+    "save_npugraph_tensor",
     "utils",
     *_EXPORTED,
 ]

@@ -158,6 +158,18 @@ from toprope.sim.npu.random import (
     set_rng_state_all,
 )
 from toprope.sim.npu.recovery import check_uce_in_memory, ipc_collect, restart_device, stop_device
+from toprope.sim.npu.storage_types import (
+    BFloat16Storage,
+    BoolStorage,
+    ByteStorage,
+    CharStorage,
+    DoubleStorage,
+    FloatStorage,
+    HalfStorage,
+    IntStorage,
+    LongStorage,
+    ShortStorage,
+)
 from toprope.sim.npu.streams import (
     Event,
     ExternalEvent,
@@ -187,22 +199,32 @@ from toprope.sim.npu.utils import _get_device_index as _get_device_index
 from toprope.sim.npu.utils import current_blas_handle
 
 __all__ = [
+    "BFloat16Storage",
     "BFloat16Tensor",
+    "BoolStorage",
     "BoolTensor",
+    "ByteStorage",
     "ByteTensor",
+    "CharStorage",
     "CharTensor",
     "CubeMathType",
+    "DoubleStorage",
     "DoubleTensor",
     "Event",
     "ExternalEvent",
     "ExternalStream",
+    "FloatStorage",
     "FloatTensor",
+    "HalfStorage",
     "HalfTensor",
+    "IntStorage",
     "IntTensor",
+    "LongStorage",
     "LongTensor",
     "MemPool",
     "NPUGraph",
     "NpuGraphOpHandler",
+    "ShortStorage",
     "ShortTensor",
     "Stream",
     "StreamContext",

@@ -24,7 +24,10 @@ from toprope.sim.npu._state import vendor_error
 from toprope.sim.npu.events import ExternalEvent
 from toprope.sim.npu.random import default_generators
 
-__all__ = ["Branch", "Capture", "DispatchRecord", "Node", "captured", "current", "in_graph", "update_of"]
+__all__ = ["Branch", "Capture", "DispatchRecord", "Node", "at_capture", "captured", "current", "in_graph", "update_of"]
+
+at_capture: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]] = {}
+"""By operator: a function that gives the keywords of all replays, called once with the arguments of a captured call."""
 
 _replaying: ContextVar[bool] = ContextVar("_replaying", default=False)
 
@@ -140,6 +143,8 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view or torch.Tag.inplace_view in func.tags:
             return func(*args, **kwargs)
         _refuse_waits(func, args, kwargs)
+        if func in at_capture:
+            kwargs = at_capture[func](tuple(args), kwargs)
         handler = _NPU_GRAPH_OP_HANDLERS.get(func.__name__) if self._with_records else None
         if handler is None:
             return self._record(func, args, kwargs)[0]

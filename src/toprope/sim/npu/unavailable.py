@@ -12,7 +12,6 @@ __all__ = ["NAMES"]
 _DUMP = "CANN's dumps of operators are not simulated"
 _ALLOCATOR = "its allocator cannot be replaced"
 _OBFUSCATION = "CANN's obfuscation of models is not simulated"
-_STORAGE = 'typed storages are not made for it; use torch.UntypedStorage(size, device="npu")'
 _FORMATS = "it has no formats of its own for matrix products"
 
 _FUNCTIONS = {
@@ -29,19 +28,7 @@ _FUNCTIONS = {
     "stress_detect": "it has no hardware to put under stress",
 }
 
-_CLASSES = {
-    "BFloat16Storage": _STORAGE,
-    "BoolStorage": _STORAGE,
-    "ByteStorage": _STORAGE,
-    "CharStorage": _STORAGE,
-    "DoubleStorage": _STORAGE,
-    "FloatStorage": _STORAGE,
-    "HalfStorage": _STORAGE,
-    "IntStorage": _STORAGE,
-    "LongStorage": _STORAGE,
-    "NPUPluggableAllocator": _ALLOCATOR,
-    "ShortStorage": _STORAGE,
-}
+_CLASSES = {"NPUPluggableAllocator": _ALLOCATOR}
 
 
 class NotHereError(NotImplementedError, AttributeError):

@@ -2,10 +2,10 @@
 
 On a card a format such as FRACTAL_NZ changes where values lie in memory. The simulated card has no such layouts: a
 cast notes the number of the format at the tensor's storage, the values stay, and so does the size. Operators give
-tensors of the base format, and neither torch.save nor a compiled graph keeps a format.
+tensors of the base format, and a compiled graph keeps no format. copy.deepcopy and torch.save keep it.
 
-Source of the rules: FormatHelper.cpp, InferFormat.cpp and FormatCastKernelNpu.cpp of Ascend/pytorch, of which the
-path for a CANN before 9.1 is taken, since the simulated card tells no version of CANN.
+Source of the rules: FormatHelper.cpp, InferFormat.cpp, FormatCastKernelNpu.cpp and, for files, NPUSerialization.cpp of
+Ascend/pytorch, of which the path for a CANN before 9.1 is taken, since the simulated card tells no version of CANN.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ __all__ = [
     "empty_with_format",
     "format_of",
     "get_npu_format",
+    "keep_formats",
     "named_format",
     "npu_format_cast",
     "npu_format_cast_",
@@ -86,6 +88,9 @@ _BASE = {
 }
 """Formats that tensors can have, each with the one in which its values lie as torch lays them."""
 
+_NOTED, _FORMAT_KEY = "_npu_format", "npu_format_"
+"""Attribute of a storage that has the number of its format; the same in the metadata of a file."""
+
 _warned: set[str] = set()
 
 
@@ -107,13 +112,46 @@ def base_format(number: int) -> int:
 
 def format_of(tensor: torch.Tensor) -> Format:
     """Format of a tensor's storage: the one it was cast to, else the one of its number of dimensions."""
-    kept = getattr(tensor.untyped_storage(), "_npu_format", None) if _has_storage(tensor) else None
+    kept = getattr(tensor.untyped_storage(), _NOTED, None) if _has_storage(tensor) else None
     return Format(kept) if kept is not None else _of_dims(_whole(tensor).dim())
 
 
 def share_format(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """Note for a tensor's storage the format of another tensor."""
     _note(tensor, format_of(source))
+
+
+def keep_formats() -> None:
+    """Let copy.deepcopy and torch.save keep the format of a storage.
+
+    A file has what torch_npu writes: keys such as "npu_format_/FRACTAL_NZ", of which torch itself takes no notice.
+    """
+    deepcopy: Any = torch.UntypedStorage.__deepcopy__
+    get_metadata, set_metadata = torch._utils.get_tensor_metadata, torch._utils.set_tensor_metadata
+    if hasattr(deepcopy, "keeps_format"):
+        return
+
+    def copy_with_format(self: torch.UntypedStorage, memo: dict[Any, Any]) -> Any:
+        made = deepcopy(self, memo)
+        if (kept := getattr(self, _NOTED, None)) is not None:
+            setattr(made, _NOTED, kept)
+        return made
+
+    def get_with_format(tensor: torch.Tensor) -> dict[str, bool]:
+        found: dict[str, bool] = get_metadata(tensor)
+        return found | _described(tensor)
+
+    def set_with_format(tensor: torch.Tensor, metadata: dict[str, bool]) -> None:
+        set_metadata(tensor, metadata)
+        for key in metadata:
+            start, _, name = key.partition("/")
+            if start == _FORMAT_KEY and name in Format.__members__ and _has_storage(tensor):
+                _note(tensor, _granted(_whole(tensor).shape, Format[name]))
+
+    copy_with_format.keeps_format = True  # type: ignore[attr-defined]
+    torch.UntypedStorage.__deepcopy__ = copy_with_format  # type: ignore[method-assign]
+    torch._utils.get_tensor_metadata = get_with_format
+    torch._utils.set_tensor_metadata = set_with_format
 
 
 @operator("get_npu_format", composite=True)
@@ -257,7 +295,19 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _note(tensor: torch.Tensor, wanted: Format) -> None:
     # torch keeps the Python object of a storage, with its attributes, as long as the storage
-    tensor.untyped_storage()._npu_format = int(wanted)  # type: ignore[attr-defined]
+    setattr(tensor.untyped_storage(), _NOTED, int(wanted))
+
+
+def _described(tensor: torch.Tensor) -> dict[str, bool]:
+    """Metadata of a tensor whose format was noted, as torch_npu's file has it: all is in the keys."""
+    if not _has_storage(tensor) or not hasattr(tensor.untyped_storage(), _NOTED):
+        return {}
+    whole = _whole(tensor)
+    numbers = {"base_sizes_": whole.shape, "base_strides_": whole.stride(), "storage_sizes_": whole.shape}
+    found = format_of(tensor)
+    names = {"origin_format_": _BASE[found], _FORMAT_KEY: found}
+    keys = [f"{key}/{''.join(f'{number}/' for number in value)}" for key, value in numbers.items()]
+    return dict.fromkeys(keys + [f"{key}/{name}" for key, name in names.items()], True)
 
 
 def _of_dims(count: int) -> Format:
