@@ -581,6 +581,27 @@ def test_functions_of_the_host_are_called_at_each_replay_on_a_stream_that_is_ser
         torch.npu._launch_host_func(stream, seen.append, 0)
 
 
+def test_pending_functions_of_the_host_get_their_arguments_and_what_tensors_of_the_host_hold_then():
+    """They got one argument, the tuple; and tensors that are named by their address stayed names."""
+    from toprope.sim.npu import graphs
+
+    seen, x = [], torch.ones(2, 3, device="npu")
+    host = torch.zeros(2, 3).pin_memory()
+
+    def note(name, tensors):
+        seen.append((name, [each.tolist() for each in graphs._materialize_npugraph_tensor_arg(tensors)]))
+
+    graph, stream = torch.npu.NPUGraph(), torch.npu.Stream()
+    with torch.npu.graph(graph, stream=stream):
+        host.copy_(x * 2, non_blocking=True)
+        named = [graphs._make_npugraph_tensor_ptr_spec(host), graphs._make_npugraph_tensor_ptr_spec(torch.empty(0))]
+        torch.npu._launch_host_func_pending(stream, note, ("host", named))
+    for value in (1.0, 3.0):
+        x.fill_(value)
+        graph.replay()
+    assert seen == [("host", [[[2.0] * 3] * 2, []]), ("host", [[[6.0] * 3] * 2, []])]
+
+
 def test_a_graph_is_refused_where_pinned_memory_has_expandable_segments(monkeypatch):
     monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:64,pin_memory_expandable_segments:True")
     with pytest.raises(RuntimeError, match="pin_memory_expandable_segments"):

@@ -25,6 +25,10 @@ from toprope.sim.npu._state import NOT_SUPPORTED, PARAMETER, device_index, lazy_
 from toprope.sim.npu.devices import synchronize
 from toprope.sim.npu.events import ExternalEvent, waiting_replays
 from toprope.sim.npu.graph_capture import Branch, Capture, DispatchRecord, Node, captured, current, update_of
+from toprope.sim.npu.host_tensors import ADDRESS as _NPUGRAPH_TENSOR_PTR_SPEC_MARKER  # noqa: F401
+from toprope.sim.npu.host_tensors import BUFFER as _NPUGRAPH_TENSOR_BUFFER_SPEC_MARKER  # noqa: F401
+from toprope.sim.npu.host_tensors import by_address as _make_npugraph_tensor_ptr_spec  # noqa: F401
+from toprope.sim.npu.host_tensors import restored as _materialize_npugraph_tensor_arg  # noqa: F401
 from toprope.sim.npu.memory import empty_cache
 from toprope.sim.npu.pools import PoolId, graph_pool_handle, new_pool, pool_number
 from toprope.sim.npu.random import default_generators
