@@ -28,7 +28,7 @@ def by_address(tensor: torch.Tensor) -> tuple[str, int, int, tuple[int, ...], to
 
 def copied(value: Any) -> Any:
     """Replace the names of tensors in tuples and lists by copies of what the tensors hold now."""
-    if isinstance(value, tuple) and len(value) == 5 and value[0] == ADDRESS:
+    if isinstance(value, tuple) and len(value) == 5 and isinstance(value[0], str) and value[0] == ADDRESS:
         _, address, size, shape, dtype = value
         return BUFFER, bytearray(ctypes.string_at(address, size)), shape, dtype
     if isinstance(value, tuple | list):
@@ -38,7 +38,7 @@ def copied(value: Any) -> Any:
 
 def restored(value: Any) -> Any:
     """Make a tensor of a copy, and tensors of the copies in a list; other values stay as they are."""
-    if isinstance(value, tuple) and len(value) == 4 and value[0] == BUFFER:
+    if isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], str) and value[0] == BUFFER:
         _, buffer, shape, dtype = value
         if len(buffer) == 0:
             return torch.empty(shape, dtype=dtype)
