@@ -350,12 +350,24 @@ def test_a_graph_of_the_accelerator():
         graph.replay()
 
 
-def test_the_operators_are_written_as_json(tmp_path):
+def test_the_operators_are_written_as_a_trace_and_laid_out_in_a_second_file(tmp_path, monkeypatch, caplog):
     x = torch.ones(4, device="npu")
-    graph, _ = captured(lambda: x + 1)
+    graph, _ = captured(lambda: (x + 1) * 2)
     graph.debug_dump(str(tmp_path / "graph.json"))
-    written = json.loads((tmp_path / "graph.json").read_text())
-    assert [node["name"] for node in written["nodes"]] == ["aten.add.Tensor"]
+    for name in ("graph.json", "graph.aligned.json"):
+        events = json.loads((tmp_path / name).read_text())
+        assert [event["name"] for event in events] == ["aten.add.Tensor", "aten.mul.Tensor"]
+        assert {event["ph"] for event in events} == {"X"}
+    assert [(event["ts"], event["dur"]) for event in events] == [(0.0, 1.0), (1.2, 1.0)]
+
+    def fail(*args):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("toprope.sim.npu._npugraph_utils.align_trace_json", fail)
+    graph.debug_dump(str(tmp_path / "other.json"))
+    assert (tmp_path / "other.json").exists()
+    assert not (tmp_path / "other.aligned.json").exists()
+    assert "Failed to generate aligned trace" in caplog.text
 
 
 def test_a_stream_that_sleeps_holds_up_its_own_work_only():
