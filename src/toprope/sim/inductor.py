@@ -25,11 +25,11 @@ def _register_backends() -> None:
     """Names the backends that torch.compile knows where torch_npu is installed."""
     from torch._dynamo.backends.registry import register_backend
 
-    from toprope.sim.npu.graph_trees.backend import NpugraphsBackend
+    from toprope.sim.npu.graph_trees.backend import npugraphs
 
     register_backend(_npu, "npu")
     register_backend(_npugraph_ex, "npugraph_ex")
-    register_backend(NpugraphsBackend(), "npugraphs")
+    register_backend(npugraphs, "npugraphs")
 
 
 def _npu(module: Any, inputs: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.fx as fx
 
-__all__ = ["NpugraphsBackend"]
+__all__ = ["NpugraphsBackend", "npugraphs"]
 
 
 class NpugraphsBackend:
@@ -51,6 +51,9 @@ class NpugraphsBackend:
         trees = sys.modules.get("toprope.sim.npu.graph_trees.trees")
         if trees is not None:
             trees.reset_npugraph_trees()
+
+
+npugraphs = NpugraphsBackend()
 
 
 class _Passes:
