@@ -21,12 +21,26 @@ namespace {
 // Frees by owner, whatever happens to be running: blocks wander between torch's allocators and the card's.
 c10::DeleterFnPtr host_free = nullptr;
 
-void free_block(void* data) { sim::release(data); }
+// Tells torch's profiler of a block that was handed out, or is about to be freed.
+void report(void* data, bool is_freed) {
+  int device = sim::device_of(data);
+  if (device < 0) return;
+  const int64_t size = static_cast<int64_t>(sim::size_of(data));
+  const sim::MemoryStats stats = sim::memory_stats(device);
+  c10::reportMemoryUsageToProfiler(data, is_freed ? -size : size,
+                                   static_cast<size_t>(stats.allocated_bytes[sim::kAll].current - (is_freed ? size : 0)),
+                                   static_cast<size_t>(stats.reserved_bytes[sim::kAll].current), npu(device));
+}
+
+void free_block(void* data) {
+  if (c10::memoryProfilingEnabled()) [[unlikely]] report(data, true);
+  sim::release(data);
+}
 
 void free_by_owner(void* data) {
   if (data == nullptr) return;
   if (sim::device_of(data) >= 0) {
-    sim::release(data);
+    free_block(data);
   } else {
     host_free(data);
   }
@@ -96,6 +110,7 @@ class Redirect final : public c10::Allocator {
     if (status != sim::kOk) raise_out_of_memory(sim::kernel_device, bytes, shortage);
     c10::DataPtr block(data, data, &free_block, c10::Device(c10::kCPU));
     check_host_memory(sim::kernel_device, data, bytes);
+    if (c10::memoryProfilingEnabled()) [[unlikely]] report(data, false);
     return block;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_by_owner; }
@@ -253,6 +268,7 @@ c10::DataPtr allocate(int device, size_t bytes) {
   int status = sim::allocate(device, sim::current_stream(device), bytes, &data, &shortage);
   if (status == sim::kOutOfMemory) raise_out_of_memory(device, bytes, shortage);
   check(status, "allocate", "c10_npu::SetDevice(device)");
+  if (c10::memoryProfilingEnabled()) [[unlikely]] report(data, false);
   return {data, data, &free_block, npu(device)};
 }
 
