@@ -86,7 +86,7 @@ class Recording:
         if forward is not None and not is_inference and not is_backward:
             forward.set(self.card)
         static = self.kwargs.get("static_input_idxs") or ()
-        facts = {
+        facts: dict[str, Any] = {
             "device_index": self.card,
             "stack_traces": self.stack_traces,
             "is_backward": is_backward,

@@ -90,7 +90,9 @@ OF_RESULT = {
     "logspace": (lambda dtype: torch.logspace(0, 1, 4, dtype=dtype, device="npu"), "aclnnLogSpace", torch.float64),
     "nansum": (lambda dtype: torch.ones(4, device="npu").nansum(dtype=dtype), "aclnnReduceNansum", torch.float64),
     "nansum of a dimension": (
-        lambda dtype: torch.ones(4, device="npu").nansum(0, dtype=dtype), "aclnnReduceNansum", torch.float64,
+        lambda dtype: torch.ones(4, device="npu").nansum(0, dtype=dtype),
+        "aclnnReduceNansum",
+        torch.float64,
     ),
     "softmax": (lambda dtype: torch.ones(4, device="npu").softmax(0, dtype=dtype), "aclnnCast", FP8),
 }

@@ -326,8 +326,8 @@ class NPUGraph:
     def debug_dump(self, debug_path: str) -> None:
         """Write the captured operators as events for a viewer of Chrome traces, in their order.
 
-        A second file, with `.aligned` before the suffix, has them one after the other from time 0. The times of both say
-        nothing: each operator takes one microsecond.
+        A second file, with `.aligned` before the suffix, has them one after the other from time 0. The times of both
+        say nothing: each operator takes one microsecond.
         """
         if self._nodes is None:
             warn("Called NPUGraph::debug_dump without a preceding successful capture.", stacklevel=2)

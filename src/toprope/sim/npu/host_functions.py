@@ -21,7 +21,7 @@ def launch_host_func_pending(op_stream: Stream, fn: Callable[..., Any], user_dat
     Args:
         op_stream: the stream. What is queued before has been computed when the function is called.
         fn: the function.
-        user_data: its arguments. Tensors of the host that are named by their address (`host_tensors`) are copied for it.
+        user_data: its arguments. Tensors of the host that are named by their address (`host_tensors`) are copied.
     """
     _call(op_stream, lambda: fn(*copied(user_data)))
 
@@ -30,8 +30,8 @@ def launch_host_func(op_stream: Stream, fn: Callable[[Any], Any], user_data: Any
     """Call a function with one argument where the stream has come to it; in a captured graph at each replay.
 
     Args:
-        op_stream: the stream, which a thread serves: see `subscribe_report`. What is queued before has been computed when
-            the function is called.
+        op_stream: the stream, which a thread serves: see `subscribe_report`. What is queued before has been computed
+            when the function is called.
         fn: the function.
         user_data: its argument.
 

@@ -31,8 +31,8 @@ def host_empty_cache() -> None:
 def host_memory_stats_as_nested_dict() -> dict[str, Any]:
     """The figures of pinned memory as nested dictionaries.
 
-    Blocks are counted with those that are kept for reuse, "active" are those in use. Sizes are powers of two, and times of
-    the allocator's calls are not kept.
+    Blocks are counted with those that are kept for reuse, "active" are those in use. Sizes are powers of two, and times
+    of the allocator's calls are not kept.
     """
     raw = (ctypes.c_int64 * (len(_GROUPS) * len(_FIGURES)))()
     native().host_memory_stats(raw)
