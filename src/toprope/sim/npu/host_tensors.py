@@ -21,7 +21,7 @@ BUFFER = "host_tensor_buffer"
 
 
 def by_address(tensor: torch.Tensor) -> tuple[str, int, int, tuple[int, ...], torch.dtype]:
-    """Name a tensor of the host by its address. Whoever queues the call keeps it alive."""
+    """Name a tensor of the host by its address. The caller keeps it alive until the function was called."""
     size = tensor.numel() * tensor.element_size()
     return ADDRESS, tensor.data_ptr(), size, tuple(tensor.shape), tensor.dtype
 
