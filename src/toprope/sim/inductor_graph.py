@@ -157,7 +157,7 @@ class _Graph:
         return made if policy is None else self._wrapped_output(policy, function, made)
 
     def _wrapped_output(self, policy: Any, function: Any, made: Callable[..., Any]) -> Any:
-        """What a policy of the program makes of the result of Inductor, which calls the card's function."""
+        """Result of Inductor that calls the card's function, after a policy of the program wrapped it."""
         from torch.utils._ordered_set import OrderedSet
 
         if not hasattr(function, "device_types"):  # compiled ahead of time

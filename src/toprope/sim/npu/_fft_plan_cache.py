@@ -12,7 +12,7 @@ _SIZES = range(1, 100)
 
 
 class NPUFFTPlanCache:
-    """How many plans are kept (`size`), and how many can be (`max_size`, 10 at first).
+    """The number of plans that are kept (`size`), and its limit (`max_size`, 10 at first).
 
     A plan belongs to the size of an axis, its kind of transform and its dtype. The one that was not used for longest
     goes first. A `max_size` outside 1 to 99 changes nothing, as on a card.

@@ -49,7 +49,7 @@ class Plans {
   }
 
   std::mutex mutex_;
-  std::list<Plan> plans_;  // that of the last use is the last
+  std::list<Plan> plans_;  // in the order of their last use
   size_t capacity_ = 10;   // fftCache(10)
 };
 
