@@ -1,13 +1,13 @@
 """Run the vendor's tests on the simulated card, and write results.toml and its table in docs/compat.md.
 
-    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--failed] [--limit SECONDS]
-                                [--each SECONDS] [--again]
+    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--failed [PATTERN ...]]
+                                [--limit SECONDS] [--each SECONDS] [--again]
 
 VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. Each file runs in a process of its own; so does each Python program in a page of documentation.
 What it gave is kept in VENDOR/.results by the content of the file and of toprope, so that a run that was stopped goes
 on where it was. With --suite or --files the results of the other files stay as they are written; with --failed only
-tests that failed are run, and the results of the others stay. Some files want einops and torchvision, which are no
+tests that failed are run, or those of them whose names match, and the results of the others stay. Some files want einops and torchvision, which are no
 requirement of toprope.
 """
 
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,13 +241,20 @@ def _with_failed_again(
     return summary | _sums(by_file) | {"by_file": by_file, "failures": failures}
 
 
-def _failed(suite: Suite, before: dict[str, Any] | None) -> dict[str, list[str]]:
-    """The tests of a suite that failed, by file; programs are run by file, and not again one by one."""
+def _failed(suite: Suite, before: dict[str, Any] | None, patterns: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The tests of a suite that failed, by file; programs are run by file, and not again one by one.
+
+    Args:
+        suite: of the tests.
+        before: its results.
+        patterns: of names of tests that are wanted; none for all.
+    """
     found: dict[str, list[str]] = {}
     if before is not None and before["commit"] == suite.commit and not suite.blocks and not suite.prints:
         for entry in before["failures"]:
             path, _, test = entry.partition("::")
-            found.setdefault(path, []).append(test)
+            if not patterns or any(fnmatch.fnmatch(test.rpartition(".")[2], pattern) for pattern in patterns):
+                found.setdefault(path, []).append(test)
     return found
 
 
@@ -299,7 +306,7 @@ def _main() -> None:
     parser.add_argument("vendor", type=Path)
     parser.add_argument("--suite", default="", help="only suites whose name contains this")
     parser.add_argument("--files", nargs="+", help="only files of these names (* and ? as in a shell)")
-    parser.add_argument("--failed", action="store_true", help="only tests that failed")
+    parser.add_argument("--failed", nargs="*", metavar="PATTERN", help="only tests that failed, with these names")
     parser.add_argument("--limit", type=float, default=300, help="seconds for a file")
     parser.add_argument("--each", type=float, help="seconds for a test (half of those for its file)")
     parser.add_argument("--again", action="store_true", help="run files whose results are kept, too")
@@ -312,11 +319,11 @@ def _main() -> None:
         kept = arguments.vendor / ".results" / suite.name.replace(" ", "-").replace(",", "")
         kept.mkdir(parents=True, exist_ok=True)
         disabled = disabled_tests(suite.source(clone, suite.disabled)) if suite.disabled else set()
-        failed = _failed(suite, before.get(suite.name)) if arguments.failed else None
+        failed = None if arguments.failed is None else _failed(suite, before.get(suite.name), arguments.failed)
         results = dict(_results(suite, clone, kept, sources, arguments, failed))
         summary = _summary(suite, results, excluded, disabled)
         say(_page([summary]))
-        if arguments.files or arguments.failed:
+        if arguments.files or failed is not None:
             if not summary["by_file"]:
                 continue
             if failed is None:

@@ -91,6 +91,7 @@ def test_tests_that_failed_are_run_again_among_the_results_of_the_others():
     assert found["by_file"] == {"a": [0, 1, 0, 0, 0, 0], "b": [2, 1, 1, 0, 1, 0]}
     assert found["failures"] == {"a::x": "", "b::four": "why"}
     assert (found["tests"], found["passed"], found["failed"], found["disabled_passed"]) == (5, 2, 2, 1)
+    assert _failed(suite, before, ["t*e"]) == {"b": ["three"]}
     assert _failed(Suite("s", "o/n", "another", []), before) == {}
 
 
