@@ -7,8 +7,8 @@ VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a cl
 one is skipped by name. Each file runs in a process of its own; so does each Python program in a page of documentation.
 What it gave is kept in VENDOR/.results by the content of the file and of toprope, so that a run that was stopped goes
 on where it was. With --suite or --files the results of the other files stay as they are written; with --failed only
-tests that failed are run, or those of them whose names match, and the results of the others stay. Some files want einops and torchvision, which are no
-requirement of toprope.
+tests that failed are run, or those of them whose names match, and the results of the others stay. Some files want
+einops and torchvision, which are no requirement of toprope.
 """
 
 from __future__ import annotations
