@@ -59,7 +59,7 @@ lint: $(READY)
 	$(BIN)/python scripts/words.py
 
 bench: $(READY)
-	@sh scripts/bench.sh
+	@$(BIN)/python benchmarks/run.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -17,10 +17,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from math import log
 from pathlib import Path
 from typing import Any
+
+from parts.growth_plot import Panel, draw
 
 from toprope.cores import Card, Collective, Communicator, Demand, Discipline, Op, Program, Stream, Times, Work, plan
 from toprope.cores.check import Result, check
@@ -166,8 +166,8 @@ def planned() -> Row:
     return Row("plan for 8 streams of 20 operators", f"{found.makespan:.0f} us", seconds, 0.1)
 
 
-def growth() -> dict[str, list[tuple[int, float]]]:
-    """Seconds of a check by operators, for programs that different tests decide."""
+def growth(share: float = 1.0) -> dict[str, list[tuple[int, float]]]:
+    """Seconds of a check by operators, for programs that different tests decide; of a share of the sizes."""
     makers: dict[str, Callable[[int], Program]] = {
         "safe by S1": lambda size: ranks(2, size // 8, (12,) * 4),
         "safe by S2": lambda size: handed_on(4, size // 4),
@@ -175,7 +175,7 @@ def growth() -> dict[str, list[tuple[int, float]]]:
     }
     found: dict[str, list[tuple[int, float]]] = {}
     for name, make in makers.items():
-        for size in SIZES:
+        for size in SIZES[: max(2, round(share * len(SIZES)))]:
             program = make(size)
             result, seconds = best(lambda program=program: check(program, findings=False))
             assert _expected(name, result), (name, size, result.verdict, result.proof)
@@ -187,55 +187,16 @@ def _expected(name: str, result: Result) -> bool:
     return result.verdict == name.split()[0]
 
 
-def draw(lines: dict[str, list[tuple[int, float]]]) -> str:
-    """The growth as SVG, both axes by powers of ten."""
-    width, height, left, bottom = 640, 400, 70, 50
-    most = max(seconds for line in lines.values() for _, seconds in line)
-    decades = [10.0**power for power in range(-3, 3) if 10.0 ** (power - 1) < most]
-
-    def across(size: float) -> float:
-        return left + (width - left - 20) * _log(size, SIZES[0], SIZES[-1])
-
-    def up(seconds: float) -> float:
-        return height - bottom - (height - bottom - 20) * _log(max(seconds, decades[0]), decades[0], decades[-1])
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    for size in SIZES:
-        parts.append(f'<text x="{across(size):.0f}" y="{height - 30}" text-anchor="middle">{size:,}</text>')
-    for seconds in decades:
-        y = up(seconds)
-        parts.append(f'<line x1="{left}" x2="{width - 20}" y1="{y:.0f}" y2="{y:.0f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.0f}" text-anchor="end">{seconds:g} s</text>')
-    for number, (name, line) in enumerate(lines.items()):
-        colour = ("#0072b2", "#d55e00", "#009e73")[number]
-        places = [(across(size), up(seconds)) for size, seconds in line]
-        for (x1, y1), (x2, y2) in pairwise(places):
-            parts.append(
-                f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="2"/>'
-            )
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
-        parts.append(f'<text x="{left + 10}" y="{30 + 16 * number}" fill="{colour}">{name}</text>')
-    parts.append(f'<text x="{width / 2:.0f}" y="{height - 8}" text-anchor="middle">operators</text>')
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _log(value: float, low: float, high: float) -> float:
-    return log(value / low) / log(high / low)
-
-
 def main() -> int:
     """Prints the tables; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="the rows as JSON")
     parser.add_argument("--figure", type=Path, help="where to draw the growth, as SVG")
+    parser.add_argument("--share", type=float, default=1.0, help="of the sizes of the growth, the smallest first")
     arguments = parser.parse_args()
-    rows, lines = [*sums(), *exact(), planned()], growth()
+    rows, lines = [*sums(), *exact(), planned()], growth(arguments.share)
     if arguments.figure:
-        arguments.figure.write_text(draw(lines), encoding="utf-8")
+        arguments.figure.write_text(draw([Panel("A check", "operators", lines)]), encoding="utf-8")
     if arguments.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "growth": lines}, indent=1))
     else:

@@ -1,6 +1,7 @@
 """The file in which the processes of a run share their cards, from bytes made by hand."""
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from toprope.sim.cards import ProcessState
 
 pytestmark = pytest.mark.process
 
+SLOT = "<QQ32s16Q"
 BYTES = st.integers(0, 2**40)
 NAME = st.text(st.characters(min_codepoint=32, max_codepoint=0x24F), max_size=15)
 PROCESS = st.builds(
@@ -21,8 +23,8 @@ PROCESS = st.builds(
 
 def packed(processes: list[ProcessState], unhealthy: dict[int, int] | None = None) -> bytes:
     """The bytes of a cards file with these processes."""
-    head = b"".join(cards._CARD.pack(0, (unhealthy or {}).get(card, 0), *[0] * 6) for card in range(16))
-    slots = [cards._PROCESS.pack(each.pid, each.started, each.name.encode(), *each.reserved) for each in processes]
+    head = b"".join(struct.pack("<8Q", 0, (unhealthy or {}).get(card, 0), *[0] * 6) for card in range(16))
+    slots = [struct.pack(SLOT, each.pid, each.started, each.name.encode(), *each.reserved) for each in processes]
     return (head + b"".join(slots)).ljust(cards.SIZE, b"\0")
 
 
@@ -50,8 +52,8 @@ def test_any_bytes_are_read(data: bytes) -> None:
 
 def test_slots_that_are_being_filled_or_dropped_hold_nobody() -> None:
     held = (5, *[0] * 15)
-    slots = b"".join(cards._PROCESS.pack(2**64 - place, 1, b"x", *held) for place in (1, 2))
-    assert all(not card.processes for card in cards.parse(bytes(16 * cards._CARD.size) + slots))
+    slots = b"".join(struct.pack(SLOT, 2**64 - place, 1, b"x", *held) for place in (1, 2))
+    assert all(not card.processes for card in cards.parse(bytes(16 * 64) + slots))
 
 
 def test_a_run_that_used_no_card_has_none_in_use(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from toprope.sim import counters
 from toprope.sim.counters import (
-    MAX_CARDS,
-    MAX_KINDS,
     SIZE,
     Assumed,
     HostSite,
@@ -21,6 +19,7 @@ from toprope.sim.counters import (
     read,
     read_run,
 )
+from toprope.sim.layouts import MAX_CARDS, MAX_KINDS
 
 ANY = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(codec="ascii", min_codepoint=33), min_size=1, max_size=47)

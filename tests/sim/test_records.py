@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.sim import counters, records
+from toprope.sim import layouts, records
 from toprope.sim.dtypes import NUMBERS
 from toprope.sim.records import Record, Trace, chrome, parse
 from toprope.sim.tracing import write_run
 from toprope.support.operator_kinds import kind_of
 
 NAMES = ["aten::add", "aten::mm", "allreduce"]
-ACTS = [act for act in records._ACTS if act]
+ACTS = list(records._ACTS.values())
+NUMBER_OF = {act: number for number, act in records._ACTS.items()}
 GATHERED = ("collective", "kernel", "launch")
 SIGNED = ("operator", "composite")
 NANOSECONDS = st.integers(0, 10**15)
@@ -93,11 +95,11 @@ def packed(
     for place, record in enumerate(written):
         ring[place % capacity] = records._RECORD.pack(
             record.begin_ns, record.end_ns, record.bytes, address(record, communicators), record.thread, record.stream,
-            NAMES.index(record.name) if record.name else 0xFFFF, records._ACTS.index(record.act), record.device,
+            NAMES.index(record.name) if record.name else 0xFFFF, NUMBER_OF[record.act], record.device,
             _other(record),
             NUMBERS.get(record.dtype, -1), *limits(record),
         )  # fmt: skip
-    header = records._HEADER.pack(records.MAGIC, capacity, len(written), began, pid, wall, 0, 0)
+    header = struct.pack("<8sQQqQqQQ", records.MAGIC, capacity, len(written), began, pid, wall, 0, 0)
     return header + b"".join(ring)
 
 
@@ -251,9 +253,10 @@ def test_what_another_thread_does_on_a_stream_has_a_track_of_its_own() -> None:
 
 
 def counters_file(names: list[str]) -> bytes:
-    place = counters._HEADER.size + counters._TOTALS.size + counters.MAX_CARDS * counters._CARD.size
-    kinds = b"".join(counters._KIND.pack(name.encode(), 0, 1) for name in names)
-    return (bytes(place) + counters._KIND_COUNT.pack(len(names)) + kinds).ljust(counters.SIZE, b"\0")
+    figures = layouts.Counters(kind_count=len(names))
+    for kind, name in zip(figures.kinds, names, strict=False):
+        kind.name, kind.calls = name.encode(), 1
+    return bytes(figures)
 
 
 @pytest.mark.parametrize("processes", [0, 1, 3])

@@ -393,3 +393,20 @@ def test_a_spawned_process_may_receive_a_tensor_of_the_card_before_it_imports_to
         TOPROPE_SIM="910B3",
     )
     assert (done.returncode, done.stdout) == (0, "tensor([0., 1., 2.], device='npu:0')\n"), done.stderr
+
+
+def test_the_card_made_symbols_of_torch_global_so_that_another_extension_crashed() -> None:
+    """An extension that is loaded later, OR-tools here, took classes of libtorch_cpu for its own of the same names."""
+    found = facts(
+        """
+        import ctypes, torch
+        name = "_ZN2at4_ops10add_Tensor4callERKNS_6TensorES4_RKN3c106ScalarE"  # at::_ops::add_Tensor::call
+        torch_cpu, every = ctypes.CDLL(torch.__path__[0] + "/lib/libtorch_cpu.so"), ctypes.CDLL(None)
+        from ortools.sat.python import cp_model
+        status = int(cp_model.CpSolver().solve(cp_model.CpModel()))
+        print(json.dumps([hasattr(torch_cpu, name), hasattr(every, name), hasattr(every, "ts_configure"), status]))
+        """,
+        start=subprocess.run,
+        TOPROPE_SIM="910B3",
+    )
+    assert found == [True, False, False, 4]  # 4: optimal

@@ -1,24 +1,19 @@
-"""The cards that the processes of one run share: reading of the file that the C++ core keeps; pure but for /proc.
-
-The layout is the one of `struct Cards` in csrc/core/cards.h.
-"""
+"""The cards that the processes of one run share: reading of the file that the C++ core keeps; pure but for /proc."""
 
 from __future__ import annotations
 
-import struct
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+
+from toprope.sim import layouts
 
 __all__ = ["FILE", "CardState", "ProcessState", "parse", "read"]
 
 FILE = "cards"
 """Name of the file in the folder of a run."""
 
-_CARD = struct.Struct("<8Q")
-_PROCESS = struct.Struct("<QQ32s16Q")
-_CARDS = 16
-_PROCESSES = 256
-SIZE = _CARDS * _CARD.size + _PROCESSES * _PROCESS.size
+SIZE = ctypes.sizeof(layouts.Cards)
 """Bytes of the file."""
 
 
@@ -56,27 +51,26 @@ class CardState:
     processes: tuple[ProcessState, ...]
 
 
-def parse(data: bytes, count: int = _CARDS) -> tuple[CardState, ...]:
+def parse(data: bytes, count: int = layouts.MAX_CARDS) -> tuple[CardState, ...]:
     """The first `count` cards in the bytes of a cards file, with every process that the file names."""
-    data = data.ljust(SIZE, b"\0")
-    processes = []
-    for index in range(_PROCESSES):
-        pid, started, name, *reserved = _PROCESS.unpack_from(data, _CARDS * _CARD.size + index * _PROCESS.size)
-        if 0 < pid < 2**32:
-            shown = name.split(b"\0")[0].decode("utf-8", "replace")
-            processes.append(ProcessState(pid, shown, started, tuple(reserved)))
+    kept = layouts.Cards.from_buffer_copy(data.ljust(SIZE, b"\0"))
+    processes = [
+        ProcessState(slot.pid, slot.name.decode("utf-8", "replace"), slot.started, tuple(slot.reserved))
+        for slot in kept.processes
+        if 0 < slot.pid < 2**32
+    ]
     return tuple(
         CardState(
             physical,
             sum(process.reserved[physical] for process in processes),
-            _CARD.unpack_from(data, physical * _CARD.size)[1],
+            card.unhealthy,
             tuple(process for process in processes if process.reserved[physical]),
         )
-        for physical in range(min(count, _CARDS))
+        for physical, card in enumerate(kept.cards[:count])
     )
 
 
-def read(folder: Path, count: int = _CARDS) -> tuple[CardState, ...]:
+def read(folder: Path, count: int = layouts.MAX_CARDS) -> tuple[CardState, ...]:
     """The cards of a run as its living processes hold them; a run that has used none has an empty file or none."""
     try:
         data = (folder / FILE).read_bytes()

@@ -1,19 +1,18 @@
 """Figures of the simulated cards of a process: reading of the file that the C++ core keeps while it runs.
 
-The layout is the one of `struct Counters` in csrc/core/counters.h; the core maps the file into memory, so it is up to
-date even when the process was killed.
+The core maps the file into memory (`struct Counters` of counters.h), so it is up to date even when the process was
+killed.
 """
 
 from __future__ import annotations
 
-import struct
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
-from toprope.sim import dtypes
+from toprope.sim import dtypes, layouts
+from toprope.sim.layouts import Lack
 
 __all__ = [
     "BACKWARD",
@@ -33,25 +32,7 @@ __all__ = [
 ]
 
 MAGIC = b"TOPROPE\x01"
-MAX_CARDS = 16
-MAX_KINDS = 2048
-_HEADER = struct.Struct("<8sQ32s32sQ64sQ")
-_TOTALS = struct.Struct("<8Q")
-_CARD = struct.Struct("<10Q")
-_KIND_COUNT = struct.Struct("<Q")
-_KIND = struct.Struct("<48sQQ")
-_FOUND = struct.Struct("<4Q")
-_SITE = struct.Struct("<48s144sQQQ")
-_ASSUMED = struct.Struct("<Ihh")
-_LACK = struct.Struct("<64sIiQQ424s")
-_RELEASE = struct.Struct("<64sQ")
-_HOST_SITE = struct.Struct("<80s144sQQQQ")
-_MAX_SITES, _MAX_ASSUMED, _MAX_LACKS, _MAX_HOST_SITES = 256, 512, 32, 128
-_KINDS_END = _HEADER.size + _TOTALS.size + MAX_CARDS * _CARD.size + _KIND_COUNT.size + MAX_KINDS * _KIND.size
-_LACKS_END = (
-    _KINDS_END + _FOUND.size + _MAX_SITES * _SITE.size + _MAX_ASSUMED * _ASSUMED.size + _MAX_LACKS * _LACK.size
-)  # fmt: skip
-SIZE = _LACKS_END + _RELEASE.size + _MAX_HOST_SITES * _HOST_SITE.size
+SIZE = ctypes.sizeof(layouts.Counters)
 """Bytes of a counters file."""
 
 EXACT_EVENTS = 256
@@ -63,19 +44,6 @@ BACKWARD = "<backward>"
 
 NO_PYTHON = "<no Python>"
 """The file of a site in a thread, or at a time, without Python."""
-
-
-class Lack(IntEnum):
-    """Reasons for which an operator, or a name of the vendor's API, ends in an error (`enum Lack` of counters.h)."""
-
-    KERNEL = 1
-    DTYPE = 2
-    LAYOUT = 3
-    REFUSED = 4
-    BY_TEST = 5
-    FORMAT = 6
-    INDEX = 7
-    NAME = 8
 
 
 @dataclass(frozen=True)
@@ -247,90 +215,76 @@ class Counters:
 
 
 def _text(raw: bytes) -> str:
-    return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
+    return raw.decode("utf-8", "replace")
 
 
 def parse(data: bytes) -> Counters | None:
     """The figures in the bytes of a counters file; None when it is not one or was never filled in."""
-    if len(data) < SIZE:
+    if len(data) < SIZE or not data.startswith(MAGIC):
         return None
-    magic, pid, chip, torch_version, flags, mask, count = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        return None
-    place = _HEADER.size
-    to_n, to_b, from_n, from_b, between_n, between_b, waits, calls = _TOTALS.unpack_from(data, place)
-    place += _TOTALS.size
-    cards = tuple(
-        CardCounters(index, *_CARD.unpack_from(data, place + index * _CARD.size))
-        for index in range(min(count, MAX_CARDS))
-    )
-    place += MAX_CARDS * _CARD.size
-    kinds = min(_KIND_COUNT.unpack_from(data, place)[0], MAX_KINDS)
-    place += _KIND_COUNT.size
+    kept = layouts.Counters.from_buffer_copy(data)
     operators: dict[str, int] = {}
     undocumented: dict[str, int] = {}
-    for index in range(kinds):
-        name, dtypes, number = _KIND.unpack_from(data, place + index * _KIND.size)
-        if number:
-            operators[_text(name)] = operators.get(_text(name), 0) + number
-        if dtypes:
-            undocumented[_text(name)] = dtypes
-    events, sites, assumed, lacks = _FOUND.unpack_from(data, _KINDS_END)
-    all_names = names(data)
+    for kind in kept.kinds[: kept.kind_count]:
+        name = _text(kind.name)
+        if kind.calls:
+            operators[name] = operators.get(name, 0) + kind.calls
+        if kind.undocumented:
+            undocumented[name] = kind.undocumented
     return Counters(
-        pid, _text(chip), _text(torch_version), bool(flags & 1), cards,
-        to_n, to_b, from_n, from_b, between_n, between_b, waits, calls, operators,
-        _text(mask) if flags & 2 else None, undocumented,
-        tuple(_sites(data, sites)), events > (flags >> 32 or EXACT_EVENTS),
-        tuple(dict.fromkeys(_assumed(data, assumed, all_names))),
-        tuple(_lacks(data, lacks)), *_host_sites(data),
+        kept.pid, _text(kept.chip), _text(kept.torch_version), bool(kept.flags & 1),
+        tuple(_card(index, card) for index, card in enumerate(kept.cards[: kept.card_count])),
+        kept.copies_to_card, kept.bytes_to_card, kept.copies_from_card, kept.bytes_from_card, kept.copies_between,
+        kept.bytes_between, kept.synchronisations, kept.operators, operators,
+        _text(kept.mask) if kept.flags & 2 else None, undocumented, tuple(_sites(kept)),
+        kept.site_events > (kept.flags >> 32 or EXACT_EVENTS), tuple(dict.fromkeys(_assumed(kept))),
+        tuple(_lacks(kept)), _text(kept.torch_npu), tuple(_host_sites(kept)),
     )  # fmt: skip
 
 
-def _entries(data: bytes, layout: struct.Struct, start: int, count: int) -> Iterator[tuple[Any, ...]]:
-    return (layout.unpack_from(data, start + index * layout.size) for index in range(count))
+def _card(index: int, card: layouts.CardCounters) -> CardCounters:
+    return CardCounters(
+        index, card.physical, card.capacity, card.allocated, card.peak_allocated, card.reserved, card.peak_reserved,
+        card.allocations, card.oom_retries, card.ooms, card.kernels,
+    )  # fmt: skip
 
 
-def _sites(data: bytes, count: int) -> Iterator[Site]:
-    start = _KINDS_END + _FOUND.size
-    for number, (operation, file, *figures) in enumerate(_entries(data, _SITE, start, min(count, _MAX_SITES))):
-        line, back, waits = figures
-        if back or waits:
-            yield Site(_text(operation), _text(file), line, back, waits, number)
+def _sites(kept: layouts.Counters) -> Iterator[Site]:
+    for number, site in enumerate(kept.sites[: kept.site_count]):
+        if site.back or site.waits:
+            yield Site(_text(site.operation), _text(site.file), site.line, site.back, site.waits, number)
 
 
-def _assumed(data: bytes, count: int, operators: list[str]) -> Iterator[Assumed]:
-    start = _KINDS_END + _FOUND.size + _MAX_SITES * _SITE.size
-    for kind, position, dtype in _entries(data, _ASSUMED, start, min(count, _MAX_ASSUMED)):
-        if kind < len(operators):
-            yield Assumed(operators[kind], position if position >= 0 else None, *dtypes.names(1 << dtype))
+def _assumed(kept: layouts.Counters) -> Iterator[Assumed]:
+    for one in kept.assumed[: kept.assumed_count]:
+        if one.kind < min(kept.kind_count, layouts.MAX_KINDS):
+            position = one.position if one.position >= 0 else None
+            yield Assumed(_text(kept.kinds[one.kind].name), position, *dtypes.names(1 << one.dtype))
 
 
-def _lacks(data: bytes, count: int) -> Iterator[LackRecord]:
-    start = _LACKS_END - _MAX_LACKS * _LACK.size
-    for name, lack, dtype, times, last_ns, text in _entries(data, _LACK, start, min(count, _MAX_LACKS)):
-        which = None if dtype < 0 else next(iter(dtypes.names(1 << dtype)), None)
-        yield LackRecord(_text(name), Lack(lack), which, times, last_ns, _text(text))
+def _lacks(kept: layouts.Counters) -> Iterator[LackRecord]:
+    for one in kept.lacks[: kept.lack_count]:
+        which = None if one.dtype < 0 else next(iter(dtypes.names(1 << one.dtype)), None)
+        yield LackRecord(_text(one.name), Lack(one.lack), which, one.times, one.last_ns, _text(one.text))
 
 
-def _host_sites(data: bytes) -> tuple[str, tuple[HostSite, ...]]:
-    release, count = _RELEASE.unpack_from(data, _LACKS_END)
-    entries = _entries(data, _HOST_SITE, _LACKS_END + _RELEASE.size, min(count, _MAX_HOST_SITES))
-    sites = (HostSite(_text(operation), _text(file), *numbers) for operation, file, *numbers in entries)
-    return _text(release), tuple(site for site in sites if site.times)
+def _host_sites(kept: layouts.Counters) -> Iterator[HostSite]:
+    for site in kept.host_sites[: kept.host_site_count]:
+        if site.times:
+            yield HostSite(
+                _text(site.operation), _text(site.file), site.line, site.times, site.bytes_to_host, site.bytes_back
+            )
 
 
 def names(data: bytes) -> list[str]:
     """Names of operators by the index that traces hold."""
-    place = _HEADER.size + _TOTALS.size + MAX_CARDS * _CARD.size
-    kinds = min(_KIND_COUNT.unpack_from(data, place)[0], MAX_KINDS)
-    place += _KIND_COUNT.size
-    return [_text(_KIND.unpack_from(data, place + index * _KIND.size)[0]) for index in range(kinds)]
+    kept = layouts.Counters.from_buffer_copy(data)
+    return [_text(kind.name) for kind in kept.kinds[: kept.kind_count]]
 
 
 def chip(data: bytes) -> str:
     """Name of the chip."""
-    return _text(_HEADER.unpack_from(data)[2])
+    return _text(layouts.Counters.from_buffer_copy(data).chip)
 
 
 def read(path: Path) -> Counters | None:

@@ -24,7 +24,7 @@ _loaded: list[Native] = []
 
 def _open(path: Path) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
     except OSError as error:
         raise _cannot_load(path, error) from error
 

@@ -1,11 +1,9 @@
-"""The acts of a program on the cards: reading of the trace that the C++ core writes; pure.
-
-The layout is the one of csrc/core/trace.h.
-"""
+"""The acts of a program on the cards: reading of the trace that the C++ core writes; pure."""
 
 from __future__ import annotations
 
 import csv
+import ctypes
 import os
 import re
 import struct
@@ -21,6 +19,7 @@ from toprope.estimate.cost.costs import Cost, cost_of
 from toprope.estimate.cost.rates import Rates, UnknownRateError, rates_of
 from toprope.estimate.cost.span import Span
 from toprope.estimate.record.calls import OperatorCall
+from toprope.sim import layouts
 from toprope.sim.dtypes import NUMBERS
 from toprope.support.operator_kinds import kind_of
 
@@ -54,29 +53,13 @@ GENERATED = "inductor::generated_kernels"
 """Name of the kernels that Inductor generates for one graph, which are recorded together."""
 
 MAGIC = b"TRTRACE\x01"
-_HEADER = struct.Struct("<8sQQqQqQQ")
-_RECORD = struct.Struct("<qqQQIiHBbbbBB")
-HEADER_SIZE = _HEADER.size
-RECORD_SIZE = _RECORD.size
+HEADER_SIZE = ctypes.sizeof(layouts.Trace)
+RECORD_SIZE = ctypes.sizeof(layouts.Record)
+_RECORD = struct.Struct("@" + "".join(kind._type_ for _, kind in layouts.Record._fields_))  # faster than the structure
 
-_ACTS = (
-    "",
-    "operator",
-    "copy to card",
-    "copy from card",
-    "copy between cards",
-    "allocate",
-    "free",
-    "event record",
-    "event wait",
-    "synchronise",
-    "task",
-    "collective",
-    "kernel",
-    "launch",
-    "composite",
-    "step",
-)
+_ACTS = {act: act.name.lower().replace("_", " ") for act in layouts.Act} | {
+    layouts.Act.COPY_BETWEEN: "copy between cards"
+}
 _DTYPES = {number: name for name, number in NUMBERS.items()}
 
 
@@ -229,20 +212,24 @@ def parse_header(data: Buffer) -> Trace | None:
     """The trace in these bytes without its records, None when they are none."""
     if len(data) < HEADER_SIZE:
         return None
-    magic, capacity, written, began_ns, pid, wall_ns, _, _ = _HEADER.unpack_from(data)
-    if magic != MAGIC or capacity == 0 or len(data) < HEADER_SIZE + capacity * RECORD_SIZE:
+    kept = _header(data)
+    if data[: len(MAGIC)] != MAGIC or kept.capacity == 0 or len(data) < HEADER_SIZE + kept.capacity * RECORD_SIZE:
         return None
-    return Trace(pid, began_ns, wall_ns, (), max(written - capacity, 0))
+    return Trace(kept.pid, kept.began_ns, kept.wall_ns, (), max(kept.written - kept.capacity, 0))
+
+
+def _header(data: Buffer) -> layouts.Trace:
+    return layouts.Trace.from_buffer_copy(data[:HEADER_SIZE])
 
 
 def count(data: Buffer) -> int:
     """Number of records that were ever written to the trace in these bytes; 0 where they are none."""
-    return int(_HEADER.unpack_from(data)[2]) if len(data) >= HEADER_SIZE else 0
+    return _header(data).written if len(data) >= HEADER_SIZE else 0
 
 
 def capacity(data: Buffer) -> int:
     """Number of records that the trace has room for whose header is in these bytes."""
-    return int(_HEADER.unpack_from(data)[1])
+    return _header(data).capacity
 
 
 def read(
@@ -257,15 +244,14 @@ def read(
         first: number of the first record to read, counted from the beginning of the trace.
         without: acts that are left out.
     """
-    _, capacity, written, *_ = _HEADER.unpack_from(data)
-    for place in range(max(written - capacity, first), written):
+    head = _header(data)
+    capacity = head.capacity
+    for place in range(max(head.written - capacity, first), head.written):
         begin, end, size, address, thread, stream, number, act, device, other, dtype, cube, vector = (
             _RECORD.unpack_from(data, HEADER_SIZE + place % capacity * RECORD_SIZE)
         )
-        if not 0 < act < len(_ACTS):
-            continue
-        name, what = _name(names, number), _ACTS[act]
-        if what in without:
+        name, what = _name(names, number), _ACTS.get(act)
+        if what is None or what in without:
             continue
         kept = _DTYPES.get(dtype, "")
         if what in _SIGNED:

@@ -1,16 +1,17 @@
 """Reading of the C++ core's record of a rehearsal: holders of memory, and lines that wait in every step; pure.
 
-The layout is given by `struct Rehearsal` in csrc/core/rehearsal.h. A run keeps the record in a file next to each
-process's counters, so it is up to date even when the process was killed.
+A run keeps the record (`struct Rehearsal` of rehearsal.h) in a file next to each process's counters, so it is up to
+date even when the process was killed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from toprope.sim import layouts
 
 __all__ = [
     "KINDS", "SIZE", "STEPS", "SUFFIX", "CardMemory", "Held", "Line", "Record", "Sample", "SiteSteps", "parse",
@@ -18,29 +19,13 @@ __all__ = [
 ]  # fmt: skip
 
 SUFFIX = ".rehearsal"
-KINDS = ("others", "weights", "gradients", "optimizer", "activations")
-"""Uses of memory, in the order of `enum Held`."""
+KINDS = tuple(kind.name.lower() for kind in layouts.Held if kind is not layouts.Held.NOT_COUNTED)
+"""Uses of memory: "others", "weights", "gradients", "optimizer", "activations"."""
 
-STEPS = ("training", "inference", "forward")
-"""Kinds of steps, in the order of `enum Step`."""
+STEPS = tuple(step.name.lower() for step in layouts.Step)
+"""Kinds of steps: "training", "inference", "forward"."""
 
-_MAX_LINES, _MAX_SITES, _MAX_LACKS, _MAX_CARDS, _SAMPLES = 512, 256, 32, 16, 256
-_HEADER = struct.Struct("<8sQQqQ3Q3Q")
-_LINE = struct.Struct("<144sQ")
-_SITE = struct.Struct("<9Q")
-_LACKS = struct.Struct(f"<{_MAX_LACKS}Q")
-_NUMBER = struct.Struct("<48sQ")
-_BAD_NUMBERS = ("nan", "overflow")
-_CARD = struct.Struct("<4Q5Q5QqQ")
-_SAMPLE = struct.Struct("<q5Q")
-_KINDS = struct.Struct("<5Q")
-_BY_LINE = _MAX_LINES * _KINDS.size
-_CARD_SIZE = _CARD.size + _SAMPLES * _SAMPLE.size + 3 * _BY_LINE
-_SITES_AT = _HEADER.size + _MAX_LINES * _LINE.size
-_LACKS_AT = _SITES_AT + _MAX_SITES * _SITE.size
-_NUMBERS_AT = _LACKS_AT + _LACKS.size
-_CARDS_AT = _NUMBERS_AT + len(_BAD_NUMBERS) * _NUMBER.size
-SIZE = _CARDS_AT + _MAX_CARDS * _CARD_SIZE
+SIZE = ctypes.sizeof(layouts.Rehearsal)
 """Bytes of a record."""
 
 _MAGIC = b"TRREHEA\x02"
@@ -160,27 +145,32 @@ def parse(data: bytes | memoryview, exact: bool = True) -> Record | None:
         data: bytes of a record.
         exact: whether the places of all copies and waits were looked up until the end.
     """
-    if len(data) < SIZE:
+    kept = _kept(data)
+    return None if kept is None else _record(kept, exact)
+
+
+def _kept(data: bytes | memoryview) -> layouts.Rehearsal | None:
+    if len(data) < SIZE or data[: len(_MAGIC)] != _MAGIC:
         return None
-    magic, pid, smallest, _, line_count, *numbers = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
-        return None
-    lines = [_line(data, number, smallest) for number in range(min(max(line_count, 2), _MAX_LINES))]
-    all_steps, looked_up = dict(zip(STEPS, numbers[:3], strict=True)), dict(zip(STEPS, numbers[3:], strict=True))
+    return layouts.Rehearsal.from_buffer_copy(data)
+
+
+def _record(kept: layouts.Rehearsal, exact: bool) -> Record:
+    lines = [_line(number, line, kept.smallest) for number, line in enumerate(kept.lines[: max(kept.line_count, 2)])]
+    all_steps = _by(STEPS, kept.steps)
     return Record(
-        pid, smallest, all_steps if exact else looked_up, all_steps,
-        tuple(_site(data, number) for number in range(_MAX_SITES)),
-        tuple(lines[each] if 1 < each < len(lines) else None for each in _LACKS.unpack_from(data, _LACKS_AT)),
-        {number: card for number in range(_MAX_CARDS) if (card := _card(data, number, lines)) is not None},
-        dict(_numbers(data, lines)),
+        kept.pid, kept.smallest, all_steps if exact else _by(STEPS, kept.looked_up), all_steps,
+        tuple(_site(site) for site in kept.sites),
+        tuple(lines[each] if 1 < each < len(lines) else None for each in kept.lack_lines),
+        {number: found for number, card in enumerate(kept.cards) if (found := _card(card, lines)) is not None},
+        dict(_numbers(list(kept.numbers), lines)),
     )  # fmt: skip
 
 
 def noted_numbers(address: int) -> list[str]:
     """The kinds of bad numbers that a record in this process's memory has: "nan", "overflow"."""
-    data = ctypes.string_at(address + _NUMBERS_AT, len(_BAD_NUMBERS) * _NUMBER.size)
-    found = (_NUMBER.unpack_from(data, place * _NUMBER.size)[0][0] for place in range(len(_BAD_NUMBERS)))
-    return [kind for kind, first in zip(_BAD_NUMBERS, found, strict=True) if first]
+    kept = layouts.Rehearsal.from_address(address)
+    return [kind.name.lower() for kind in layouts.BadNumber if kept.numbers[kind].operation]
 
 
 def read_run(folder: Path, sampled: Mapping[int, bool]) -> dict[int, Record]:
@@ -192,57 +182,53 @@ def read_run(folder: Path, sampled: Mapping[int, bool]) -> dict[int, Record]:
     """
     records = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        data = path.read_bytes()
-        if len(data) >= SIZE and (one := parse(data, not sampled.get(_HEADER.unpack_from(data)[1], False))) is not None:
-            records[one.pid] = one
+        if (kept := _kept(path.read_bytes())) is not None:
+            records[kept.pid] = _record(kept, not sampled.get(kept.pid, False))
     return records
 
 
-def _line(data: bytes | memoryview, number: int, smallest: int) -> Line:
+def _by(kinds: Sequence[str], numbers: Iterable[int]) -> dict[str, int]:
+    return dict(zip(kinds, numbers, strict=True))
+
+
+def _line(number: int, line: layouts.Line, smallest: int) -> Line:
     if number == _SMALL:
         return Line("", 0, f"blocks below {smallest // 2**20} MiB" if smallest else "blocks without a line")
     if number == _BEFORE:
         return Line("", 0, "before the rehearsal began")
-    file, line = _LINE.unpack_from(data, _HEADER.size + number * _LINE.size)
-    text = file.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return Line(text, line, "" if text else "other lines")
+    text = line.file.decode("utf-8", "replace")
+    return Line(text, line.line, "" if text else "other lines")
 
 
-def _numbers(data: bytes | memoryview, lines: list[Line]) -> Iterator[tuple[str, tuple[str, Line]]]:
-    for place, kind in enumerate(_BAD_NUMBERS):
-        name, line = _NUMBER.unpack_from(data, _NUMBERS_AT + place * _NUMBER.size)
-        if text := name.split(b"\0", 1)[0].decode("utf-8", "replace"):
-            yield kind, (text, lines[line] if line < len(lines) else lines[0])
+def _numbers(numbers: Sequence[layouts.FirstNumber], lines: Sequence[Line]) -> Iterator[tuple[str, tuple[str, Line]]]:
+    for kind in layouts.BadNumber:
+        if text := numbers[kind].operation.decode("utf-8", "replace"):
+            yield kind.name.lower(), (text, _of(lines, numbers[kind].line))
 
 
-def _site(data: bytes | memoryview, number: int) -> dict[str, SiteSteps]:
-    figures = _SITE.unpack_from(data, _SITES_AT + number * _SITE.size)
-    return {kind: SiteSteps(figures[place], figures[6 + place]) for place, kind in enumerate(STEPS)}
+def _of(lines: Sequence[Line], number: int) -> Line:
+    return lines[number] if number < len(lines) else lines[_SMALL]
 
 
-def _card(data: bytes | memoryview, number: int, lines: list[Line]) -> CardMemory | None:
-    start = _CARDS_AT + number * _CARD_SIZE
-    _, peak, is_rising, _, *rest = _CARD.unpack_from(data, start)
-    wanted, wanted_line, runtime, gradients, states = rest[5:10]
-    if not (peak or wanted or runtime):
+def _site(site: layouts.SiteSteps) -> dict[str, SiteSteps]:
+    return {kind: SiteSteps(site.first[place], site.seen[place]) for place, kind in enumerate(STEPS)}
+
+
+def _card(card: layouts.CardMemory, lines: Sequence[Line]) -> CardMemory | None:
+    if not (card.peak or card.wanted or card.runtime):
         return None
-    start += _CARD.size
-    samples = (_SAMPLE.unpack_from(data, start + place * _SAMPLE.size) for place in range(_SAMPLES))
-    live, at_peak, at_shortage = (
-        _held(data, start + _SAMPLES * _SAMPLE.size + place * _BY_LINE, lines) for place in range(3)
-    )
+    gradients, states = card.to_come
     return CardMemory(
-        peak, live if is_rising else at_peak, wanted, lines[wanted_line] if wanted_line < len(lines) else lines[0],
-        at_shortage, runtime,
-        tuple(Sample(ns / 1e9, dict(zip(KINDS, sizes, strict=True))) for ns, *sizes in samples if ns),
+        card.peak, _held(card.live if card.is_rising else card.at_peak, lines), card.wanted,
+        _of(lines, card.wanted_line), _held(card.at_shortage, lines), card.runtime,
+        tuple(Sample(sample.ns / 1e9, _by(KINDS, sample.bytes)) for sample in card.samples if sample.ns),
         {"gradients": gradients, "optimizer": states},
     )  # fmt: skip
 
 
-def _held(data: bytes | memoryview, start: int, lines: list[Line]) -> tuple[Held, ...]:
-    found = []
-    for number, line in enumerate(lines):
-        sizes = _KINDS.unpack_from(data, start + number * _KINDS.size)
-        if any(sizes):
-            found.append(Held(line, {kind: size for kind, size in zip(KINDS, sizes, strict=True) if size}))
-    return tuple(sorted(found, key=lambda one: -one.total))
+def _held(by_line: Iterable[Iterable[int]], lines: Sequence[Line]) -> tuple[Held, ...]:
+    found = (
+        Held(line, {kind: size for kind, size in _by(KINDS, sizes).items() if size})
+        for line, sizes in zip(lines, by_line, strict=False)
+    )
+    return tuple(sorted((held for held in found if held.bytes), key=lambda one: -one.total))
