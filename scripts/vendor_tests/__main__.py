@@ -312,27 +312,34 @@ def _main() -> None:
     parser.add_argument("--again", action="store_true", help="run files whose results are kept, too")
     arguments = parser.parse_args()
     known = tomllib.loads(Path(__file__).with_name("suites.toml").read_text(encoding="utf-8"))
-    before = {each["suite"]: each for each in tomllib.loads(TABLE.read_text(encoding="utf-8"))["suite"]}
+    written = _written()
     excluded, sources = _excluded(known), _sources()
-    summaries = []
+    ran = []
     for suite, clone in chosen(known["suite"], arguments.vendor, arguments.suite):
         kept = arguments.vendor / ".results" / suite.name.replace(" ", "-").replace(",", "")
         kept.mkdir(parents=True, exist_ok=True)
         disabled = disabled_tests(suite.source(clone, suite.disabled)) if suite.disabled else set()
-        failed = None if arguments.failed is None else _failed(suite, before.get(suite.name), arguments.failed)
+        failed = None if arguments.failed is None else _failed(suite, written.get(suite.name), arguments.failed)
         results = dict(_results(suite, clone, kept, sources, arguments, failed))
         summary = _summary(suite, results, excluded, disabled)
         say(_page([summary]))
-        if arguments.files or failed is not None:
-            if not summary["by_file"]:
-                continue
-            if failed is None:
-                summary = _merged(summary, before.get(suite.name))
-            else:
-                summary = _with_failed_again(summary, before[suite.name], failed, disabled)
-        summaries.append(summary)
-    found = before | {each["suite"]: each for each in summaries}
+        ran.append((summary, failed, disabled))
+    found = _written()  # another run may have ended meanwhile
+    for summary, failed, disabled in ran:
+        name = summary["suite"]
+        if failed is not None:
+            if summary["by_file"]:
+                found[name] = _with_failed_again(summary, found[name], failed, disabled)
+        elif not arguments.files:
+            found[name] = summary
+        elif summary["by_file"]:
+            found[name] = _merged(summary, found.get(name))
     _write([found[entry["name"]] for entry in known["suite"] if entry["name"] in found])
+
+
+def _written() -> dict[str, dict[str, Any]]:
+    """The results that are written, by suite."""
+    return {each["suite"]: each for each in tomllib.loads(TABLE.read_text(encoding="utf-8"))["suite"]}
 
 
 if __name__ == "__main__":

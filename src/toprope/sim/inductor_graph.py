@@ -6,7 +6,6 @@ would run.
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -132,13 +131,14 @@ class _Graph:
             function = compile_inner(
                 self.gm, [*map(self._host, example_inputs), *extra], **{**kwargs, "cudagraphs": BoxedBool(False)}
             )
+        of_host = function if policy is None else getattr(function, "current_callable", function)
         self._known.clear()  # the examples can be tensors of the program
         written = set(getattr(function, "mutated_input_idxs", ()))
 
         def run(inputs: list[Any]) -> list[Any]:
             mine = [*inputs, *(self._draw(count) for count in self.seeds)]
             inputs.clear()
-            return self._call(function, mine)
+            return self._call(of_host, mine)
 
         def call(inputs: list[Any]) -> list[Any]:
             capture = current()
@@ -162,11 +162,10 @@ class _Graph:
 
         if not hasattr(function, "device_types"):  # compiled ahead of time
             return made
-        output = copy.copy(function)
-        output.current_callable = made
-        output.device_types, output.device_idxs = OrderedSet(["npu"]), OrderedSet([self.card.index or 0])
+        function.current_callable = made
+        function.device_types, function.device_idxs = OrderedSet(["npu"]), OrderedSet([self.card.index or 0])
         with wrapping_for_card():
-            return policy.wrap_output(output)
+            return policy.wrap_output(function)
 
     def _call(self, function: Any, inputs: list[Any]) -> list[Any]:
         ops = torch.ops.toprope_sim
