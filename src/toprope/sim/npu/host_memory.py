@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from toprope.sim.native import native
+from toprope.sim.npu._state import lazy_init
 from toprope.sim.npu.memory import flat
 
 __all__ = [
@@ -25,6 +26,7 @@ _FIGURES = ("current", "peak", "allocated", "freed")
 
 def host_empty_cache() -> None:
     """Gives the pinned memory that the allocator keeps for reuse back to the host."""
+    lazy_init()  # torch does nothing before
     torch.accelerator.empty_host_cache()
 
 
