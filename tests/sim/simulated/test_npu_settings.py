@@ -239,6 +239,7 @@ def test_a_snapshot_lists_pieces_and_their_blocks() -> None:
 
 
 def test_the_figures_of_pinned_memory() -> None:
+    torch.ones(1, device="npu")
     npu.host_empty_cache()
     before = npu.host_memory_stats()
     pinned = torch.empty(1000, dtype=torch.uint8).pin_memory()

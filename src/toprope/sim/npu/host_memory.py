@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from toprope.sim.native import native
-from toprope.sim.npu._state import lazy_init
 from toprope.sim.npu.memory import flat
 
 __all__ = [
@@ -25,8 +24,7 @@ _FIGURES = ("current", "peak", "allocated", "freed")
 
 
 def host_empty_cache() -> None:
-    """Gives the pinned memory that the allocator keeps for reuse back to the host."""
-    lazy_init()  # torch does nothing before
+    """Gives the pinned memory that the allocator keeps for reuse back to the host, once the card was used."""
     torch.accelerator.empty_host_cache()
 
 
