@@ -192,8 +192,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="the rows as JSON")
     parser.add_argument("--figure", type=Path, help="where to draw the growth, as SVG")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of which the least counts")
     parser.add_argument("--share", type=float, default=1.0, help="of the sizes of the growth, the smallest first")
     arguments = parser.parse_args()
+    globals()["ROUNDS"] = arguments.rounds
     rows, lines = [*sums(), *exact(), planned()], growth(arguments.share)
     if arguments.figure:
         arguments.figure.write_text(draw([Panel("A check", "operators", lines)]), encoding="utf-8")

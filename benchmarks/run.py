@@ -199,20 +199,20 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "sim": Benchmark("sim", _sim, 150),
+    "sim": Benchmark("sim", _sim, 120),
     "device": Benchmark("device", _device, 60, ("--megabytes", "500")),
     "functions": Benchmark("functions", _next_to_ray(1e-6), 120, ("--share", "0.2"), "ray"),
     "flow": Benchmark("flow", _flow, 120, ("--share", "0.2", "--rounds", "3"), "ray"),
     "serve": Benchmark("serve", _serve, 180, ("--rounds", "2", "--untuned", "--seconds", "1"), "uvicorn"),
-    "tiers": Benchmark("tiers", _limits, 150, ("--runs", "1")),
+    "tiers": Benchmark("tiers", _limits, 300, ("--runs", "1")),
     "offload": Benchmark("tiers_offload", _offload, 60, settings={"TOPROPE_SIM": "910B3"}),
-    "training": Benchmark("tiers_training", _limits, 120, ("--runs", "1")),
-    "modes": Benchmark("modes", _modes, 100, ("--rounds", "3")),
-    "pages": Benchmark("pages", _pages, 60, ("--size", "2048")),
-    "cores": Benchmark("cores", _cores, 120, ("--share", "0.5")),
+    "training": Benchmark("tiers_training", _limits, 90, ("--runs", "1")),
+    "modes": Benchmark("modes", _modes, 60, ("--rounds", "3")),
+    "pages": Benchmark("pages", _pages, 40, ("--size", "2048")),
+    "cores": Benchmark("cores", _cores, 150, ("--share", "0.5", "--rounds", "1")),
     "alarms": Benchmark("cores_false_alarms", _alarms, 90),
     "port": Benchmark("port", _port, 120),
-    "growth": Benchmark("growth", _growth, 150),
+    "growth": Benchmark("growth", _growth, 240, ("--share", "0.8")),
 }
 
 

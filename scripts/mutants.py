@@ -36,10 +36,10 @@ MODULES = {
     "cores/proof/bounds": "cores/test_cores_bounds.py cores/test_cores_check.py",
     "cores/planning/order": "cores/test_cores_planning_order.py",
     "tiers/training/tiles": "tiers/test_tiers_tiles.py",
-    "tiers/plan/placement": "tiers/test_tiers_plan.py",
+    "tiers/plan/placement": "tiers/test_tiers_placement.py",
     "functions/scheduling/ledger": "functions/test_functions_ledger.py",
-    "functions/lifecycle": "functions/test_functions_lifecycle.py",
-    "estimate/cost/span": "estimate/test_costs.py estimate/test_rates.py",
+    "functions/lifecycle": "functions/test_functions_lifecycle_rules.py functions/test_functions_lifecycle.py",
+    "estimate/cost/span": "estimate/test_span.py",
 }
 """Pure modules, and the files of tests that are to know them."""
 

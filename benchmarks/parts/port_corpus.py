@@ -15,7 +15,7 @@ from parts.port_sites import Site, own_names, sites
 from toprope.port.finding import Finding, Ported
 from toprope.port.rule import Kind
 from toprope.port.scan import find, port_files
-from toprope.port.source import Source
+from toprope.port.syntax.source import Source
 
 __all__ = ["DATA", "Looked", "Place", "commits", "folders", "look"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from parts.port_corpus import Looked
 from parts.port_sites import own_names, sites
 
-from toprope.port.source import Source
+from toprope.port.syntax.source import Source
 
 __all__ = ["Oracle", "oracle"]
 

@@ -130,7 +130,7 @@ def test_a_compiler_that_fails_is_reported_as_that(tmp_path: Path, words: list[s
 def test_nothing_is_built_for_a_card_that_no_process_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
-    from toprope.cli import card_build
+    from toprope.cli.launch import card_build
 
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
     monkeypatch.setenv("TOPROPE_CACHE_DIR", str(tmp_path))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import chips
-from toprope.cli.choose import Asked, Choice, Probe, choose
+from toprope.cli.launch.select_target import Asked, Choice, Probe, choose
 from toprope.errors import CardError, SettingError, SizeError, TopropeError, UnknownChipError, UsageError
 from toprope.settings import Settings
 from toprope.sim.spec import SimSpec

@@ -65,7 +65,7 @@ def test_an_error_of_the_tree_is_one_message_and_its_own_exit_status(
     def fail(*_: object, **__: object) -> None:
         raise CardError("there is no card.", looked_at="everything", do="nothing")
 
-    monkeypatch.setattr("toprope.cli.choose.choose", fail)
+    monkeypatch.setattr("toprope.cli.launch.select_target.choose", fail)
     monkeypatch.setattr("toprope.cli.run.choose", fail)
     assert main(["run", sys.executable]) == 3
     assert capsys.readouterr() == (

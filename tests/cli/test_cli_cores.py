@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from toprope.cli import main
-from toprope.cli.cores_text import exit_status, report
+from toprope.cli.output.cores_text import exit_status, report
 from toprope.cores import Card, Communicator, Discipline, Op, Plan, Program, Stream, record
 from toprope.cores.check import Result, Verdict, check
 from toprope.cores.findings import Finding, Level
@@ -508,13 +508,13 @@ def test_run_without_a_simulated_card_has_nothing_to_check(tmp_path: Path, capsy
 def test_the_exit_status_is_the_checks_when_the_program_ends_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from toprope.cli import run_cores
-    from toprope.cli.choose import Choice
+    from toprope.cli.launch.select_target import Choice
+    from toprope.cli.reports import run_cores
     from toprope.sim.spec import SimSpec
 
     choice = Choice("sim", SimSpec.make("910B1"))
     monkeypatch.setattr("toprope.cores.record.from_traces", lambda *_: record.read(FIGURE))
-    monkeypatch.setattr("toprope.sim.tracing.read_run", lambda *_: [])
+    monkeypatch.setattr("toprope.sim.tracing.tracer.read_run", lambda *_: [])
     found = run_cores.of_run(tmp_path, choice, "D0b")
     assert found.exit_status == found.facts["exit_status"] == 1
     assert render(*found.text).startswith("toprope: deadlock possible even under D1 on 2 cards")

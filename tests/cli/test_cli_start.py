@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cli import yr
-from toprope.cli.choose import Asked, choose
+from toprope.cli.launch.select_target import Asked, choose
 from toprope.cli.start import _simulated
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions.deployment import state_file
 from toprope.functions.deployment.start_options import WRONG_MODE, Deployment, begin, leftover, no_set
 from toprope.settings import Settings
-from toprope.sim import cards
+from toprope.sim.metrics import cards
 from toprope.sim.spec import SimSpec
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from toprope.cli.failure import Ending, Raised, find, on_card, read_endings
-from toprope.sim.counters import Counters, Lack, LackRecord
+from toprope.cli.reports.failure import Ending, Raised, find, on_card, read_endings
+from toprope.sim.metrics.counters import Counters, Lack, LackRecord
 
 
 def lack(name: str, which: Lack = Lack.DTYPE, dtype: str | None = None, at: int = 1) -> LackRecord:

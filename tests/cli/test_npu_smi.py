@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from toprope import __version__
 from toprope.cli import npu_smi
 from toprope.cli.npu_smi import answer, main
-from toprope.cli.npu_smi_machine import Machine, machine
+from toprope.cli.smi.machine import Machine, machine
 from toprope.errors import UsageError
-from toprope.sim import cards
-from toprope.sim.cards import CardState, ProcessState
+from toprope.sim.metrics import cards
+from toprope.sim.metrics.cards import CardState, ProcessState
 from toprope.sim.spec import MAX_CARDS, SimSpec
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from device_stand_ins import in_python
-from toprope.cli.child import SITE
-from toprope.cli.choose import Asked, Probe, choose
-from toprope.cli.probe import probe
+from toprope.cli.launch.child_process import SITE
+from toprope.cli.launch.detect import probe
+from toprope.cli.launch.select_target import Asked, Probe, choose
 from toprope.device.doctor.diagnosis import diagnose
 from toprope.device.host.machine import Examination, Facts
 from toprope.errors import CardError

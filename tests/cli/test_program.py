@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from toprope.cli.program import command_line
+from toprope.cli.launch.program import command_line
 from toprope.errors import ProgramError, UsageError
 
 pytestmark = pytest.mark.native

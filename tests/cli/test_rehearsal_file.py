@@ -10,12 +10,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from toprope.cli.choose import Choice
-from toprope.cli.rehearsal_file import check, failures, smallest
-from toprope.cli.rehearsal_page import page_of
-from toprope.cli.report import Outcome
+from toprope.cli.launch.select_target import Choice
+from toprope.cli.reports.rehearsal_file import check, failures, smallest
+from toprope.cli.reports.rehearsal_page import page_of
+from toprope.cli.reports.run_report import Outcome
 from toprope.errors import UsageError
-from toprope.sim.rehearsal import schema
+from toprope.sim.rehearsal.facts import schema
 from toprope.sim.spec import SimSpec
 
 SIM = Choice("sim", SimSpec("910B3"))

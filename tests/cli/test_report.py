@@ -7,12 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.cli.choose import Choice, Probe
-from toprope.cli.failure import Ending, Raised
-from toprope.cli.report import Outcome, as_dict, as_json_line, as_text
-from toprope.cli.trace_file import TraceFile
-from toprope.sim.counters import BACKWARD, NO_PYTHON, Assumed, CardCounters, Counters, HostSite, Lack, LackRecord, Site
+from toprope.cli.launch.select_target import Choice, Probe
+from toprope.cli.reports.failure import Ending, Raised
+from toprope.cli.reports.run_report import Outcome, as_dict, as_json_line, as_text
+from toprope.cli.reports.trace_file import TraceFile
 from toprope.sim.dtypes import bits
+from toprope.sim.metrics.counters import (
+    BACKWARD,
+    NO_PYTHON,
+    Assumed,
+    CardCounters,
+    Counters,
+    HostSite,
+    Lack,
+    LackRecord,
+    Site,
+)
 from toprope.sim.spec import SimSpec
 
 GIB = 2**30

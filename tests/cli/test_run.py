@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from device_stand_ins import in_python
-from toprope.cli.child import SITE, environment_for, make_toolkit, without_run
-from toprope.cli.choose import Choice
+from toprope.cli.launch.child_process import SITE, environment_for, make_toolkit, without_run
+from toprope.cli.launch.select_target import Choice
 from toprope.sim.spec import SimSpec
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

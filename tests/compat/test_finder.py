@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toprope.cli.child import SITE
+from toprope.cli.launch.child_process import SITE
 from toprope.compat.distribution import same_name
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from device_stand_ins import run_anew, told
 from toprope.cores import Collective, Communicator, Program, record
 from toprope.errors import ScheduleError
-from toprope.sim.records import Record, Trace, chrome
+from toprope.sim.tracing.records import Record, Trace, chrome
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

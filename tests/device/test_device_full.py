@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from toprope.cli.npu_smi_machine import machine
-from toprope.cli.npu_smi_tables import overview
+from toprope.cli.smi.machine import machine
+from toprope.cli.smi.tables import overview
 from toprope.device.host.smi import SmiProcess, holders, processes
-from toprope.sim.cards import CardState, ProcessState
+from toprope.sim.metrics.cards import CardState, ProcessState
 from toprope.sim.spec import SimSpec
 
 pytestmark = pytest.mark.process

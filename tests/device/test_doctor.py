@@ -302,7 +302,7 @@ any_facts = st.builds(
 @pytest.mark.soak
 @given(any_facts)
 def test_any_facts_can_be_reasoned_about(facts: Facts) -> None:
-    from toprope.cli import doctor_text
+    from toprope.cli.output import doctor_text
     from toprope.terminal import render
 
     found = diagnose(facts)

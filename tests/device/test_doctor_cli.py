@@ -230,7 +230,7 @@ def _command_line(process: Path) -> str:
 
 
 def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from toprope.cli.doctor_text import codes_text, report
+    from toprope.cli.output.doctor_text import codes_text, report
     from toprope.codes import explain
     from toprope.device.doctor.diagnosis import diagnose
     from toprope.device.host.machine import Facts

@@ -9,8 +9,8 @@ from toprope.estimate.cost.rates import rates_of, shipped_rates
 from toprope.estimate.cost.stored import StoredRates, forget, place, read, stored_for, write
 from toprope.estimate.record.calls import OperatorCall, TensorShape
 from toprope.settings import config_dir
-from toprope.sim.records import Trace
-from toprope.sim.timing import timing_of
+from toprope.sim.tracing.records import Trace
+from toprope.sim.tracing.timing import timing_of
 
 CHIP = chips.get("910B3")
 RATES = StoredRates(

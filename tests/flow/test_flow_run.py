@@ -26,7 +26,8 @@ from toprope.flow.executor.runner import Runner
 from toprope.flow.graph.nodes import plan
 from toprope.flow.stage.spec import EMPTY, EOS, PICKLED, TENSOR, CountBatch, Deploy, Head, Message, StageFunction
 from toprope.functions.transport.serialization import dumps
-from toprope.sim import counters, tracing
+from toprope.sim.metrics import counters
+from toprope.sim.tracing import tracer
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
@@ -103,7 +104,7 @@ def test_the_data_stays_on_the_card(cards, devices, crossing, colocate):
     # and the trace says in which process
     places = [pids[each.name] for each in graph.nodes]
     if not colocate:
-        traces = {each.pid: Counter(record.act for record in each.records) for each in tracing.read_run(cards)}
+        traces = {each.pid: Counter(record.act for record in each.records) for each in tracer.read_run(cards)}
         assert [traces[pid]["copy to card"] for pid in places] == [count, 0, 0, 0]
         assert [traces[pid]["copy from card"] for pid in places] == [0, 0, 0, count]
         assert [traces[pid]["copy between cards"] for pid in places] == (

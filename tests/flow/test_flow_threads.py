@@ -12,7 +12,7 @@ import torch
 import flow_thread_stages as stages
 from functions_session import session
 from toprope import flow as df
-from toprope.sim import cards, counters
+from toprope.sim.metrics import cards, counters
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

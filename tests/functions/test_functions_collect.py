@@ -181,7 +181,7 @@ def test_simulated_cards_are_those_of_the_run_and_npu_smi_is_not_asked(machine, 
 
 
 def test_a_simulated_card_that_fails_gets_no_work(machine, monkeypatch):
-    from toprope.sim import cards
+    from toprope.sim.metrics import cards
 
     monkeypatch.setenv("TOPROPE_SIM", "910B4x2")
     monkeypatch.setenv("TOPROPE_RUN_DIR", str(machine.root))

@@ -5,8 +5,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from toprope.functions.scheduling.cards import STREAMS
+from toprope.functions.scheduling.cards import STREAMS, Share
 from toprope.functions.scheduling.ledger import Card, Ledger, Node
+from toprope.functions.scheduling.nodes import UNMET_AFFINITY
 from toprope.functions.scheduling.requests import CardRequest, Request, matches, parse
 
 B3 = tuple(Card(number, "NPU", "910B3", 64000) for number in range(2))
@@ -235,6 +236,240 @@ def test_who_waits_lends_its_cores_and_gets_them_back():
     ledger.pause(third)
     ledger.release(third)  # while it lends them
     assert ledger.free("n").cpu == 500
+
+
+def amounts(node: Node) -> tuple[int, int, dict[str, float]]:
+    return node.cpu, node.memory, dict(node.scalars)
+
+
+def plain(cpu: int = 0, memory: int = 0, **scalars: float) -> Request:
+    """Without the ranges that users are held to."""
+    return Request(cpu, memory, (), scalars)
+
+
+def share(hbm: int, latency: int = 1, stream: int = 1) -> Request:
+    return parse({"NPU/.+/HBM": hbm, "NPU/.+/latency": latency, "NPU/.+/stream": stream}, 0, 0)
+
+
+def test_a_node_that_has_changed_keeps_its_grants():
+    """The free part is what the node has now, less what was granted."""
+    ledger = Ledger([Node("n", 1000, 2000, B4[:1], {"ssd": 4, "tape": 1})])
+    number = ledger.ask(parse({"ssd": 3, "NPU/.+/count": 1}, 400, 500))
+    ledger.serve()
+    ledger.add(Node("n", 1500, 2600, B4[:2], {"ssd": 9, "disc": 2}))
+    free = ledger.free("n")
+    assert amounts(free) == (1100, 2100, {"ssd": 6, "tape": 0, "disc": 2})
+    assert [card.id for card in free.cards] == [1]
+    assert granted(ledger, plain(disc=2)) == ()
+    ledger.add(Node("n", 900, 700, B4[:2], {"ssd": 5, "disc": 2}))
+    assert amounts(ledger.free("n")) == (500, 200, {"ssd": 2, "tape": 0, "disc": 0})
+    ledger.release(number)
+    assert amounts(ledger.free("n")) == (900, 700, {"ssd": 5, "tape": 0, "disc": 0})
+
+
+def test_the_grants_of_a_node_that_leaves_are_void_and_no_others():
+    ledger = Ledger([Node("x", 1000, 1000), Node("y", 1000, 1000)])
+    numbers = [ledger.ask(plain(1000)) for _ in range(2)]
+    ledger.serve()
+    ledger.pause(numbers[0])
+    assert [grant.number for grant in ledger.remove("x")] == [numbers[0]]
+    assert ledger.remove("x") == ()
+    assert [grant.number for grant in ledger.grants] == [numbers[1]]
+    ledger.add(Node("x", 1000, 1000))
+    ledger.resume(numbers[0])  # these do nothing
+    ledger.pause(numbers[0])
+    ledger.release(numbers[0])
+    assert ledger.free("x").cpu == 1000
+    assert [node.id for node in ledger.nodes] == ["y", "x"]
+
+
+def test_what_waits_is_known_until_it_is_granted_or_cancelled():
+    ledger = pool(1)
+    assert not ledger.is_waited_for
+    numbers = [ledger.ask(asked(1)) for _ in range(2)]
+    assert len({*numbers}) == 2
+    ledger.serve()
+    assert ledger.is_waited_for
+    ledger.withdraw(99)  # of nobody
+    assert ledger.is_waited_for
+    ledger.withdraw(numbers[1])
+    assert not ledger.is_waited_for
+
+
+def test_the_parts_of_cards_that_are_held_are_reported():
+    ledger = pool(3)
+    ledger.ask(asked(1))
+    first, second = ledger.ask(share(1000, 7, 20)), ledger.ask(share(500, 2, 30))
+    ledger.serve()
+    assert ledger.shares("n") == {
+        ("NPU", 0): Share(wholes=1), ("NPU", 1): Share(0, 1000, 20, 7, 1), ("NPU", 2): Share(0, 500, 30, 2, 1)
+    }  # fmt: skip
+    assert ledger.shares("elsewhere") == {}
+    ledger.release(first)
+    ledger.release(second)
+    assert ledger.shares("n") == {("NPU", 0): Share(wholes=1)}
+
+
+def test_what_other_programs_hold_is_not_granted_and_not_given_back():
+    ledger = pool(2)
+    ledger.held_elsewhere("elsewhere", {("NPU", 0): Share(wholes=1)})  # of a node that is not there
+    ledger.held_elsewhere("n", {("NPU", 0): Share(wholes=1)})
+    number = ledger.ask(asked(1))
+    assert [grant.cards["NPU"] for grant in ledger.serve()] == [(1,)]
+    assert ledger.shares("n") == {("NPU", 1): Share(wholes=1)}
+    assert ledger.free("n").cards == ()
+    ledger.release(number)
+    assert [card.id for card in ledger.free("n").cards] == [1]
+    ledger.held_elsewhere("n", {})
+    assert granted(ledger, asked(2)) == (0, 1)
+
+
+def test_a_share_of_memory_comes_back_with_its_streams_and_its_latency():
+    ledger = pool(2)
+    first, second, third = (
+        ledger.ask(share(30000, 5, STREAMS - 10)),
+        ledger.ask(share(1000, 4, 20)),
+        ledger.ask(share(1)),
+    )
+    assert [grant.cards["NPU"] for grant in ledger.serve()] == [(0,), (1,), (1,)]  # by streams, by latency
+    assert [grant.hbm["NPU"] for grant in ledger.grants] == [30000, 1000, 1]
+    assert granted(ledger, share(2769, 1, STREAMS - 20)) is None  # each card lacks one of the two
+    for number in (first, second, third):
+        ledger.release(number)
+    assert len(ledger.serve()) == 1
+    assert [granted(ledger, share(32768, 1, STREAMS)) for _ in range(2)] == [(1,), None]
+
+
+def test_who_waits_for_a_share_has_it_to_the_last_megabyte():
+    ledger = pool(1)
+    assert granted(ledger, share(32000)) == (0,)
+    assert granted(ledger, share(769)) is None
+    ledger = pool(1)
+    assert [granted(ledger, share(size)) for size in (32000, 768)] == [(0,), (0,)]
+
+
+def test_what_is_asked_for_to_the_last_bit_is_granted():
+    ledger = Ledger([Node("n", 1000, 2000, scalars={"ssd": 0.3})])
+    number = ledger.ask(plain(1000, 2000, ssd=0.3))
+    assert len(ledger.serve()) == 1
+    assert amounts(ledger.free("n")) == (0, 0, {"ssd": 0})
+    assert ledger.shortage(plain(1, 1, ssd=0.1)).reasons == {"ssd: Not Enough, CPU: Not Enough, Memory: Not Enough": 1}
+    assert ledger.shortage(plain()).reasons == {}
+    ledger.release(number)
+    assert amounts(ledger.free("n")) == (1000, 2000, {"ssd": 0.3})
+
+
+def test_a_request_has_a_node_of_its_affinity_and_of_those_the_best():
+    ledger = Ledger([Node(name, 1000, 1000, labels={"zone": zone}) for name, zone in zip("abc", "122", strict=True)])
+
+    def on(node: Node) -> bool:
+        return node.labels["zone"] == "2"
+
+    numbers = [ledger.ask(plain(1000), on, lambda node: (-ord(node.id),)) for _ in range(3)]
+    assert [(grant.number, grant.node) for grant in ledger.serve()] == [(numbers[0], "c"), (numbers[1], "b")]
+    shortage = ledger.shortage(plain(1000), on)
+    assert shortage.reasons == {UNMET_AFFINITY: 1, "CPU: Not Enough": 2}
+    assert shortage.ever
+    assert not shortage.is_affinity
+    assert ledger.shortage(plain(1000), lambda node: False).is_affinity
+    assert not ledger.shortage(plain(1000), lambda node: False).ever
+
+
+def test_one_request_with_two_affinities_is_tried_with_both():
+    """One that has just not been met is not tried again, which the same request elsewhere is not."""
+    ledger = Ledger([Node("x", 500, 1000), Node("y", 500, 1000)])
+    request = plain(500)
+    ledger.ask(request, lambda node: node.id == "z")
+    assert [grant.node for grant in ledger.serve()] == []
+    second = ledger.ask(request, lambda node: node.id == "y")
+    third = ledger.ask(request)
+    assert [(grant.number, grant.node) for grant in ledger.serve()] == [(second, "y"), (third, "x")]
+
+
+def test_requests_together_are_granted_all_or_none():
+    ledger = Ledger([Node("x", 1000, 2000), Node("y", 1000, 2000)])
+    numbers = ledger.ask_together([plain(600)] * 3)
+    assert not ledger.could_ever(numbers[0])
+    assert ledger.serve() == ()
+    assert [amounts(ledger.free(name))[0] for name in "xy"] == [1000, 1000]
+    ledger.withdraw(numbers[1])  # one of them is all of them
+    assert not ledger.is_waited_for
+    numbers = ledger.ask_together([plain(600)] * 2)
+    assert ledger.could_ever(numbers[0])
+    assert [(grant.number, grant.node) for grant in ledger.serve()] == [(numbers[0], "x"), (numbers[1], "y")]
+
+
+def test_requests_together_lie_as_their_strategy_says():
+    def nodes(strategy: str, count: int = 2) -> list[str]:
+        ledger = Ledger([Node("x", 1000, 2000), Node("y", 1000, 2000)])
+        ledger.ask_together([plain(500)] * count, strategy)
+        return [grant.node for grant in ledger.serve()]
+
+    assert nodes("PACK") == nodes("STRICT_PACK") == nodes("") == ["x", "x"]
+    assert nodes("SPREAD") == nodes("STRICT_SPREAD") == ["x", "y"]
+    assert nodes("STRICT_PACK", 3) == nodes("STRICT_SPREAD", 3) == []
+    assert nodes("PACK", 3) == ["x", "x", "y"]
+
+
+def test_consecutive_requests_that_share_a_node_do():
+    """Of four in pairs, each pair is on one node, where PACK alone would put three on the first."""
+    ledger = Ledger([Node("x", 1500, 2000), Node("y", 1500, 2000)])
+    numbers = ledger.ask_together([plain(500)] * 4, "PACK", each=2)
+    grants = ledger.serve()
+    assert [grant.number for grant in grants] == [*numbers]
+    assert [grant.node for grant in grants] == ["x", "x", "y", "y"]
+    ledger.release(numbers[0])
+    third = ledger.ask_together([plain(1000), plain(500)], each=2)
+    assert ledger.serve() == ()  # the first would fit on one, and the second next to it nowhere
+    assert [ledger.free(name).cpu for name in "xy"] == [1000, 500]
+    ledger.release(numbers[1])
+    assert [grant.node for grant in ledger.serve()] == ["x", "x"]
+    assert {grant.number for grant in ledger.grants} == {*numbers[2:], *third}
+
+
+def test_requests_together_have_an_affinity_each():
+    ledger = Ledger([Node("x", 1000, 2000), Node("y", 1000, 2000)])
+    ledger.ask_together([plain(100)] * 2, on=[lambda node: node.id == "y", None])
+    assert [grant.node for grant in ledger.serve()] == ["y", "y"]
+    ledger.ask_together([plain(100)] * 2, on=[lambda node: node.id == "y", lambda node: node.id == "x"])
+    assert [grant.node for grant in ledger.serve()] == ["y", "x"]
+
+
+def test_requests_together_keep_what_they_can_use_for_themselves():
+    """Two on one node: what the second would lack too is not given to those that come later."""
+    ledger = Ledger([Node("n", 1000, 9000)])
+    first = ledger.ask(plain(400))
+    ledger.serve()
+    both = ledger.ask_together([plain(500)] * 2, "STRICT_PACK")
+    assert granted(ledger, plain(100)) is None
+    assert granted(ledger, plain(0)) == ()  # it takes nothing that they lack
+    ledger.release(first)
+    assert [grant.number for grant in ledger.serve()] == [*both]
+    assert ledger.free("n").cpu == 0
+
+
+def test_what_is_reserved_for_ever_is_never_there():
+    ledger = pool(2, cpu=1000, scalars={"ssd": 3})
+    ledger.hold("n", parse({"NPU/.+/count": 1, "ssd": 1}, 200, 300))
+    assert amounts(ledger.free("n")) == (800, 9700, {"ssd": 2})
+    assert ledger.grants == ()
+    for request in (asked(2), plain(801), plain(ssd=3), plain(1, 9701)):
+        assert not ledger.shortage(request).ever
+        number = ledger.ask(request)
+        assert not ledger.could_ever(number)
+        ledger.withdraw(number)
+    number = ledger.ask(parse({"NPU/.+/count": 1, "ssd": 2}, 800, 9700))
+    assert ledger.could_ever(number)
+    assert len(ledger.serve()) == 1
+
+
+def test_what_others_hold_now_may_be_met_some_day():
+    ledger = pool(1)
+    assert granted(ledger, asked(1)) == (0,)
+    number = ledger.ask(asked(1))
+    assert ledger.could_ever(number)
+    assert amounts(ledger.free("n"))[0] == 9500  # to ask takes nothing
+    assert ledger.shares("n") == {("NPU", 0): Share(wholes=1)}
 
 
 REQUESTS = st.one_of(

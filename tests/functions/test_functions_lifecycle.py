@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from toprope.functions.exceptions import YRequestError, YRRuntimeError
+from lifecycle_calls import ASKED, CRASH, Call, Process
+from toprope.functions.exceptions import YRequestError
 from toprope.functions.lifecycle import Do, End, Fail, Gone, GroupLife, Kill, Life, PoolLife, Stage, State
 from toprope.functions.options import GroupOptions
 
@@ -14,42 +15,6 @@ pytestmark = pytest.mark.pure
 LONG = settings(stateful_step_count=60)
 RARELY = st.sampled_from([False] * 7 + [True])
 """Whether an event that ends things happens: most runs are to get far."""
-
-CRASH = YRequestError("the process was killed", 1007)
-ASKED = YRRuntimeError("this instance is terminated", 1007)
-
-
-class Call:
-    """A call as backends have it, which notes what becomes of it."""
-
-    def __init__(self, number, tries=0, items=False):
-        self.number = number
-        self.tries = self.runs_left = tries
-        self.cancelled = False
-        self.process = None
-        self.is_begun = items
-        self.runs = 0
-        self.ends = []
-
-    def cancel_error(self):
-        return YRRuntimeError("cancelled", 3003)
-
-    def __repr__(self):
-        return f"call {self.number}"
-
-
-class Process:
-    """A process that works on calls."""
-
-    def __init__(self):
-        self.calls = []
-        self.last = -1
-        self.is_made = False
-        self.is_open = True
-
-    @property
-    def load(self):
-        return len(self.calls)
 
 
 class Instances(RuleBasedStateMachine):

@@ -17,7 +17,7 @@ from toprope import functions as yr
 from toprope.functions.local.masks import mask
 from toprope.functions.scheduling.ledger import Card, Grant, Node
 from toprope.functions.scheduling.requests import parse
-from toprope.sim import cards
+from toprope.sim.metrics import cards
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from toprope import functions
-from toprope.cli.child import SITE
+from toprope.cli.launch.child_process import SITE
 from toprope.functions.api.unavailable import TABLE, names
 
 pytestmark = pytest.mark.process

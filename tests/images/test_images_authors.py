@@ -14,8 +14,8 @@ from PIL import Image
 from images_tiny import QUIET, picture, tiny
 from toprope.errors import UsageError
 from toprope.images import EditRequest, Engine
-from toprope.images.hidream.guidance import AUTHORS
-from toprope.images.hidream.pipeline import target_of
+from toprope.images.families.hidream.guidance import AUTHORS
+from toprope.images.families.hidream.pipeline import target_of
 from toprope.images.picture.files import fit_in
 from toprope.images.picture.geometry import plan_as_authors
 

@@ -21,11 +21,11 @@ from images_loras import save, tensors
 from images_tiny import QUIET, picture, tiny
 from toprope.cli import main
 from toprope.cli.edit import app as edit
-from toprope.cli.edit_console import Console
+from toprope.cli.editing.console import Console
 from toprope.images import EditRequest, Engine, Step
 from toprope.images.example import picture as example
-from toprope.images.memory.ladder import RUNGS
-from toprope.images.refining.wording import template
+from toprope.images.memory.fallback import RUNGS
+from toprope.images.refining.prompt_templates import template
 from toprope.images.runs.jobs import Job
 from toprope.images.runs.output import SOURCES
 from toprope.images.runs.running import Event

@@ -13,8 +13,8 @@ from toprope.cli import main
 from toprope.device.host.machine import Facts
 from toprope.errors import UnsupportedError
 from toprope.extras import advice
-from toprope.images.doctor import BESIDE, NEEDED, ImageFacts, Trial, diagnose, rows
-from toprope.images.trying import try_edit
+from toprope.images.doctor.checks import BESIDE, NEEDED, ImageFacts, Trial, diagnose, rows
+from toprope.images.doctor.selftest_child import try_edit
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, *QUIET]
 ALL = dict.fromkeys((*NEEDED, *BESIDE), "1.0")

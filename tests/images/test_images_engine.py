@@ -19,9 +19,9 @@ from images_tiny import QUIET, picture, tiny
 from toprope.errors import EditCancelled, EditError, EditGuardError, PackageError, UsageError, WeightsError
 from toprope.extras import advice
 from toprope.images import EditRequest, Engine
+from toprope.images.execution.guard import NoPicture, check_latents, check_pictures
 from toprope.images.families import families, find, named
 from toprope.images.families.loading import need_diffusers
-from toprope.images.guard import NoPicture, check_latents, check_pictures
 from toprope.images.tiny import TINY, write
 
 pytestmark = QUIET

@@ -16,11 +16,11 @@ from images_tiny import QUIET, picture, tiny
 from toprope.errors import EditCancelled, UsageError, WeightsError
 from toprope.images import EditRequest, Engine
 from toprope.images.families import find, named
-from toprope.images.hidream.checkpoint import check, read_checkpoint
-from toprope.images.hidream.guidance import guide, guide_by_text, guide_with_norm, refine_from
-from toprope.images.hidream.layout import BASE, FULL, LLAMA, ONE, find_layout
-from toprope.images.hidream.pipeline import target_of
-from toprope.images.hidream.stages import Pair, Switch, Twins, make_stages
+from toprope.images.families.hidream.checkpoint import check, read_checkpoint
+from toprope.images.families.hidream.guidance import guide, guide_by_text, guide_with_norm, refine_from
+from toprope.images.families.hidream.layout import BASE, FULL, LLAMA, ONE, find_layout
+from toprope.images.families.hidream.pipeline import target_of
+from toprope.images.families.hidream.stages import Pair, Switch, Twins, make_stages
 from toprope.images.results import files_of
 from toprope.tiers import attach
 

@@ -13,8 +13,8 @@ from images_loras import save, tensors
 from images_tiny import QUIET, picture, tiny
 from toprope.errors import EditError, LoraError
 from toprope.images import EditRequest, Engine
-from toprope.images.lora import Adapters
-from toprope.images.lora_files import read_spec
+from toprope.images.lora.adapters import Adapters
+from toprope.images.lora.files import read_spec
 
 pytestmark = QUIET
 CAT = picture(100, 80)
@@ -269,7 +269,7 @@ def test_names_of_other_programs_mean_the_same(engine, tmp_path) -> None:
     half = edited(engine)
     engine.set_loras([str(save(tmp_path / "kohya.safetensors", kohya))])
     assert edited(engine) == half
-    assert next(iter(engine._holding.adapters)).report.scales == (0.5,)
+    assert next(iter(engine._manager.adapters)).report.scales == (0.5,)
     engine.set_loras([f"{save(tmp_path / 'older.safetensors', older)}:0.5"])
     assert edited(engine) == half
     bad = save(tmp_path / "x.safetensors", kohya | {"lora_unet_nowhere_to_q.lora_down.weight": torch.ones(4, 4)})

@@ -13,12 +13,12 @@ from toprope.errors import EditError, UsageError
 from toprope.images import EditRequest, Engine
 from toprope.images.callbacks import Notices
 from toprope.images.families import find
-from toprope.images.holding import Holding
-from toprope.images.holding import no_room as no_room_error
-from toprope.images.memory.guests import Whole, bytes_of
-from toprope.images.memory.ladder import RUNGS, below, rung
+from toprope.images.memory.fallback import RUNGS, below, rung
+from toprope.images.memory.offload import Whole, bytes_of
+from toprope.images.memory.offload_policies import make
 from toprope.images.memory.placement import Loaded
-from toprope.images.memory.rungs import make
+from toprope.images.pipeline_manager import PipelineManager
+from toprope.images.pipeline_manager import no_room as no_room_error
 
 pytestmark = QUIET
 CAT = picture(100, 80)
@@ -81,15 +81,15 @@ def test_rungs_give_the_same_pictures_and_the_model_back(family) -> None:
         modules = [type(each) for part in engine.loaded.pipeline.components.values()
                    if isinstance(part, nn.Module) for each in part.modules()]  # fmt: skip
         for each in (*EXACT, "encoders-4bit", "none"):
-            holding, loaded = engine._holding, engine.loaded
-            holding.placement.undo(loaded)
+            manager, loaded = engine._manager, engine.loaded
+            manager.placement.undo(loaded)
             after = weights(engine)
             assert after.keys() == before.keys(), each
             assert all(torch.equal(value, before[name]) for name, value in after.items()), each
             assert not any(part._forward_pre_hooks for part in loaded.pipeline.components.values()
                            if isinstance(part, nn.Module)), each  # fmt: skip
-            holding.placement = make(each)
-            holding.placement.place(loaded)
+            manager.placement = make(each)
+            manager.placement.place(loaded)
             engine._prompts.clear()
             first, second = edited(engine), edited(engine, other)
             told = engine.describe()["memory"]
@@ -233,7 +233,7 @@ def test_weights_that_have_no_room_are_refused_before_they_are_loaded(monkeypatc
     loaded = Loaded(family, folder, None, device, torch.float32)
     monkeypatch.setattr(type(family), "load", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(EditError, match="on the rung 'none'") as caught:
-        Holding(loaded, "none", (), Notices()).load()
+        PipelineManager(loaded, "none", (), Notices()).load()
     assert "nothing was loaded" in caught.value.looked_at
     # files that say nothing refuse nothing
     assert family.least_bytes(folder / "nowhere", torch.float32) == 0

@@ -21,7 +21,7 @@ from toprope.images import EditRequest, Engine
 from toprope.images.families import named
 from toprope.images.refining.openai import OpenAI, as_data_url
 from toprope.images.refining.opening import Provider, Refiner, open_refiner
-from toprope.images.refining.wording import NoAnswer, read_answer, template
+from toprope.images.refining.prompt_templates import NoAnswer, read_answer, template
 
 pytestmark = QUIET
 CAT = picture(40, 30)

@@ -12,12 +12,12 @@ from images_tiny import picture
 from images_web_stand_in import StandIn
 from toprope.images.request import KNOBS, RANGES
 from toprope.images.web import Studio
-from toprope.images.web.desk import State
+from toprope.images.web.job_queue import State
+from toprope.images.web.page.panel import panel_html, progress_html, status_html
+from toprope.images.web.page.presets import EXAMPLES, PRESETS, example, preset
+from toprope.images.web.page.tables import queue_html
 from toprope.images.web.painter import script
-from toprope.images.web.panel import panel_html, progress_html, status_html
-from toprope.images.web.presets import EXAMPLES, PRESETS, example, preset
 from toprope.images.web.sessions import StepState
-from toprope.images.web.tables import queue_html
 from toprope.images.web.texts import LANGUAGES, TEXTS, Words, words_for
 
 LONG = 30.0

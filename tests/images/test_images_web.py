@@ -22,17 +22,17 @@ from toprope.errors import EditCancelled, EditError, ImageError, PackageError, S
 from toprope.extras import advice
 from toprope.images.runs.output import SOURCES
 from toprope.images.web import Limits, Row, Studio, serve
-from toprope.images.web.desk import Desk, Problem, State, View, follow
+from toprope.images.web.controller import FORGET_AFTER
 from toprope.images.web.entries import Entry, form_of, loras_of, parameters, settings_missing
 from toprope.images.web.form import dice, knobs, picked_loras, read_form, read_seed, seed_text
+from toprope.images.web.job_queue import Desk, Problem, State, View, follow
 from toprope.images.web.loading import Loader
-from toprope.images.web.panel import bar, panel_html, progress_html, status_html
+from toprope.images.web.page.panel import bar, panel_html, progress_html, status_html
+from toprope.images.web.page.tables import ended_html, parameters_html, refined_text, rows_html
+from toprope.images.web.page.tree import last_request, nodes, without_picture
 from toprope.images.web.serving import is_local, quiet_environment
 from toprope.images.web.sessions import Step as Kept
 from toprope.images.web.sessions import StepState
-from toprope.images.web.studio import FORGET_AFTER
-from toprope.images.web.tables import ended_html, parameters_html, refined_text, rows_html
-from toprope.images.web.tree import last_request, nodes, without_picture
 from toprope.progress import Step
 
 pytestmark = pytest.mark.process
@@ -467,7 +467,7 @@ def contrast(one, other):
 def test_texts_have_the_contrast_of_wcag_aa():
     """The Edit button had 2.49, the status line 2.56; 4.5 is asked for."""
     pytest.importorskip("gradio")
-    from toprope.images.web.look import DARK, LIGHT, theme
+    from toprope.images.web.page.theme import DARK, LIGHT, theme
 
     made = theme()
 
@@ -1068,7 +1068,7 @@ def test_an_address_that_cannot_be_listened_on_is_one_error_before_anything_is_l
 
 def test_without_gradio_there_is_one_error_that_names_the_extra(make_studio, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
-    monkeypatch.delitem(sys.modules, "toprope.images.web.app", raising=False)
+    monkeypatch.delitem(sys.modules, "toprope.images.web.page.app", raising=False)
     with pytest.raises(PackageError, match=re.escape(advice("ui"))):
         serve(make_studio(StandIn()), port=0)
 

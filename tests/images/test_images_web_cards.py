@@ -12,7 +12,7 @@ from images_web_stand_in import StandIn
 from toprope.cli.ui import _devices
 from toprope.errors import EditError, UsageError
 from toprope.images.web import Studio
-from toprope.images.web.desk import State
+from toprope.images.web.job_queue import State
 from toprope.images.web.sessions import StepState
 
 pytestmark = QUIET

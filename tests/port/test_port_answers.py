@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from toprope.port.conditions import RUNS
+from toprope.port.conditions.guards import RUNS
 from toprope.port.engine import port
 from toprope.port.scan import find, port_files
 

@@ -8,11 +8,11 @@ import torch
 
 from device_stand_ins import run
 from toprope.cli import main
-from toprope.port import report
-from toprope.port.context import Context
 from toprope.port.engine import port
+from toprope.port.project.context import Context
+from toprope.port.report import summary
+from toprope.port.runtime.vendor import plan
 from toprope.port.scan import find, port_files
-from toprope.port.vendor import plan
 
 CHOICE = 'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
 
@@ -108,7 +108,7 @@ def test_places_that_stay_with_a_condition_are_one_line():
     """One condition of PyTorch-GAN had a line for each of the places behind it: 121 in all."""
     moves = "".join(f"    x{number}.cuda()\n" for number in range(9))
     done = ported(f"if torch.cuda.is_available():\n{moves}    torch.cuda.cudart()\n")
-    lines = [each for each in report.text(".", [done]).splitlines() if "stay with the condition" in each]
+    lines = [each for each in summary.text(".", [done]).splitlines() if "stay with the condition" in each]
     assert len(lines) == 1
     assert "9 places stay with the condition in line 3: lines 4, 5, 6, 7, 8, 9, 10, 11, 12" in lines[0]
 

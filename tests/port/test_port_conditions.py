@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 
-from toprope.port.conditions import QUESTIONS, RUNS
+from toprope.port.conditions.guards import QUESTIONS, RUNS
 from toprope.port.engine import port
 from toprope.port.registry import all_rules, table
-from toprope.port.stand_ins import refused, signatures
+from toprope.port.runtime.stand_ins import refused, signatures
 
 BEGIN = "import os\nimport torch\nimport torch.distributed as dist\n\n"
 

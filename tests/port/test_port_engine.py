@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import port as door
-from toprope.port.edits import Edit, OverlapError, render
 from toprope.port.engine import port
-from toprope.port.source import Source, UnreadableError
+from toprope.port.syntax.edits import Edit, OverlapError, render
+from toprope.port.syntax.source import Source, UnreadableError
 
 IMPORT = "from toprope.device import portable\n"
 

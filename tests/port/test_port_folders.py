@@ -7,7 +7,7 @@ import pytest
 from toprope.cli import main
 from toprope.errors import SettingError
 from toprope.port import config
-from toprope.port.folders import Pattern, why_left_alone
+from toprope.port.project.folders import Pattern, why_left_alone
 from toprope.port.scan import find, survey
 from toprope.settings import Settings
 

@@ -6,9 +6,9 @@ import pytest
 
 from toprope import port
 from toprope.errors import UsageError
-from toprope.port.context import Context, target
 from toprope.port.finding import DEPENDS, KNOWN
-from toprope.port.report import unknown_operators
+from toprope.port.project.context import Context, target
+from toprope.port.report.summary import unknown_operators
 from toprope.support import torch_operators
 from toprope.support.operators_on_card import Kind, status
 

@@ -9,10 +9,10 @@ import pytest
 
 from device_stand_ins import run
 from toprope.cli import main
-from toprope.port.placement import Place
 from toprope.port.registry import all_rules
+from toprope.port.runtime.placement import Place
+from toprope.port.runtime.vendor import plan, text
 from toprope.port.scan import find
-from toprope.port.vendor import plan, text
 
 pytestmark = pytest.mark.process
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from toprope.port.context import Context
 from toprope.port.engine import port
+from toprope.port.project.context import Context
 from toprope.port.scan import find, port_files
 
 TRIED = """import torch

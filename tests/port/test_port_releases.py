@@ -10,7 +10,7 @@ import pytest
 
 from toprope.port.files.pins import OLDEST
 from toprope.port.registry import python_rules
-from toprope.port.vendor import text
+from toprope.port.runtime.vendor import text
 
 # Names and arguments by the first release that has them: pages of docs.pytorch.org/docs/RELEASE, of which "2.0" stands
 # for 2.0 or older.

@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from toprope.port import port, report
-from toprope.port.context import Context
-from toprope.port.dependency import missing_requirement
+from toprope.port import port
 from toprope.port.files import kind_of, port_text
+from toprope.port.project.context import Context
 from toprope.port.registry import all_rules, python_rules
+from toprope.port.report import summary
+from toprope.port.runtime.dependency import missing_requirement
 from toprope.port.scan import find, port_files
 
 IMPORT = "from toprope.device import portable\n"
@@ -46,7 +47,7 @@ def test_a_pin_and_a_package_are_named_as_the_file_has_them(tmp_path):
     }
     assert said("import pyg_lib\n")["TR121a"].startswith("pyg_lib: ")
     (tmp_path / "a.py").write_text("import torch\n\ncap = torch.cuda.get_device_capability(0)\n")
-    (line,) = [each for each in report.text("x", list(port_files(find([tmp_path])))).split("\n") if " TR040 " in each]
+    (line,) = [each for each in summary.text("x", list(port_files(find([tmp_path])))).split("\n") if " TR040 " in each]
     assert line.endswith("  torch.cuda.get_device_capability: (0, 0) on what is no GPU")
 
 

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 from toprope import port
 from toprope.port.finding import Ported
 from toprope.port.registry import all_rules
-from toprope.port.report_html import html
-from toprope.port.report_sarif import root_of, sarif
+from toprope.port.report.html import html
+from toprope.port.report.sarif import root_of, sarif
 
 PROGRAM = '''"""<script>alert(1)</script> & more"""
 import torch

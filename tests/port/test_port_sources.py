@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from toprope.port.context import Context
 from toprope.port.files import FileKind, port_text
+from toprope.port.project.context import Context
 from toprope.port.scan import find, port_files
 from toprope.support import replacements
 

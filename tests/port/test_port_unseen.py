@@ -623,7 +623,7 @@ def test_a_configuration_of_a_model_holds_no_options():
     assert said
     import ast
 
-    from toprope.port.project import facts_of, project_of
+    from toprope.port.project.facts import facts_of, project_of
 
     project = project_of([facts_of(ast.parse('parser.add_argument("--device", default="cuda")'))])
     done = port(b'names = vars(audio_cfg)\nx = "cuda"\n', project=project)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.sim import cards
-from toprope.sim.cards import ProcessState
+from toprope.sim.metrics import cards
+from toprope.sim.metrics.cards import ProcessState
 
 pytestmark = pytest.mark.process
 

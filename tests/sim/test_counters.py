@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.sim import counters
-from toprope.sim.counters import (
+from toprope.sim.layouts import MAX_CARDS, MAX_KINDS
+from toprope.sim.metrics import counters
+from toprope.sim.metrics.counters import (
     SIZE,
     Assumed,
     HostSite,
@@ -19,7 +20,6 @@ from toprope.sim.counters import (
     read,
     read_run,
 )
-from toprope.sim.layouts import MAX_CARDS, MAX_KINDS
 
 ANY = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(codec="ascii", min_codepoint=33), min_size=1, max_size=47)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from toprope import chips
-from toprope.sim import documents
 from toprope.sim.dtypes import NUMBERS, bits, names
+from toprope.sim.installation import documents
 from toprope.support import refusals
 
 CHIP = chips.get("910B3")

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from toprope.sim.records import KERNEL_DETAILS, Record, Trace, write_kernel_details
+from toprope.sim.tracing.records import KERNEL_DETAILS, Record, Trace, write_kernel_details
 
 
 def record(act: str, name: str, begin: int, end: int, *, device: int = 0, cores=(0, 0), kind: str = "") -> Record:

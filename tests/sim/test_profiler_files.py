@@ -11,7 +11,7 @@ from toprope.sim.profiler.csv_views import tables
 from toprope.sim.profiler.relations import relate
 from toprope.sim.profiler.step_time import COMMUNICATION, COMPUTING, FREE, NOT_OVERLAPPED, overlaps
 from toprope.sim.profiler.trace_view import events
-from toprope.sim.records import CHROME_FRAME, Record, Trace, kernel_name, kernel_type
+from toprope.sim.tracing.records import CHROME_FRAME, Record, Trace, kernel_name, kernel_type
 
 WALL = 10**15
 ALL = Options(shapes=True, stack=True, memory=True, level="Level1", metrics="ACL_AICORE_PIPE_UTILIZATION")

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.sim import layouts, records
+from toprope.sim import layouts
 from toprope.sim.dtypes import NUMBERS
-from toprope.sim.records import Record, Trace, chrome, parse
-from toprope.sim.tracing import write_run
+from toprope.sim.tracing import records
+from toprope.sim.tracing.records import Record, Trace, chrome, parse
+from toprope.sim.tracing.tracer import write_run
 from toprope.support.operator_kinds import kind_of
 
 NAMES = ["aten::add", "aten::mm", "allreduce"]

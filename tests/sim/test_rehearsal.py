@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.sim.counters import CardCounters, Counters, Lack, LackRecord, Site
-from toprope.sim.rehearsal import Rehearsal, advice, facts_of, place_text, schema
-from toprope.sim.rehearsal_record import KINDS, STEPS, CardMemory, Held, Line, Record, SiteSteps, parse
+from toprope.sim.metrics.counters import CardCounters, Counters, Lack, LackRecord, Site
+from toprope.sim.rehearsal.facts import Rehearsal, advice, facts_of, place_text, schema
+from toprope.sim.rehearsal.record_file import KINDS, STEPS, CardMemory, Held, Line, Record, SiteSteps, parse
 from toprope.sim.spec import SimSpec
 
 GIB, MIB = 2**30, 2**20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from toprope.cli import npu_smi
-from toprope.sim import cards
+from toprope.sim.metrics import cards
 from toprope.sim.spec import SimSpec
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

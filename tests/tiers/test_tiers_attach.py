@@ -350,7 +350,7 @@ def test_weights_that_share_memory_and_odd_strides(tmp_path):
 
 @pytest.mark.slow
 def test_views_that_are_kept_are_safe_and_too_many_of_them_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("toprope.tiers.engine.prefetch_buffer.PATIENCE", 0.2)
+    monkeypatch.setattr("toprope.tiers.engine.prefetch.prefetch_buffer.PATIENCE", 0.2)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
     weights = [each.weight.detach().clone() for each in model]

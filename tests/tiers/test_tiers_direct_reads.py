@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from toprope.tiers import attach
-from toprope.tiers.engine.direct_reads import read_directly
-from toprope.tiers.engine.model_groups import read_model
+from toprope.tiers.engine.model.direct_reads import read_directly
+from toprope.tiers.engine.model.model_groups import read_model
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WIDTH = 64

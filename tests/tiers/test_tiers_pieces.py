@@ -18,8 +18,8 @@ from toprope import device as devices
 from toprope.errors import PlanError, TierAbsentError, TierCapacityError
 from toprope.tiers import attach, skeleton
 from toprope.tiers.engine import attach as attaching
-from toprope.tiers.engine.model_groups import read_model
-from toprope.tiers.engine.row_pieces import ROWS, _stretches, divisible, same_bits
+from toprope.tiers.engine.model.model_groups import read_model
+from toprope.tiers.engine.prefetch.row_pieces import ROWS, _stretches, divisible, same_bits
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 WIDTH, WORDS = 64, 1000

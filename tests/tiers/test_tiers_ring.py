@@ -17,8 +17,8 @@ from torch import nn
 from toprope import device as devices
 from toprope.errors import TierCapacityError, TierChangedError, TierError, TierReadError
 from toprope.tiers import attach, skeleton
-from toprope.tiers.engine.prefetch_buffer import Slot
-from toprope.tiers.engine.trace import Order, Trace
+from toprope.tiers.engine.prefetch.prefetch_buffer import Slot
+from toprope.tiers.engine.prefetch.trace import Order, Trace
 from toprope.tiers.store.memory import Memory
 
 SOAK = bool(os.environ.get("TOPROPE_SOAK"))

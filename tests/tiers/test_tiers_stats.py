@@ -15,7 +15,7 @@ from torch import nn
 
 from toprope.tiers import attach, skeleton
 from toprope.tiers.engine import attach as attaching
-from toprope.tiers.engine.timeline import Timeline
+from toprope.tiers.engine.prefetch.timeline import Timeline
 from toprope.tiers.plan.model import Link, Links
 from toprope.tiers.store.transfer import Clock
 

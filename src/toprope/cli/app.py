@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import toprope
 from toprope.cli.group import group
-from toprope.cli.outputs import guarded
+from toprope.cli.standard_streams import guarded
 from toprope.errors import PackageError, TopropeError
 
 __all__ = ["VERBS", "main"]

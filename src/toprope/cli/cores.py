@@ -89,7 +89,7 @@ def check(
     The exit status is 0 for safe, 1 for a deadlock or a finding of level error, 2 for a file that cannot be read, 3
     where it could not be decided in time.
     """
-    from toprope.cli.cores_text import as_dict, exit_status, report
+    from toprope.cli.output.cores_text import as_dict, exit_status, report
     from toprope.terminal import render, say, show
 
     stdout = sarif is not None and str(sarif) == "-"
@@ -99,7 +99,7 @@ def check(
     result = _check(program, discipline, seconds)
     names = [str(file) for file in files]
     if sarif is not None:
-        from toprope.cli.cores_sarif import sarif as as_sarif
+        from toprope.cli.output.cores_sarif import sarif as as_sarif
 
         _write(sarif, json.dumps(as_sarif(program, result, names), ensure_ascii=False, indent=2) + "\n")
     if html is not None:
@@ -138,7 +138,7 @@ def plan(
 
     Streams that are safe without a limit get none.
     """
-    from toprope.cli.cores_text import plan_text
+    from toprope.cli.output.cores_text import plan_text
     from toprope.cores.planning.safe import plan_program
     from toprope.terminal import show
 

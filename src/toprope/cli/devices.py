@@ -25,9 +25,9 @@ def devices(
 
     The exit status is 1 where there is a problem, else 0; `toprope doctor` tells more. More: toprope explain doctor.
     """
-    from toprope.cli import card_build
     from toprope.cli.doctor import LOOKING
-    from toprope.cli.doctor_text import devices_as_dict, devices_text
+    from toprope.cli.launch import card_build
+    from toprope.cli.output.doctor_text import devices_as_dict, devices_text
     from toprope.device.doctor.diagnosis import diagnose
     from toprope.device.doctor.facts import gather
     from toprope.terminal import Display, say, show

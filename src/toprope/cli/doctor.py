@@ -57,8 +57,8 @@ def doctor(
     if not images and _log_on_stdin():
         _explain(["-"], as_json=as_json)
         return
-    from toprope.cli import card_build
-    from toprope.cli.doctor_text import as_dict, report
+    from toprope.cli.launch import card_build
+    from toprope.cli.output.doctor_text import as_dict, report
     from toprope.device.doctor.diagnosis import diagnose
     from toprope.device.doctor.facts import gather
     from toprope.terminal import Display, say, show
@@ -68,13 +68,13 @@ def doctor(
     with Display() as display:
         display.stage(LOOKING)
         if images:
-            from toprope.images import doctor as of_images
+            from toprope.images.doctor import checks
 
-            with of_images.Trial(wait=wait) as trial:  # at the same time as the other processes
+            with checks.Trial(wait=wait) as trial:  # at the same time as the other processes
                 facts = gather(wait=wait)
                 about = trial.facts()
-            more, further = {"images": about.as_dict()}, of_images.rows(about)
-            findings = (*diagnose(facts), *of_images.diagnose(about))
+            more, further = {"images": about.as_dict()}, checks.rows(about)
+            findings = (*diagnose(facts), *checks.diagnose(about))
         else:
             facts = gather(wait=wait)
             findings = diagnose(facts)
@@ -86,7 +86,7 @@ def doctor(
 
 
 def _explain(words: list[str], *, as_json: bool) -> None:
-    from toprope.cli.doctor_text import codes_as_dict, codes_text, seen_as_dict, seen_text
+    from toprope.cli.output.doctor_text import codes_as_dict, codes_text, seen_as_dict, seen_text
     from toprope.codes import Seen, explain, in_log, in_text
     from toprope.terminal import say, show
 

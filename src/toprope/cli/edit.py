@@ -14,7 +14,7 @@ from toprope.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from toprope.cli.edit_console import Console
+    from toprope.cli.editing.console import Console
     from toprope.images.runs.jobs import Job, Summary
     from toprope.images.runs.output import Output
 
@@ -158,13 +158,13 @@ def edit(
     asked = _asked(record, image or [], instruction, jobs, knobs, os.path.dirname(os.path.abspath(repeat or "")))
     if model is None:
         raise UsageError("there is no model.", do="name the folder of one with --model")
-    from toprope.cli.edit_console import Console
-    from toprope.cli.edit_jobs import refuse_knobs
-    from toprope.cli.edit_run import run_here
+    from toprope.cli.editing.console import Console
+    from toprope.cli.editing.execution import run_here
+    from toprope.cli.editing.jobs import refuse_knobs
     from toprope.cli.libraries import hush
     from toprope.cli.stopping import Stopping
     from toprope.images.families import find
-    from toprope.images.memory.ladder import rung
+    from toprope.images.memory.fallback import rung
     from toprope.images.runs.cards import check_cards, run_on_cards
     from toprope.images.runs.jobs import Summary, number_jobs
     from toprope.images.runs.output import Output
@@ -219,7 +219,7 @@ def _asked(
     folder: str,
 ) -> list[Job]:
     """The jobs that the command line asks for, by one of three ways."""
-    from toprope.cli.edit_jobs import from_file, from_pictures, pictures_in, to_repeat
+    from toprope.cli.editing.jobs import from_file, from_pictures, pictures_in, to_repeat
 
     if record is not None:
         if jobs is not None:
@@ -240,7 +240,7 @@ def _repeated(
     repeat: str, model: Path | None, dtype: str, made_with: dict[str, Any]
 ) -> tuple[dict[str, Any], Path | None, str, dict[str, Any]]:
     """A record, and from it the model, the dtype and the LoRAs where the command line has none."""
-    from toprope.cli.edit_jobs import read_record
+    from toprope.cli.editing.jobs import read_record
 
     record = read_record(repeat)
     engine = record.get("engine") or {}

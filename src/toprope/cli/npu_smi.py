@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from toprope.cli.npu_smi_machine import Device, Layout, Machine, machine
-from toprope.cli.npu_smi_tables import PRODUCT, field, listing, mapping, overview, version
-from toprope.cli.outputs import guarded
+from toprope.cli.smi.machine import Device, Layout, Machine, machine
+from toprope.cli.smi.tables import PRODUCT, field, listing, mapping, overview, version
+from toprope.cli.standard_streams import guarded
 from toprope.errors import TopropeError, UsageError
-from toprope.sim import cards
+from toprope.sim.metrics import cards
 from toprope.sim.spec import SimSpec
 
 __all__ = ["NAME", "answer", "install", "main"]

@@ -16,7 +16,7 @@ from toprope.errors import UsageError
 
 if TYPE_CHECKING:
     from toprope.port.finding import Ported
-    from toprope.port.folders import Pattern
+    from toprope.port.project.folders import Pattern
 
 __all__ = ["app"]
 
@@ -107,11 +107,12 @@ def port(
     Nothing is written unless --write is given. The exit status is 0; with --check it is 1 where there are sites; 2 for
     a wrong call; 3 where a file could not be read, parsed or written (the others are done). More: toprope explain port.
     """  # fmt: skip
-    from toprope.port import baseline as baselines
-    from toprope.port import config, trace
-    from toprope.port import vendor as vendoring
-    from toprope.port.context import target
-    from toprope.port.dependency import missing_requirement
+    from toprope.port import config
+    from toprope.port.project.context import target
+    from toprope.port.report import baseline as baselines
+    from toprope.port.report import trace
+    from toprope.port.runtime import vendor as vendoring
+    from toprope.port.runtime.dependency import missing_requirement
     from toprope.port.scan import Choice, port_files, survey
     from toprope.port.write import check_clean
     from toprope.port.write import write as write_file
@@ -177,18 +178,19 @@ def _report(
     form: Format, name: str, done: list[Ported], diff: bool, notes: list[str], facts: dict[str, Any], seconds: float
 ) -> str:
     import toprope
-    from toprope.port import all_rules, report
+    from toprope.port import all_rules
+    from toprope.port.report import summary
 
     if form is Format.HTML:
-        from toprope.port.report_html import html
+        from toprope.port.report.html import html
 
         return html(done, name)
     if form is Format.TEXT:
-        said = "".join(report.diff(each) for each in done) if diff else ""
-        return said + report.text(name, done, notes=notes, shown=diff, **facts)
-    written = report.as_dict(name, done, **facts) | {"seconds": round(seconds, 3)}
+        said = "".join(summary.diff(each) for each in done) if diff else ""
+        return said + summary.text(name, done, notes=notes, shown=diff, **facts)
+    written = summary.as_dict(name, done, **facts) | {"seconds": round(seconds, 3)}
     if form is Format.SARIF:
-        from toprope.port.report_sarif import root_of, sarif
+        from toprope.port.report.sarif import root_of, sarif
 
         root = root_of(each.path for each in done) if done else None
         written = sarif(done, toprope.__version__, all_rules().values(), root)
@@ -197,7 +199,7 @@ def _report(
 
 def _patterns(given: list[str] | None, configured: tuple[str, ...], folder: Path) -> list[Pattern]:
     """The globs of the command, from the working directory, and those of the table, from its folder."""
-    from toprope.port.folders import Pattern
+    from toprope.port.project.folders import Pattern
 
     asked = [each.strip() for text in given or () for each in text.split(",") if each.strip()]
     return [*(Pattern(each, Path()) for each in asked), *(Pattern(each, folder) for each in configured)]

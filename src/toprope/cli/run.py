@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from toprope.cli.choose import Asked, Choice, choose
 from toprope.cli.group import verb
+from toprope.cli.launch.select_target import Asked, Choice, choose
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
     from toprope.functions.deployment.start_options import Deployment
-    from toprope.sim.rehearsal import Trouble
+    from toprope.sim.rehearsal.facts import Trouble
 
 __all__ = ["app"]
 
@@ -153,10 +153,11 @@ def run(
     if written_for not in (None, "cuda"):
         raise UsageError(f"--from {written_for} is not known.", do="--from cuda is what there is")
     # imported here: `toprope run --help` needs none of it
-    from toprope.cli import card_build, rehearsal_file, run_cores, trace_file
-    from toprope.cli.child import end_as
-    from toprope.cli.probe import probe
-    from toprope.cli.program import command_line
+    from toprope.cli.launch import card_build
+    from toprope.cli.launch.child_process import end_as
+    from toprope.cli.launch.detect import probe
+    from toprope.cli.launch.program import command_line
+    from toprope.cli.reports import rehearsal_file, run_cores, trace_file
     from toprope.functions.deployment import state_file
     from toprope.settings import Settings
     from toprope.tiers.modes.names import asked_for
@@ -192,7 +193,7 @@ def run(
 
 def _without_effect(choice: Choice) -> tuple[str, ...]:
     """A note where TORCH_NPU_FALLBACK_CPU_DISABLE asks for what the release of torch_npu does not know."""
-    from toprope.sim.host_operators import DISABLE
+    from toprope.sim.installation.host_operators import DISABLE
     from toprope.support.operators_on_card import find_release
 
     if choice.spec is None or os.environ.get(DISABLE, "").strip() != "1":
@@ -217,18 +218,19 @@ def _run(
     troubles: tuple[Trouble, ...],
 ) -> tuple[int, str]:
     """Run the program, and give the exit status and what is to be written to stderr."""
-    from toprope.cli import npu_smi, rehearsal_file, run_cores, trace_file, yr
-    from toprope.cli.child import environment_for, make_toolkit, run_program
-    from toprope.cli.failure import read_endings
-    from toprope.cli.report import Outcome, as_json_line, as_text
-    from toprope.compat import cuda, notes
+    from toprope.cli import npu_smi, yr
+    from toprope.cli.launch.child_process import environment_for, make_toolkit, run_program
+    from toprope.cli.reports import rehearsal_file, run_cores, trace_file
+    from toprope.cli.reports.failure import read_endings
+    from toprope.cli.reports.run_report import Outcome, as_json_line, as_text
+    from toprope.compat import cuda, run_remarks
     from toprope.compat.cuda_sites import merge
     from toprope.device.host.software import installed_version
     from toprope.functions.deployment.state_file import join_cards
-    from toprope.sim.counters import read_run
-    from toprope.sim.module_numbers import read_run as read_deviations
-    from toprope.sim.rehearsal_record import read_run as read_records
-    from toprope.sim.timing import of_run as times_of_run
+    from toprope.sim.metrics.counters import read_run
+    from toprope.sim.rehearsal.module_numbers import read_run as read_deviations
+    from toprope.sim.rehearsal.record_file import read_run as read_records
+    from toprope.sim.tracing.timing import of_run as times_of_run
     from toprope.terminal import columns, wants_colour
     from toprope.visible import VARIABLE
 
@@ -256,7 +258,7 @@ def _run(
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
         cores = run_cores.of_run(Path(folder), choice, check_cores) if check_cores is not None else None
-        told = notes.read(Path(folder)) + _without_effect(choice)
+        told = run_remarks.read(Path(folder)) + _without_effect(choice)
         if from_cuda or trace_cuda is not None:
             told += (cuda.NOTE,)
         if trace_cuda is not None:

@@ -95,7 +95,7 @@ def _users(deployment: Deployment) -> Iterator[tuple[str, str]]:
     """Processes that hold memory of the simulated cards."""
     from pathlib import Path
 
-    from toprope.sim import cards
+    from toprope.sim.metrics import cards
     from toprope.sim.spec import SimSpec
 
     if not deployment.cards:

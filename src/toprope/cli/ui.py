@@ -164,7 +164,7 @@ def _opener(model: Path, **options: Any) -> Callable[[Callable[[str], None]], En
 
 
 def _loaded(facts: dict[str, Any]) -> str:
-    from toprope.cli.edit_console import failure_text
+    from toprope.cli.editing.console import failure_text
 
     model = facts["model"]
     if model["problem"] is None:

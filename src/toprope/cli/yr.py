@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from toprope.cli.outputs import guarded
+from toprope.cli.standard_streams import guarded
 
 __all__ = ["NAME", "install", "main"]
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from toprope import device as devices
-from toprope.compat.notes import note
+from toprope.compat.run_remarks import note
 from toprope.errors import DeviceIndexError, SettingError
 
 if TYPE_CHECKING:

@@ -101,7 +101,7 @@ def _operator(module: str, name: str) -> str:
 
 def note_missing(name: str, text: str) -> None:
     """Keep the error of a missing name for the report of the run, where this process has the simulated card."""
-    lacks = sys.modules.get("toprope.sim.lacks")
+    lacks = sys.modules.get("toprope.sim.metrics.python_errors")
     if lacks is not None:
         lacks.note_missing(name, text)
 

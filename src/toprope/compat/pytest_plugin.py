@@ -19,8 +19,8 @@ from toprope.compat import finder
 from toprope.errors import TopropeError
 
 if TYPE_CHECKING:
-    from toprope.sim.rehearsal import Rehearsal
-    from toprope.sim.rehearsing import Rehearsing
+    from toprope.sim.rehearsal.facts import Rehearsal
+    from toprope.sim.rehearsal.recorder import Rehearsing
 
 __all__ = ["Npu", "npu"]
 
@@ -151,7 +151,7 @@ def npu(request: pytest.FixtureRequest) -> Iterator[Npu]:
     cards.set_device(0)
     facts = "npu:0", cards.device_count(), cards.get_device_name(0), simulated
     if simulated:
-        from toprope.sim.rehearsing import rehearse_test
+        from toprope.sim.rehearsal.recorder import rehearse_test
 
         with rehearse_test() as rehearsing:
             yield Npu(*facts, rehearsing)

@@ -20,9 +20,9 @@ from toprope.cores.order import Graph, cycle, furthest
 from toprope.cores.proof import exact_solver
 from toprope.cores.proof.bounds import Bound, heaviest_sets, largest_of_streams, one_local_sets
 from toprope.cores.proof.bursts import explore
-from toprope.cores.proof.cut import Cuts
 from toprope.cores.proof.exact import Outcome, search
 from toprope.cores.proof.fewer_cards import FewerCards
+from toprope.cores.proof.stuck_cuts import Cuts
 from toprope.cores.state import State
 
 __all__ = ["Fix", "Fixes", "Result", "Verdict", "check"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from toprope.errors import EditCancelled
-from toprope.images.guard import check_latents
+from toprope.images.execution.guard import check_latents
 from toprope.progress import Progress, Step
 
 __all__ = ["Notices", "StepCallback"]

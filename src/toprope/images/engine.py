@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, Literal
 from toprope import device as devices
 from toprope.errors import EditError, UsageError
 from toprope.images import samplers
-from toprope.images.attention import FUSED, AttentionWatch
 from toprope.images.batching import Row, Settled, batches, rows_of
 from toprope.images.callbacks import Notices, StepCallback
-from toprope.images.dtypes import read_dtype
+from toprope.images.execution.attention import FUSED, AttentionWatch
+from toprope.images.execution.dtypes import read_dtype
+from toprope.images.execution.fused_attention import FusedAttention
+from toprope.images.execution.guard import check_pictures
+from toprope.images.execution.host_operators import HostOperators
 from toprope.images.families import find
 from toprope.images.families.base import Family, Prompt, stack_prompts
-from toprope.images.fused_attention import FusedAttention
-from toprope.images.guard import check_pictures
-from toprope.images.holding import Holding
-from toprope.images.host_operators import HostOperators
 from toprope.images.memory.placement import Loaded
 from toprope.images.picture.files import fit_back, fit_in, to_pictures
+from toprope.images.pipeline_manager import PipelineManager
 from toprope.images.prompts import PromptCache
 from toprope.images.repeat import differences
 from toprope.images.request import KNOBS, EditRequest
+from toprope.images.resolve import settle
 from toprope.images.results import EditResult, files_of, make_record
-from toprope.images.settling import settle
 from toprope.progress import Step
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from toprope.device import Device
-    from toprope.images.lora import Adapters
+    from toprope.images.lora.adapters import Adapters
 
 __all__ = ["Engine"]
 
@@ -60,14 +60,14 @@ class Engine:
 
     def __init__(
         self,
-        holding: Holding,
+        manager: PipelineManager,
         notices: Notices,
         files: dict[str, Any],
         refiner: Any,
         host: HostOperators | None,
         attention: str = "auto",
     ) -> None:
-        self._holding, self._notices, self._files, self._refiner, self._host = holding, notices, files, refiner, host
+        self._manager, self._notices, self._files, self._refiner, self._host = manager, notices, files, refiner, host
         self._fused = FusedAttention(
             self.loaded.device.fused_attention() if attention == "auto" else None, self.loaded.device.kind
         )
@@ -129,18 +129,18 @@ class Engine:
             words = open_refiner(refiner)
         with devices.use(chosen):
             loaded = Loaded(family, folder, None, chosen, read_dtype(dtype, chosen))
-            holding = Holding(loaded, memory, loras, notices)
-            holding.load()
+            manager = PipelineManager(loaded, memory, loras, notices)
+            manager.load()
         host = HostOperators(notices.notice) if host_operators else None
         files = files_of(*family.folders(folder), full=full_hashes)
-        return cls(holding, notices, files, words, host, attention)
+        return cls(manager, notices, files, words, host, attention)
 
     # What it is
 
     @property
     def loaded(self) -> Loaded:
         """The pipeline with its family, folder, device and dtype. It may be another one after an edit."""
-        return self._holding.loaded
+        return self._manager.loaded
 
     @property
     def family(self) -> Family:
@@ -158,7 +158,7 @@ class Engine:
         It can be asked from any thread, also while an edit runs.
         """
         loaded = self._checked()
-        placement, adapters = self._holding.placement, self._holding.adapters
+        placement, adapters = self._manager.placement, self._manager.adapters
         return {
             "model": str(loaded.folder),
             "family": loaded.family.name,
@@ -169,7 +169,7 @@ class Engine:
             "simulated": loaded.device.capabilities.simulated,
             "dtype": loaded.dtype_name,
             "attention": self._attention_now,
-            "memory": {"rung": placement.rung, "auto": self._holding.falls, **placement.describe()},
+            "memory": {"rung": placement.rung, "auto": self._manager.falls, **placement.describe()},
             "loras": [] if adapters is None else adapters.describe(),
             "refiner": None if self._refiner is None else self._refiner.describe(),
             "host_operators": None if self._host is None else dict(self._host.used),
@@ -232,7 +232,7 @@ class Engine:
         """
         with self._lock, devices.use(self._checked().device):
             self._check_pipeline()
-            self._notices.kept, self._holding.guarded = [], []
+            self._notices.kept, self._manager.guarded = [], []
             self.device.reset_peak_memory()
             settled = [settle(self.loaded, request, self._refiner, self._notices) for request in requests]
             rows = rows_of(settled)
@@ -260,7 +260,7 @@ class Engine:
         with self._lock, devices.use(self._checked().device):
             self._check_pipeline()
             self._prompts.clear()  # text encoders have LoRAs too
-            with self._holding.changing() as adapters:
+            with self._manager.changing() as adapters:
                 yield adapters
 
     def set_loras(self, loras: Sequence[str]) -> None:
@@ -279,7 +279,7 @@ class Engine:
                 self._open = False
                 with devices.use(self.device):
                     self._prompts.clear()
-                    self._holding.drop()
+                    self._manager.drop()
                 if self._refiner is not None:
                     self._refiner.close()
 
@@ -313,7 +313,7 @@ class Engine:
                 del failed
                 return self._in_halves(group, progress)
             try:
-                self._holding.answer(failed)
+                self._manager.answer(failed)
             finally:
                 del failed  # its frames hold this one, which would hold it
             self._prompts.clear()
@@ -322,7 +322,7 @@ class Engine:
     def _in_halves(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
         half = len(group) // 2
         self._notices.notice(f"memory ran out with {len(group)} pictures at once, going on with {len(group) - half}")
-        self._holding.collect()
+        self._manager.collect()
         progress.restart(batches=2)
         first = self._safely(group[:half], progress)
         progress.batch_done()
@@ -342,7 +342,7 @@ class Engine:
             progress.check()
             generators = [loaded.device.generator(row.seed, on=where) for row in group]
             with (
-                self._holding.placement.running(loaded),
+                self._manager.placement.running(loaded),
                 samplers.used(loaded.pipeline, first.sampler, loaded.family.samplers),
                 self._attention_seen(),
             ):
@@ -382,7 +382,7 @@ class Engine:
         ]
         found = {key: self._prompts.get(key) for key in dict.fromkeys(keys)}
         if None in found.values():
-            with self._holding.placement.encoding(loaded):
+            with self._manager.placement.encoding(loaded):
                 for key, request, picture in zip(keys, requests, shown, strict=True):
                     if found[key] is None:
                         made = loaded.family.encode(
@@ -395,7 +395,7 @@ class Engine:
         return make_record(settled, self.describe(), self._files) | {
             "seconds": round(seconds, 3),
             "peak_memory": self.device.max_memory_allocated(),
-            "guard": list(self._holding.guarded),
+            "guard": list(self._manager.guarded),
             "notices": list(self._notices.kept),
         }
 

@@ -11,21 +11,21 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from toprope.port import conditions
-from toprope.port.compared import hold_compared
-from toprope.port.context import Context
-from toprope.port.edits import Edit, OverlapError, drops_a_comment, render
+from toprope.port.conditions import guards
+from toprope.port.conditions.compared import hold_compared
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_lines, is_ignored
-from toprope.port.imports import runtime_import
-from toprope.port.no_import import why_no_import
-from toprope.port.project import WORDS, Project, facts_of, project_of
-from toprope.port.reexports import star_names
+from toprope.port.project.context import Context
+from toprope.port.project.facts import WORDS, Project, facts_of, project_of
+from toprope.port.project.reexports import star_names
 from toprope.port.registry import Table, table
-from toprope.port.scopes import Walk
-from toprope.port.source import Source, UnreadableError, parse
+from toprope.port.runtime.imports import runtime_import
+from toprope.port.runtime.no_import import why_no_import
+from toprope.port.syntax.edits import Edit, OverlapError, drops_a_comment, render
+from toprope.port.syntax.scopes import Walk
+from toprope.port.syntax.source import Source, UnreadableError, parse
 
 __all__ = ["MOST_BYTES", "concerns", "port"]
 
@@ -57,7 +57,7 @@ def port(
         assumed: names that mean something although the file does not import them.
         rules: the rules; all of them where left out.
         context: what is known of the project and of the card.
-        elsewhere: answers that must not change for the sake of another file or cell, as in `conditions.hold_back`.
+        elsewhere: answers that must not change for the sake of another file or cell, as in `guards.hold_back`.
         foreign: keys of answers of other files: `Ported.guards` says what they guard here.
 
     Returns:
@@ -83,7 +83,7 @@ def port(
         _settle(file, wanted)
         text = _written(file, wanted, deselected, elsewhere)
         if foreign:
-            ported.guards = conditions.guards(file, wanted, deselected, foreign)
+            ported.guards = guards.guards(file, wanted, deselected, foreign)
         ported.after = data if text == source.text else source.encode(text)
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []
@@ -205,7 +205,7 @@ def _hold_back(
     changed = True
     while changed:
         before = [finding.converted for finding in findings]
-        conditions.hold_back(file, findings, deselected, elsewhere)
+        guards.hold_back(file, findings, deselected, elsewhere)
         left = [finding for finding in file.findings if id(finding) not in wanted or not finding.converted]
         stays = {id(edit): finding for finding in left for edit in finding.edits}
         for finding in findings:

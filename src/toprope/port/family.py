@@ -8,7 +8,7 @@ from typing import Any
 
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
-from toprope.port.stand_ins import refused
+from toprope.port.runtime.stand_ins import refused
 
 __all__ = ["Family", "report_not_called"]
 

@@ -6,15 +6,15 @@ import ast
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from toprope.port.context import Context
-from toprope.port.edits import Edit
 from toprope.port.finding import Finding
-from toprope.port.project import Project
-from toprope.port.reexports import full_name
+from toprope.port.project.context import Context
+from toprope.port.project.facts import Project
+from toprope.port.project.reexports import full_name
+from toprope.port.project.scripted import scripted_functions, styled_functions
 from toprope.port.rule import Rule
-from toprope.port.scopes import Binding, Scope, Walk
-from toprope.port.scripted import scripted_functions, styled_functions
-from toprope.port.source import Source, UnreadableError, parse
+from toprope.port.syntax.edits import Edit
+from toprope.port.syntax.scopes import Binding, Scope, Walk
+from toprope.port.syntax.source import Source, UnreadableError, parse
 
 __all__ = ["RUNTIME", "VENDORED", "File", "is_runtime", "is_vendored_runtime"]
 

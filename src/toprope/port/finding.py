@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from toprope.port.edits import Edit
 from toprope.port.rule import Kind, Rule
+from toprope.port.syntax.edits import Edit
 
 __all__ = ["DEPENDS", "KNOWN", "Finding", "Ported"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from toprope.port.finding import Finding
-from toprope.port.source import Source
+from toprope.port.syntax.source import Source
 
 __all__ = ["ignored_lines", "ignored_source_lines", "ignored_text_lines", "is_ignored"]
 

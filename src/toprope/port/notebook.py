@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from toprope.port.across import keys_in
-from toprope.port.context import Context
+from toprope.port.conditions.across import keys_in
 from toprope.port.engine import concerns, port
 from toprope.port.file import RUNTIME, is_vendored_runtime
 from toprope.port.files import FileKind, port_text
 from toprope.port.files.rules import NOTEBOOK
 from toprope.port.finding import Finding, Ported
-from toprope.port.notebook_json import Cell, code_cells, with_cells
-from toprope.port.project import Project
+from toprope.port.project.context import Context
+from toprope.port.project.facts import Project
 from toprope.port.registry import table
-from toprope.port.source import UnreadableError, parse
+from toprope.port.syntax.notebook_json import Cell, code_cells, with_cells
+from toprope.port.syntax.source import UnreadableError, parse
 
 __all__ = ["MOST_NOTEBOOK_BYTES", "port_notebook", "program_of"]
 

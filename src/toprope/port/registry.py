@@ -13,8 +13,8 @@ from typing import Any
 
 from toprope.port.family import Family, Handler
 from toprope.port.files import text_rules
+from toprope.port.report.trace import AT_RUN_TIME
 from toprope.port.rule import Rule
-from toprope.port.trace import AT_RUN_TIME
 
 __all__ = ["Table", "all_rules", "families", "python_rules", "table"]
 

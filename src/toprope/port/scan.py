@@ -16,17 +16,17 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
-from toprope.port.across import answers_elsewhere
-from toprope.port.context import Context, Target
+from toprope.port.conditions.across import answers_elsewhere
 from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
 from toprope.port.finding import Finding, Ported
-from toprope.port.folders import EXCLUDED, LeftAlone, Pattern, why_left_alone
 from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook, program_of
-from toprope.port.project import WORDS, Facts, Project, facts_of, project_of
-from toprope.port.source import Source, UnreadableError
-from toprope.port.vendor import is_vendored
+from toprope.port.project.context import Context, Target
+from toprope.port.project.facts import WORDS, Facts, Project, facts_of, project_of
+from toprope.port.project.folders import EXCLUDED, LeftAlone, Pattern, why_left_alone
+from toprope.port.runtime.vendor import is_vendored
+from toprope.port.syntax.source import Source, UnreadableError
 
 __all__ = ["Choice", "Found", "find", "port_files", "project_in", "survey"]
 

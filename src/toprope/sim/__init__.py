@@ -6,17 +6,17 @@ Every process that imports torch imports this package: what only some programs u
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from toprope.sim.installation import autoload as _autoload
-from toprope.sim.installation import install
+from toprope.sim.installation.installer import autoload as _autoload
+from toprope.sim.installation.installer import install
 from toprope.sim.spec import SimSpec
 from toprope.sim.state import installed
 
 if TYPE_CHECKING:
     from toprope.sim import faults
     from toprope.sim.launching import Collective, KernelState, collective, dispatch, kernels, launch
-    from toprope.sim.records import Record
-    from toprope.sim.rehearsing import rehearse
-    from toprope.sim.tracing import trace
+    from toprope.sim.rehearsal.recorder import rehearse
+    from toprope.sim.tracing.records import Record
+    from toprope.sim.tracing.tracer import trace
 
 __all__ = [
     "Collective",
@@ -38,13 +38,13 @@ __all__ = [
 _HOMES = {
     "Collective": "launching",
     "KernelState": "launching",
-    "Record": "records",
+    "Record": "tracing.records",
     "collective": "launching",
     "dispatch": "launching",
     "kernels": "launching",
     "launch": "launching",
-    "rehearse": "rehearsing",
-    "trace": "tracing",
+    "rehearse": "rehearsal.recorder",
+    "trace": "tracing.tracer",
 }
 
 

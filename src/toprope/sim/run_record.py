@@ -61,7 +61,7 @@ def _keep(step: Callable[[bytes], int], path: Path) -> None:
 
 
 def _keep_trace(library: Native, stem: Path, capacity: int) -> None:
-    from toprope.sim import signatures
+    from toprope.sim.tracing import signatures
 
     _keep(library.keep_signatures, stem.with_suffix(signatures.SUFFIX))
     _keep(lambda path: int(library.start_trace(capacity, path)), stem.with_suffix(".trace"))
@@ -79,15 +79,16 @@ def join_run(library: Native) -> None:
     folder = Path(os.environ.get("TOPROPE_RUN_DIR", ""))
     if not folder.name or not folder.is_dir():
         return
-    from toprope.sim import cards, rehearsing  # not needed by a process outside a run
+    from toprope.sim.metrics import cards
+    from toprope.sim.rehearsal import recorder  # not needed by a process outside a run
 
     _joined = os.getpid()
     stem = _stem(folder)
     _keep(library.keep_counters_in, stem.with_suffix(".counters"))
     _keep(library.share_cards, folder / cards.FILE)
-    if os.environ.get(rehearsing.VARIABLE):
-        rehearsing.begin_of_run(library, stem)
+    if os.environ.get(recorder.VARIABLE):
+        recorder.begin_of_run(library, stem)
     if os.environ.get("TOPROPE_TRACE"):
         _keep_trace(library, stem, _TRACED)
-    elif os.environ.get(rehearsing.VARIABLE):
+    elif os.environ.get(recorder.VARIABLE):
         _keep_trace(library, stem, _TIMED)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from toprope.tiers.engine.attach import attach
     from toprope.tiers.engine.handle import Handle
+    from toprope.tiers.engine.model.weight_files import skeleton
     from toprope.tiers.engine.stats import Stats
-    from toprope.tiers.engine.weight_files import skeleton
     from toprope.tiers.stack.linear import TierLinear
     from toprope.tiers.stack.stack import Reservation, TierStack
     from toprope.tiers.stack.tier import LevelStats, StackStats, Tier
@@ -47,7 +47,7 @@ _HOMES = {
     "TierStack": "stack.stack",
     "attach": "engine.attach",
     "free_memory": "store.memory",
-    "skeleton": "engine.weight_files",
+    "skeleton": "engine.model.weight_files",
 }
 
 

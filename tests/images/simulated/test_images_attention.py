@@ -9,7 +9,7 @@ import toprope.sim
 from images_tiny import QUIET, picture, tiny
 from toprope import device
 from toprope.images import EditRequest, Engine
-from toprope.images.fused_attention import FusedAttention, why_not
+from toprope.images.execution.fused_attention import FusedAttention, why_not
 
 SIM = "910B3x1"
 pytestmark = QUIET

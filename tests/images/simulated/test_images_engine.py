@@ -123,7 +123,7 @@ def test_an_operator_that_the_card_refuses_runs_on_the_host_where_that_was_asked
 
 
 def test_operators_on_the_host_write_where_they_should() -> None:
-    from toprope.images.host_operators import HostOperators
+    from toprope.images.execution.host_operators import HostOperators
 
     told = []
     left, right = torch.randn(4, 4), torch.randn(4, 4)

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from images_tiny import QUIET, picture, tiny
 from toprope.images import EditRequest, Engine
-from toprope.images.hidream.layout import FULL, ONE
+from toprope.images.families.hidream.layout import FULL, ONE
 
 pytestmark = QUIET
 SIM = "910B3x1"

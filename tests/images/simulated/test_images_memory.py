@@ -13,7 +13,7 @@ from images_larger import larger
 from images_loras import save, tensors
 from images_tiny import QUIET, picture, tiny
 from toprope.images import EditRequest, Engine
-from toprope.images.memory.guests import bytes_of
+from toprope.images.memory.offload import bytes_of
 
 SIM = "910B3x1,hbm=64MiB"
 MIB = 2**20

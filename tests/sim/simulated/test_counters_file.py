@@ -12,7 +12,7 @@ import torch
 
 from children import run
 from core_library import MIB, block_size
-from toprope.sim import counters
+from toprope.sim.metrics import counters
 from toprope.sim.native import native
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import toprope.compat.torch_npu as torch_npu
-from toprope.sim import counters
+from toprope.sim.metrics import counters
 from toprope.sim.native import native
 
 SIM = "910B3"

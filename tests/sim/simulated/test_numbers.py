@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import toprope.sim
-from toprope.sim.rehearsal import schema
+from toprope.sim.rehearsal.facts import schema
 
 SIM = "910B3,hbm=1GiB,numerics=card"
 

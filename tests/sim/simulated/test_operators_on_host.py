@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from children import run
-from toprope.sim import counters
+from toprope.sim.metrics import counters
 
 SIM = "910B3,torch_npu=2.1.0.post6"
 

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import toprope.sim
 from toprope.errors import SimulatorError
-from toprope.sim.rehearsal_record import KINDS
-from toprope.sim.rehearsing import to_come
+from toprope.sim.rehearsal.record_file import KINDS
+from toprope.sim.rehearsal.recorder import to_come
 
 SIM = "910B3"
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import toprope.sim
 from toprope.compat import torch_npu
-from toprope.sim.timing import timing_of
+from toprope.sim.tracing.timing import timing_of
 
 SIM = "910B3x2,hbm=1GiB"
 

@@ -94,7 +94,7 @@ def test_the_host_waits_and_the_trace_says_so() -> None:
 def test_operators_are_counted_the_same_way_as_by_the_counters() -> None:
     code = """
         import collections, json, torch, toprope.sim
-        from toprope.sim import counters
+        from toprope.sim.metrics import counters
         from toprope.sim.native import native
         import ctypes
         def counts():

@@ -22,7 +22,7 @@ _TRACK = re.compile(r"npu:(?P<device>-?\d+) stream (?P<stream>\d+)")
 
 
 class TraceLike(Protocol):
-    """The part of a `toprope.sim.records.Trace` that is read."""
+    """The part of a `toprope.sim.tracing.records.Trace` that is read."""
 
     @property
     def pid(self) -> int:
@@ -30,7 +30,7 @@ class TraceLike(Protocol):
 
     @property
     def records(self) -> Sequence[Any]:
-        """Its acts, `toprope.sim.records.Record`."""
+        """Its acts, `toprope.sim.tracing.records.Record`."""
 
     @property
     def lost(self) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from toprope.cores.model import Cores, Discipline
 from toprope.cores.order import Graph
-from toprope.cores.proof.cut import Cuts
 from toprope.cores.proof.exact import Outcome
+from toprope.cores.proof.stuck_cuts import Cuts
 from toprope.cores.state import State
 
 __all__ = ["explore"]

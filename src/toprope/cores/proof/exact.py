@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from toprope.cores.model import Discipline
 from toprope.cores.order import Graph
 from toprope.cores.proof.bounds import KINDS, largest_of_streams
-from toprope.cores.proof.cut import Cuts
+from toprope.cores.proof.stuck_cuts import Cuts
 from toprope.cores.state import State
 
 __all__ = ["Outcome", "search"]

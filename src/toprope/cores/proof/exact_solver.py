@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.cores.model import Cores, Discipline
 from toprope.cores.order import Graph
-from toprope.cores.proof.cut import Cuts
 from toprope.cores.proof.exact import Outcome
+from toprope.cores.proof.stuck_cuts import Cuts
 from toprope.cores.state import State
 from toprope.extras import advice
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from toprope.cores.descriptions import cycle_texts, holds_text, wait_text
 from toprope.cores.model import OpId, Program
 from toprope.cores.simulation.run import Interval, Run
 from toprope.cores.state import State
-from toprope.cores.words import cycle_texts, holds_text, wait_text
 
 __all__ = ["PARTIAL", "RUNS", "WAITS", "Arrow", "Block", "Idle", "Timeline", "of_run", "of_state"]
 

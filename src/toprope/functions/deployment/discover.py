@@ -55,7 +55,7 @@ def _npus(mode: str, root: Path) -> Sequence[Card]:
 
 def _simulated(text: str, mode: str) -> Sequence[Card]:
     from toprope import chips
-    from toprope.sim import cards
+    from toprope.sim.metrics import cards
     from toprope.sim.spec import SimSpec
 
     spec = SimSpec.parse(text)

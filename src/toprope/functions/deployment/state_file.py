@@ -14,7 +14,7 @@ from toprope.errors import EnvironmentProblem, UsageError
 from toprope.extras import advice
 from toprope.functions.deployment.reservations import Reservations
 from toprope.functions.deployment.start_options import Deployment
-from toprope.sim import cards
+from toprope.sim.metrics import cards
 from toprope.whole_file import writing_whole
 
 __all__ = ["address", "cluster", "end", "is_own", "join_cards", "keep", "read", "reservations", "share_cards"]

@@ -24,8 +24,9 @@ def families() -> tuple[Family, ...]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name in ("base", "finding", "loading", "sizes"):
             continue
-        for _, each in inspect.getmembers(import_module(f"toprope.images.families.{module.name}"), inspect.isclass):
-            if issubclass(each, Family) and not inspect.isabstract(each) and each.__module__.endswith(module.name):
+        name = f"toprope.images.families.{module.name}"
+        for _, each in inspect.getmembers(import_module(name), inspect.isclass):
+            if issubclass(each, Family) and not inspect.isabstract(each) and each.__module__.startswith(name):
                 found.append(each())
     return tuple(sorted(found, key=lambda family: family.name))
 

@@ -1,7 +1,7 @@
 """Where a pipeline's parts lie while it works: the seam between the engine and the rungs of the memory ladder.
 
 The engine asks a `Placement` for everything about memory. Here is the plain one, "none": all of it on the device. The
-others are in `toprope.images.memory.rungs`.
+others are in `toprope.images.memory.offload_policies`.
 """
 
 from __future__ import annotations

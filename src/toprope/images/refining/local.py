@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from toprope import device as devices
 from toprope.errors import UsageError
 from toprope.images.families.loading import told_as_weights, without_bars
+from toprope.images.refining.prompt_templates import SYSTEM
 from toprope.images.refining.provider import NotRefined, Provider
-from toprope.images.refining.wording import SYSTEM
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from toprope.errors import UsageError
+from toprope.images.refining.prompt_templates import SYSTEM
 from toprope.images.refining.provider import NotRefined, Provider
-from toprope.images.refining.wording import SYSTEM
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from toprope.errors import UsageError
+from toprope.images.refining.prompt_templates import NoAnswer, read_answer, template
 from toprope.images.refining.provider import NotRefined, Provider
-from toprope.images.refining.wording import NoAnswer, read_answer, template
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from toprope.images.hidream.layout import LLAMA, ONE
+from toprope.images.families.hidream.layout import LLAMA, ONE
 from toprope.images.tiny.parts import clip_config, clip_tokenizer, t5_encoder, t5_tokenizer
 
 __all__ = ["make", "make_base", "make_transformer"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toprope.images.hidream.layout import FULL
+from toprope.images.families.hidream.layout import FULL
 from toprope.images.tiny.hidream_e1 import make_base
 
 __all__ = ["TARGETS", "make"]

@@ -23,9 +23,9 @@ from fastapi.responses import JSONResponse
 
 from toprope.errors import TopropeError
 from toprope.images.request import FITS, LIKES, MOST_LETTERS, RANGES, SAMPLERS, SIZES, EditRequest
-from toprope.images.web.desk import Problem, State
+from toprope.images.web.controller import Outcome, Studio
 from toprope.images.web.form import picked_loras, read_seed
-from toprope.images.web.studio import Outcome, Studio
+from toprope.images.web.job_queue import Problem, State
 
 __all__ = ["Edited", "Picture", "add_api"]
 

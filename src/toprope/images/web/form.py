@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toprope.errors import SeedError, UsageError
-from toprope.images.lora_files import check_scale
+from toprope.images.lora.files import check_scale
 from toprope.images.request import KNOBS, EditRequest
 
 __all__ = ["FIELDS", "Knob", "dice", "knobs", "picked_loras", "read_box", "read_form", "read_seed", "seed_text"]

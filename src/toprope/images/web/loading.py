@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from toprope.errors import EditError
-from toprope.images.web.desk import Problem
+from toprope.images.web.job_queue import Problem
 
 __all__ = ["Loader"]
 

@@ -18,8 +18,8 @@ from typing import Any
 from toprope.errors import EnvironmentProblem, PackageError, UsageError
 from toprope.extras import advice
 from toprope.images.results import versions
+from toprope.images.web.controller import Studio
 from toprope.images.web.gate import Gate, Uploads
-from toprope.images.web.studio import Studio
 
 __all__ = ["Served", "is_local", "quiet_environment", "serve"]
 
@@ -119,7 +119,7 @@ def _served(
 ) -> Served:
     try:
         gradio, fastapi, uvicorn = (import_module(name) for name in ("gradio", "fastapi", "uvicorn"))
-        api, look, page = (import_module(f"toprope.images.web.{name}") for name in ("api", "look", "app"))
+        api, theme, page = (import_module(f"toprope.images.web.{name}") for name in ("api", "page.theme", "page.app"))
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise PackageError("the page needs Gradio, which cannot be imported.", str(error), advice("ui")) from error
     blocks: Any = page.make_app(studio, language)
@@ -130,7 +130,7 @@ def _served(
     gradio.mount_gradio_app(
         app, blocks, path="/", server_name=host, server_port=port, footer_links=[], run_history=False, show_error=True,
         max_file_size=limits.upload, ssr_mode=False, pwa=False, mcp_server=False, enable_monitoring=False,
-        theme=look.theme(), css=look.CSS, i18n=page.translations(language),
+        theme=theme.theme(), css=theme.CSS, i18n=page.translations(language),
     )  # fmt: skip
     two = 2 * limits.files  # a batch that waits leaves room for the next one
     uploads = Uploads(

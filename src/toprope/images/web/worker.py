@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from toprope.images.request import EditRequest
-from toprope.images.web.desk import Job
+from toprope.images.web.job_queue import Job
 from toprope.images.web.loading import Loader
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import PurePath
 
-from toprope.port.edits import Edit, render
 from toprope.port.files.kinds import FileKind
 from toprope.port.files.pins import needed, old_pins
 from toprope.port.files.rules import BUILD, COMMAND, CONFIG, IMAGE, PACKAGE, PIN, RULES, SHELL, TOOL
@@ -15,6 +14,7 @@ from toprope.port.files.sources import port_source
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_text_lines, is_ignored
 from toprope.port.rule import Rule
+from toprope.port.syntax.edits import Edit, render
 
 __all__ = ["port_text", "text_rules", "twin_of"]
 

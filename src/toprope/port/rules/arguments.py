@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 
+from toprope.port.analysis.places import Use, resolver_for, use
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Use, resolver_for, use
-from toprope.port.project import is_options, option_of
+from toprope.port.project.facts import is_options, option_of
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
-from toprope.port.scopes import arguments_of
+from toprope.port.syntax.scopes import arguments_of
 
 __all__ = ["FAMILY"]
 

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 
 from toprope import chips
+from toprope.port.analysis.tensor_facts import dtype_of
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import dtype_of
 
 __all__ = ["FAMILY"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.edits import Edit
+from toprope.port.analysis.places import is_constant_cuda, names_default, resolver_for, said
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_constant_cuda, names_default, resolver_for, said
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.edits import Edit
 
 __all__ = ["FAMILY"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 
+from toprope.port.analysis.tensor_facts import dtype_of, on_host
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.project import last_name
+from toprope.port.project.facts import last_name
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import dtype_of, on_host
 
 __all__ = ["FAMILY"]
 

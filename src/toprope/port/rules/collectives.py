@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from toprope.port.analysis.tensor_facts import dtype_of
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import dtype_of
 
 __all__ = ["FAMILY"]
 

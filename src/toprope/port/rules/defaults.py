@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.edits import Edit
-from toprope.port.family import Family
-from toprope.port.file import File
-from toprope.port.places import (
+from toprope.port.analysis.places import (
     Use,
     is_constant_cuda,
     is_text,
@@ -17,8 +14,11 @@ from toprope.port.places import (
     said,
     use,
 )
+from toprope.port.family import Family
+from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
-from toprope.port.scopes import with_defaults
+from toprope.port.syntax.edits import Edit
+from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["FAMILY", "resolve_in"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.analysis.places import Said, Use, begins_device, function_for, is_listed, is_template, said, use
+from toprope.port.analysis.receivers import is_for_own_to
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import Said, Use, begins_device, function_for, is_listed, is_template, said, use
-from toprope.port.receivers import is_for_own_to
 from toprope.port.registry import table
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.rules.device_types import KIND

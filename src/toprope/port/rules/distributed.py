@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
+from toprope.port.analysis.places import device_name, index_name, names_default
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import device_name, index_name, names_default
-from toprope.port.project import is_options
+from toprope.port.project.facts import is_options
 from toprope.port.rule import Example, Kind
-from toprope.port.scopes import Binding, with_defaults
+from toprope.port.syntax.scopes import Binding, with_defaults
 
 __all__ = ["FAMILY"]
 

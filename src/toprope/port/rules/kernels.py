@@ -6,9 +6,9 @@ import ast
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.project import last_name
+from toprope.port.project.facts import last_name
 from toprope.port.rule import Example, Kind
-from toprope.port.stand_ins import refused, signatures
+from toprope.port.runtime.stand_ins import refused, signatures
 from toprope.support.replacements import for_module
 
 __all__ = ["FAMILY"]

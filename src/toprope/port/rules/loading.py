@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.analysis.places import is_card
+from toprope.port.analysis.tensor_facts import all_on_host
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_card
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import all_on_host
 
 __all__ = ["FAMILY"]
 

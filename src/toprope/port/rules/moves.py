@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.edits import Edit
+from toprope.port.analysis.places import is_card, is_storage, said
+from toprope.port.analysis.receivers import why_left
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_card, is_storage, said
-from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.edits import Edit
 
 __all__ = ["FAMILY"]
 

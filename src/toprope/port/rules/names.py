@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.edits import Edit
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.registry import table
 from toprope.port.rule import Example, Kind
-from toprope.port.stand_ins import refused
+from toprope.port.runtime.stand_ins import refused
+from toprope.port.syntax.edits import Edit
 
 __all__ = ["FAMILY"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.analysis.places import FACTORIES, device_name, index_name, index_name_of
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import FACTORIES, device_name, index_name, index_name_of
 from toprope.port.rule import Example, Kind
-from toprope.port.scopes import with_defaults
+from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["FAMILY"]
 

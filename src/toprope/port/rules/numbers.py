@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.analysis.places import FACTORIES, Use, device_name, index_name, is_card, is_index, use
+from toprope.port.analysis.receivers import why_left
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import FACTORIES, Use, device_name, index_name, is_card, is_index, use
-from toprope.port.receivers import why_left
 from toprope.port.rule import Example, Kind, Rule
-from toprope.port.scopes import with_defaults
+from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["FAMILY"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 
 from toprope import chips
+from toprope.port.analysis.tensor_facts import dtype_of, is_tensor, on_host
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.finding import DEPENDS, KNOWN
 from toprope.port.rule import Example, Kind
-from toprope.port.tensor_facts import dtype_of, is_tensor, on_host
 from toprope.support import operator_advice, refusals, torch_operators
 from toprope.support.operators_on_card import Kind as Place
 from toprope.support.operators_on_card import Status, status

@@ -7,7 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
-from toprope.port.stand_ins import refused
+from toprope.port.runtime.stand_ins import refused
 
 __all__ = ["FAMILY"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.analysis.places import is_asked_about
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_asked_about
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]

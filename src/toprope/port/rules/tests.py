@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.compiled import guards_a_kernel
+from toprope.port.analysis.places import is_constant_cuda, texts_of
+from toprope.port.analysis.receivers import why_left
+from toprope.port.conditions.compiled import guards_a_kernel
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.places import is_constant_cuda, texts_of
-from toprope.port.project import OTHERS
-from toprope.port.receivers import why_left
+from toprope.port.project.facts import OTHERS
 from toprope.port.rule import Example, Kind, Rule
 
 __all__ = ["FAMILY"]

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from toprope.sim.counters import Lack
-from toprope.sim.lacks import note
+from toprope.sim.metrics.counters import Lack
+from toprope.sim.metrics.python_errors import note
 from toprope.sim.npu._state import message
 from toprope.sim.state import installed
 

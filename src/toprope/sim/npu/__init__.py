@@ -11,7 +11,7 @@ from typing import Any
 
 import torch as _torch  # noqa: F401 # first: it installs the card where TOPROPE_SIM asks for one, which needs this package
 
-from toprope.sim.lacks import note_missing as _note_missing
+from toprope.sim.metrics.python_errors import note_missing as _note_missing
 from toprope.sim.native import native
 from toprope.sim.npu import (  # the private ones so that each is one module under torch_npu's name, too
     _aclgraph_update_plan,  # noqa: F401

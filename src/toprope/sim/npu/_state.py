@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from toprope import chips
-from toprope.sim.lacks import note_missing
+from toprope.sim.metrics.python_errors import note_missing
 from toprope.sim.native import native
 from toprope.sim.spec import SimSpec
 from toprope.sim.state import installed

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toprope.estimate.record.calls import OperatorCall, TensorShape
-from toprope.sim.records import Record, Trace
+from toprope.sim.tracing.records import Record, Trace
 
 __all__ = ["Capture", "HostOperator", "Options", "load", "save"]
 

@@ -12,12 +12,12 @@ import torch
 
 from toprope.errors import SimulatorError
 from toprope.sim.profiler.capture import Capture, HostOperator, Options
-from toprope.sim.records import Trace
 from toprope.sim.state import installed
-from toprope.sim.tracing import trace
+from toprope.sim.tracing.records import Trace
+from toprope.sim.tracing.tracer import trace
 
 if TYPE_CHECKING:
-    from toprope.sim.tracing import Recording
+    from toprope.sim.tracing.tracer import Recording
 
 __all__ = ["Collector"]
 

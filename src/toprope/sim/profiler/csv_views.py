@@ -14,7 +14,7 @@ from toprope.sim.profiler.capture import Capture, HostOperator
 from toprope.sim.profiler.relations import Relations
 from toprope.sim.profiler.step_time import HEADER as STEP_HEADER
 from toprope.sim.profiler.step_time import step_times
-from toprope.sim.records import KERNEL_DETAILS, KERNELS, Record, kernel_rows, kernel_type, microseconds
+from toprope.sim.tracing.records import KERNEL_DETAILS, KERNELS, Record, kernel_rows, kernel_type, microseconds
 
 __all__ = ["Table", "call_stack", "tables"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toprope.sim.profiler.capture import Capture, HostOperator
-from toprope.sim.records import KERNELS, Record
+from toprope.sim.tracing.records import KERNELS, Record
 
 __all__ = ["Node", "Relations", "Step", "relate"]
 

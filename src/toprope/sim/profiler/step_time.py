@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from toprope.sim.profiler.capture import Capture
 from toprope.sim.profiler.relations import Relations, Step
-from toprope.sim.records import KERNELS, kernel_name
+from toprope.sim.tracing.records import KERNELS, kernel_name
 
 __all__ = ["COMMUNICATION", "COMPUTING", "FREE", "HEADER", "NOT_OVERLAPPED", "Span", "overlaps", "step_times"]
 

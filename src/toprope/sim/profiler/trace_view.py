@@ -13,7 +13,7 @@ from toprope.sim.profiler.capture import Capture, HostOperator
 from toprope.sim.profiler.csv_views import call_stack
 from toprope.sim.profiler.relations import Relations
 from toprope.sim.profiler.step_time import overlaps
-from toprope.sim.records import CHROME_FRAME, KERNELS, Record, kernel_name, microseconds
+from toprope.sim.tracing.records import CHROME_FRAME, KERNELS, Record, kernel_name, microseconds
 
 __all__ = ["events"]
 

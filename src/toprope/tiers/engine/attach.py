@@ -22,14 +22,14 @@ from toprope.sizes import gibibytes, parse_size
 from toprope.terminal import Display
 from toprope.tiers.engine.handle import Automatic, Handle, Origins, moved_others, put_others
 from toprope.tiers.engine.hooks import Hooks
-from toprope.tiers.engine.library_loaders import layouts, load_values, stored_in_bins
 from toprope.tiers.engine.migrate import Placing
-from toprope.tiers.engine.model_groups import FIXED, Model, Weight, read_model
-from toprope.tiers.engine.places import Activated, Placed, check_places
-from toprope.tiers.engine.row_pieces import SLOTS, RowPieces, divisible, fused_experts, same_bits, slot_bytes
+from toprope.tiers.engine.model.library_loaders import layouts, load_values, stored_in_bins
+from toprope.tiers.engine.model.model_groups import FIXED, Model, Weight, read_model
+from toprope.tiers.engine.model.weight_files import Files, fill_buffers
+from toprope.tiers.engine.prefetch.row_pieces import SLOTS, RowPieces, divisible, fused_experts, same_bits, slot_bytes
 from toprope.tiers.engine.runtime import DIRECT, Engine
 from toprope.tiers.engine.state import State
-from toprope.tiers.engine.weight_files import Files, fill_buffers
+from toprope.tiers.engine.training_tiers import Activated, Placed, check_places
 from toprope.tiers.plan import SMALL, plan
 from toprope.tiers.plan.budgets import Free, folder_and_limit, resolve
 from toprope.tiers.plan.model import Budgets, Group, Links, Member, Plan, Tier, Use, training_order

@@ -22,15 +22,15 @@ from toprope.device import Device
 from toprope.errors import PlanError, TierCapacityError, UsageError
 from toprope.sizes import gibibytes
 from toprope.tiers.engine.hooks import Hooks, uncompiled
-from toprope.tiers.engine.model_groups import Weight
+from toprope.tiers.engine.model.model_groups import Weight
+from toprope.tiers.engine.model.weight_files import Files
 from toprope.tiers.engine.offloaded_params import AwayWeights
-from toprope.tiers.engine.places import Activated, Placed, Places
+from toprope.tiers.engine.prefetch.timeline import Timeline
 from toprope.tiers.engine.runtime import Engine
 from toprope.tiers.engine.saved_weights import Packing
 from toprope.tiers.engine.stats import Figures, Stats
-from toprope.tiers.engine.timeline import Timeline
+from toprope.tiers.engine.training_tiers import Activated, Placed, Places
 from toprope.tiers.engine.visit import Visit
-from toprope.tiers.engine.weight_files import Files
 from toprope.tiers.plan import SMALL
 from toprope.tiers.plan.model import Budgets, Group, Member, Plan, Use, aligned
 from toprope.tiers.store.absent import Absence, can_move, set_data, withdraw

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from toprope.errors import TierAbsentError
-from toprope.tiers.engine.model_groups import CLOSED, Model, Weight, is_closed
+from toprope.tiers.engine.model.model_groups import CLOSED, Model, Weight, is_closed
 from toprope.tiers.engine.runtime import Engine, Needs
 
 __all__ = ["Hooks", "uncompiled"]

@@ -9,7 +9,7 @@ import torch
 
 from toprope.device import Device
 from toprope.errors import TierCapacityError
-from toprope.tiers.engine.model_groups import Weight
+from toprope.tiers.engine.model.model_groups import Weight
 from toprope.tiers.plan.model import Tier
 from toprope.tiers.store.absent import set_data
 from toprope.tiers.store.backing import DiskHome, Home, MemoryHome

@@ -9,7 +9,7 @@ import torch
 
 from toprope.errors import TierCapacityError
 from toprope.sizes import gibibytes
-from toprope.tiers.engine.model_groups import Weight
+from toprope.tiers.engine.model.model_groups import Weight
 from toprope.tiers.engine.runtime import Engine
 from toprope.tiers.store.backing import DiskHome, MemoryHome
 from toprope.tiers.store.base import Done, Pending

@@ -15,10 +15,10 @@ import torch
 from toprope.device import Device
 from toprope.errors import TierAbsentError, TierCapacityError
 from toprope.tiers.engine.migrate import Placing
-from toprope.tiers.engine.model_groups import Model, Weight
-from toprope.tiers.engine.prefetch_buffer import Holder, Ring, Slot, Unit, outside_transforms
+from toprope.tiers.engine.model.model_groups import Model, Weight
+from toprope.tiers.engine.prefetch.prefetch_buffer import Holder, Ring, Slot, Unit, outside_transforms
+from toprope.tiers.engine.prefetch.trace import Order, Trace
 from toprope.tiers.engine.saved_weights import Packing, Reference
-from toprope.tiers.engine.trace import Order, Trace
 from toprope.tiers.plan.model import Plan, Tier, aligned
 from toprope.tiers.store.absent import present
 from toprope.tiers.store.backing import DiskHome
@@ -26,7 +26,7 @@ from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.transfer import Transfers, forked
 
 if TYPE_CHECKING:
-    from toprope.tiers.engine.row_pieces import RowPieces
+    from toprope.tiers.engine.prefetch.row_pieces import RowPieces
 
 __all__ = ["DIRECT", "Engine", "Local", "Needs", "Run", "caller", "ended"]
 

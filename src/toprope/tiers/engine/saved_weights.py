@@ -11,8 +11,8 @@ import torch
 from toprope.tiers.store.absent import is_absent, refuse
 
 if TYPE_CHECKING:
-    from toprope.tiers.engine.model_groups import Weight
-    from toprope.tiers.engine.prefetch_buffer import Slot
+    from toprope.tiers.engine.model.model_groups import Weight
+    from toprope.tiers.engine.prefetch.prefetch_buffer import Slot
 
 __all__ = ["Packing", "Reference"]
 

@@ -11,7 +11,7 @@ from torch import nn
 from toprope.errors import UsageError
 from toprope.tiers.engine.hooks import Hooks
 from toprope.tiers.engine.migrate import Placing
-from toprope.tiers.engine.model_groups import Model, Weight
+from toprope.tiers.engine.model.model_groups import Model, Weight
 from toprope.tiers.store.absent import set_data
 from toprope.tiers.store.memory import without_values
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from toprope.tiers.engine.places import Places
     from toprope.tiers.engine.runtime import Engine
+    from toprope.tiers.engine.training_tiers import Places
     from toprope.tiers.plan.model import Budgets, Plan
     from toprope.tiers.store.host import HostStore
     from toprope.tiers.training.training import Training

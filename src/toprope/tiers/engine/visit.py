@@ -9,7 +9,7 @@ from torch import nn
 
 from toprope.errors import TierCapacityError, UsageError
 from toprope.sizes import gibibytes
-from toprope.tiers.engine.model_groups import Weight
+from toprope.tiers.engine.model.model_groups import Weight
 from toprope.tiers.engine.runtime import Engine, Needs
 from toprope.tiers.store.memory import Memory
 

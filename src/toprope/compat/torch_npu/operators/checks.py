@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import torch
 
-from toprope.sim.counters import Lack
-from toprope.sim.lacks import note
+from toprope.sim.metrics.counters import Lack
+from toprope.sim.metrics.python_errors import note
 
 __all__ = ["FLOATING", "compute_dtype", "even_axis", "floating", "refuse", "same_dtype"]
 

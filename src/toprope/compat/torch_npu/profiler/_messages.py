@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from toprope.compat.notes import note
+from toprope.compat.run_remarks import note
 
 __all__ = ["error", "flag", "reported", "say_times", "warn"]
 

@@ -10,7 +10,7 @@
 #include "documents.h"
 #include "faults.h"
 #include "kernels.h"
-#include "limits.h"
+#include "core_limits.h"
 #include "memory.h"
 #include "rehearsal.h"
 #include "sharing.h"

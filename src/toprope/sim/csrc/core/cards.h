@@ -1,7 +1,7 @@
 // The cards of one run, shared by its processes through a small file: who holds how much memory, which card is well.
 //
 // A file of zeros is a valid beginning, so that nobody has to make it first. Where there is no run, the same structure
-// lies in private memory and the process has the cards to itself. Read by ../../cards.py.
+// lies in private memory and the process has the cards to itself. Read by ../../metrics/cards.py.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// What the cards did, kept in memory that a file may stand behind (see ../../counters.py, which reads it).
+// What the cards did, kept in memory that a file may stand behind (see ../../metrics/counters.py, which reads it).
 #pragma once
 #include <atomic>
 #include <cstdint>

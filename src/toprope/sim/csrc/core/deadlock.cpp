@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "board.h"
+#include "core_scheduler.h"
 
 namespace toprope::sim {
 
@@ -30,9 +30,9 @@ struct Reach {
 // Kernels that hold cores which another one lacks: those that wait for more, where there are any, since they are the
 // ones that a limit can send away.
 std::vector<const Kernel*> holders(const Kernel& kernel) {
-  Cores idle = board().idle(kernel.device), lacking = kernel.lacking();
+  Cores idle = scheduler().idle(kernel.device), lacking = kernel.lacking();
   std::vector<const Kernel*> all, waiting;
-  for (const auto& [launch, each] : board().kernels) {
+  for (const auto& [launch, each] : scheduler().kernels) {
     if (each.get() == &kernel || each->device != kernel.device || each->stage == Stage::kQueued) continue;
     Cores held = each->held_cores();
     bool scarce = false;
@@ -55,12 +55,12 @@ class Analysis {
       place_of_[each] = reaches_.size();
       reaches_.push_back({.stream = each, .stations = &each->stations(), .awaits = {}});
     }
-    for (int device = 0; device < device_count(); device++) idle_[device] = board().idle(device);
+    for (int device = 0; device < device_count(); device++) idle_[device] = scheduler().idle(device);
   }
 
   // Whether kernels that wait can never go on.
   bool finds_any() {
-    int left = board().waits;
+    int left = scheduler().waits;
     for (bool further = true; further;) {
       further = false;
       for (Reach& reach : reaches_) {
@@ -95,11 +95,11 @@ class Analysis {
   bool passes(const Station& station) const {
     if (station.mark != nullptr) return passes(*station.mark);
     const Kernel& kernel = *station.kernel;
-    if (kernel.stage >= Stage::kRunning || gathered_.count(kernel.gathering.get()) > 0) return true;
-    const Gathering* gathering = kernel.gathering.get();
-    if (gathering == nullptr) return can_have_cores(kernel);
-    if (gathering->code != kOk) return true;  // it fails
-    for (const auto& [card, member] : gathering->members) {
+    if (kernel.stage >= Stage::kRunning || collectives_.count(kernel.collective.get()) > 0) return true;
+    const Collective* collective = kernel.collective.get();
+    if (collective == nullptr) return can_have_cores(kernel);
+    if (collective->code != kOk) return true;  // it fails
+    for (const auto& [card, member] : collective->members) {
       if (member != nullptr && !(is_next(*member) && can_have_cores(*member))) return false;
     }
     return true;
@@ -121,8 +121,8 @@ class Analysis {
   bool can_have_cores(const Kernel& kernel) const {
     if (kernel.stage >= Stage::kReady) return true;
     if (!fits(kernel.lacking(), idle_[kernel.device])) return false;
-    if (board().discipline != Discipline::kD1) return true;
-    for (const KernelPointer& before : board().waiting[kernel.device]) {  // whoever does not fit keeps the idle cores
+    if (scheduler().discipline != Discipline::kD1) return true;
+    for (const KernelPointer& before : scheduler().waiting[kernel.device]) {  // whoever does not fit keeps the idle cores
       if (before.get() == &kernel) break;
       if (passed_.count(before.get()) == 0 && !fits(before->lacking(), idle_[kernel.device])) return false;
     }
@@ -139,7 +139,7 @@ class Analysis {
       }
       return streams;
     }
-    for (const auto& [card, member] : kernel.gathering->members) {
+    for (const auto& [card, member] : kernel.collective->members) {
       if (member != nullptr && !(is_next(*member) && can_have_cores(*member))) streams.push_back(member->stream);
     }
     return streams;
@@ -149,7 +149,7 @@ class Analysis {
   int pass(const Kernel& kernel) {
     add(idle_[kernel.device], kernel.held_cores());
     passed_.insert(&kernel);
-    if (kernel.gathering != nullptr) gathered_.insert(kernel.gathering.get());
+    if (kernel.collective != nullptr) collectives_.insert(kernel.collective.get());
     return kernel.waits() ? 1 : 0;
   }
 
@@ -157,7 +157,7 @@ class Analysis {
   std::vector<Reach> reaches_;
   std::unordered_map<const Stream*, size_t> place_of_;
   std::unordered_set<const Kernel*> passed_;
-  std::unordered_set<const Gathering*> gathered_;
+  std::unordered_set<const Collective*> collectives_;
   Cores idle_[kMaxCards];
 };
 
@@ -180,11 +180,11 @@ std::string joined(const std::vector<std::string>& parts, const char* between) {
 }
 
 std::string words_of_peers(const Kernel& kernel) {
-  const Gathering& gathering = *kernel.gathering;
+  const Collective& collective = *kernel.collective;
   std::vector<std::string> parts;
-  for (int card : gathering.of->cards) {
-    auto found = gathering.members.find(card);
-    if (found == gathering.members.end()) {
+  for (int card : collective.of->cards) {
+    auto found = collective.members.find(card);
+    if (found == collective.members.end()) {
       parts.push_back(std::to_string(card) + " (not launched yet)");
     } else if (found->second != nullptr && found->second->stage == Stage::kQueued) {
       parts.push_back(std::to_string(card) + " (its stream has not come to it)");
@@ -267,7 +267,7 @@ std::string words(const std::vector<Reach>& reaches) {
     const Station& station = *reach.next();
     stuck[reach.stream] = &reach;
     lines.push_back(line_of(*reach.stream, station));
-    collectives |= station.kernel != nullptr && station.kernel->gathering != nullptr;
+    collectives |= station.kernel != nullptr && station.kernel->collective != nullptr;
   }
   for (Stream* each : circle(stuck)) names.push_back(name_of(*each, *stuck[each]->next()));
   if (!names.empty()) names.push_back(names.front());
@@ -280,7 +280,7 @@ std::string words(const std::vector<Reach>& reaches) {
 
 std::string label(const Kernel& kernel) {
   bool unclear = false;
-  for (const auto& [launch, each] : board().kernels) {
+  for (const auto& [launch, each] : scheduler().kernels) {
     unclear |= each.get() != &kernel && each->device == kernel.device && each->launch.name == kernel.launch.name;
   }
   std::string stream = unclear ? "[stream " + std::to_string(kernel.stream->id) + "]" : "";
@@ -306,9 +306,9 @@ std::string waits_for(const Kernel& kernel) {
 
 std::string list_kernels() {
   static const char* const stages[] = {"queued", "waits for cores", "waits for peers", "runs", "failed"};
-  std::lock_guard<std::mutex> guard(board().mutex);
+  std::lock_guard<std::mutex> guard(scheduler().mutex);
   std::string list;
-  for (const auto& [launch, kernel] : board().kernels) {
+  for (const auto& [launch, kernel] : scheduler().kernels) {
     Cores held = kernel->held_cores();
     const Cores& wanted = kernel->launch.cores;
     for (int each : {kernel->device, static_cast<int>(kernel->stream->id)}) list += std::to_string(each) + "\t";
@@ -320,7 +320,7 @@ std::string list_kernels() {
 }
 
 bool end_deadlock() {
-  if (board().waits == 0) return false;
+  if (scheduler().waits == 0) return false;
   int code = kCubeTimeout;
   std::string text;
   std::vector<KernelPointer> kernels;

@@ -1,4 +1,4 @@
-// What the vendor's documents say about operators and dtypes on one chip. Written by ../../documents.py from
+// What the vendor's documents say about operators and dtypes on one chip. Written by ../../installation/documents.py from
 // ../../../support/refusals.toml into a file that can be read quickly at every start.
 #pragma once
 #include <cstdint>

@@ -5,16 +5,16 @@
 #include <numeric>
 #include <thread>
 
-#include "board.h"
+#include "core_scheduler.h"
 #include "faults.h"
 #include "trace.h"
 
 namespace toprope::sim {
 
 // Never destroyed: threads of streams may outlive static destruction.
-Board& board() {
-  static auto* the_board = new Board();
-  return *the_board;
+Scheduler& scheduler() {
+  static auto* the_scheduler = new Scheduler();
+  return *the_scheduler;
 }
 
 namespace {
@@ -29,18 +29,18 @@ int blocks_that_fit(const Cores& block, const Cores& idle) {
 
 void give(Kernel& kernel, int blocks) {
   kernel.held += blocks;
-  add(board().held[kernel.device], kernel.block, blocks);
+  add(scheduler().held[kernel.device], kernel.block, blocks);
 }
 
 void take_back(Kernel& kernel) {
-  add(board().held[kernel.device], kernel.block, -kernel.held);
+  add(scheduler().held[kernel.device], kernel.block, -kernel.held);
   kernel.held = 0;
 }
 
 void move_on(Kernel& kernel, Stage stage) {
   bool waited = kernel.waits();
   kernel.stage = stage;
-  board().waits += static_cast<int>(kernel.waits()) - static_cast<int>(waited);
+  scheduler().waits += static_cast<int>(kernel.waits()) - static_cast<int>(waited);
   kernel.changed.notify_all();
 }
 
@@ -52,7 +52,7 @@ struct Portion {
 
 Portion portion(const Kernel& kernel, const Cores& idle) {
   int fit = blocks_that_fit(kernel.block, idle), lacks = kernel.blocks - kernel.held;
-  switch (board().discipline) {
+  switch (scheduler().discipline) {
     case Discipline::kD0:
       return {std::min({fit, lacks, 1}), true};
     case Discipline::kD0b:
@@ -66,20 +66,20 @@ Portion portion(const Kernel& kernel, const Cores& idle) {
 
 // A kernel has all the cores that it needs.
 void start(Kernel& kernel) {
-  Gathering* gathering = kernel.gathering.get();
-  if (gathering == nullptr) return move_on(kernel, Stage::kRunning);
+  Collective* collective = kernel.collective.get();
+  if (collective == nullptr) return move_on(kernel, Stage::kRunning);
   move_on(kernel, Stage::kReady);
-  if (++gathering->ready < gathering->of->cards.size()) return;
-  for (auto& [card, member] : gathering->members) move_on(*member, Stage::kRunning);
+  if (++collective->ready < collective->of->cards.size()) return;
+  for (auto& [card, member] : collective->members) move_on(*member, Stage::kRunning);
 }
 
 // Gives portions to all that wait, once; whether anybody got any.
 bool hand_round(int device) {
   bool any = false;
-  std::vector<KernelPointer>& waiting = board().waiting[device];
+  std::vector<KernelPointer>& waiting = scheduler().waiting[device];
   std::vector<KernelPointer> enough;
   for (const KernelPointer& each : waiting) {
-    Portion got = portion(*each, board().idle(device));
+    Portion got = portion(*each, scheduler().idle(device));
     any |= got.blocks > 0;
     give(*each, got.blocks);
     if (each->held >= each->needed) enough.push_back(each);
@@ -94,9 +94,9 @@ bool hand_round(int device) {
 
 // A kernel has come to the head of its stream.
 void arrive(const KernelPointer& kernel) {
-  kernel->ticket = ++board().tickets;
+  kernel->ticket = ++scheduler().tickets;
   move_on(*kernel, Stage::kWaiting);
-  board().waiting[kernel->device].push_back(kernel);
+  scheduler().waiting[kernel->device].push_back(kernel);
   hand_out();
 }
 
@@ -107,8 +107,8 @@ int reason_to_drop(const Kernel& kernel, std::string* text) {
     *text = label(kernel) + " was dropped: earlier work of its stream had failed.";
     return code;
   }
-  if (kernel.gathering != nullptr && kernel.gathering->code != kOk) {
-    *text = kernel.gathering->text;
+  if (kernel.collective != nullptr && kernel.collective->code != kOk) {
+    *text = kernel.collective->text;
     return kernel.timeout();
   }
   return kOk;
@@ -145,28 +145,28 @@ void note(const Kernel& kernel, Act act, int64_t began) {
                 .device = static_cast<int8_t>(kernel.device), .other_device = kernel.launch.sync_all,
                 .cube = static_cast<uint8_t>(kernel.launch.cores[kCube]),
                 .vector = static_cast<uint8_t>(kernel.launch.cores[kVector])};
-  if (const Gathering* gathering = kernel.gathering.get()) {
-    const Communicator& of = *gathering->of;
+  if (const Collective* collective = kernel.collective.get()) {
+    const Communicator& of = *collective->of;
     record.address = collective_address(of.name.c_str(), of.rank(kernel.device), static_cast<int>(of.cards.size()),
-                                        gathering->sequence);
+                                        collective->sequence);
   }
   write_record(record);
 }
 
 // A kernel has ended, one way or another: nobody has to know of it any more.
 void leave(uint64_t launch, const Kernel& kernel) {
-  if (Gathering* gathering = kernel.gathering.get()) {
-    gathering->members[kernel.device] = nullptr;
-    bool last = gathering->members.size() == gathering->of->cards.size();
-    for (auto& [card, member] : gathering->members) last &= member == nullptr;
-    if (last) gathering->of->under_way.erase(gathering->sequence);
+  if (Collective* collective = kernel.collective.get()) {
+    collective->members[kernel.device] = nullptr;
+    bool last = collective->members.size() == collective->of->cards.size();
+    for (auto& [card, member] : collective->members) last &= member == nullptr;
+    if (last) collective->of->under_way.erase(collective->sequence);
   }
-  board().kernels.erase(launch);
+  scheduler().kernels.erase(launch);
 }
 
 // The task of a kernel's stream.
 int run(uint64_t launch, const KernelPointer& kernel) {
-  std::unique_lock<std::mutex> lock(board().mutex);
+  std::unique_lock<std::mutex> lock(scheduler().mutex);
   int64_t began = now_ns();
   if (kernel->stage == Stage::kQueued) {
     arrive_or_drop(kernel);
@@ -192,10 +192,10 @@ int run(uint64_t launch, const KernelPointer& kernel) {
   auto until = began + static_cast<int64_t>(kernel->launch.microseconds * 1000);
   if (int64_t left = until - now_ns(); left > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left));
   lock.lock();
-  if (Gathering* gathering = kernel->gathering.get()) {
-    auto all_ended = [&] { return gathering->ended == gathering->of->cards.size(); };
-    gathering->ended++;
-    for (auto& [card, member] : gathering->members) {
+  if (Collective* collective = kernel->collective.get()) {
+    auto all_ended = [&] { return collective->ended == collective->of->cards.size(); };
+    collective->ended++;
+    for (auto& [card, member] : collective->members) {
       if (member != nullptr) member->changed.notify_all();
     }
     kernel->changed.wait(lock, all_ended);
@@ -224,20 +224,20 @@ KernelPointer make_kernel(int device, int64_t id, Launch launch) {
 // Makes a kernel a member of the next collective of its card.
 void join(const KernelPointer& kernel, const std::shared_ptr<Communicator>& of) {
   uint64_t sequence = of->launched[kernel->device]++;
-  std::shared_ptr<Gathering>& gathering = of->under_way[sequence];
-  if (gathering == nullptr) {
-    gathering = std::make_shared<Gathering>();
-    gathering->of = of;
-    gathering->sequence = sequence;
+  std::shared_ptr<Collective>& collective = of->under_way[sequence];
+  if (collective == nullptr) {
+    collective = std::make_shared<Collective>();
+    collective->of = of;
+    collective->sequence = sequence;
   }
-  gathering->members[kernel->device] = kernel;
-  kernel->gathering = gathering;
+  collective->members[kernel->device] = kernel;
+  kernel->collective = collective;
 }
 
 }  // namespace
 
 void hand_out() {
-  bool in_turn = board().discipline == Discipline::kD0;
+  bool in_turn = scheduler().discipline == Discipline::kD0;
   for (int device = 0; device < device_count(); device++) {
     while (hand_round(device) && in_turn) {
     }
@@ -246,21 +246,21 @@ void hand_out() {
 
 void fail(Kernel& kernel, int code, const std::string& text) {
   if (kernel.stage >= Stage::kRunning) return;
-  std::vector<KernelPointer>& waiting = board().waiting[kernel.device];
+  std::vector<KernelPointer>& waiting = scheduler().waiting[kernel.device];
   std::erase_if(waiting, [&](const KernelPointer& each) { return each.get() == &kernel; });
-  Gathering* gathering = kernel.gathering.get();
-  if (kernel.stage == Stage::kReady) gathering->ready--;
+  Collective* collective = kernel.collective.get();
+  if (kernel.stage == Stage::kReady) collective->ready--;
   take_back(kernel);
   move_on(kernel, Stage::kFailed);
   kernel.code = code;
   kernel.text = text;
-  if (gathering == nullptr || gathering->code != kOk) return;
-  gathering->code = code;
-  gathering->text = code == kVectorTimeout || code == kCubeTimeout
+  if (collective == nullptr || collective->code != kOk) return;
+  collective->code = code;
+  collective->text = code == kVectorTimeout || code == kCubeTimeout
                         ? text
                         : label(kernel) + " failed with " + std::to_string(code) + ", and its peers wait for it.";
-  for (auto& [card, member] : gathering->members) {
-    if (member != nullptr && member->waits()) fail(*member, member->timeout(), gathering->text);
+  for (auto& [card, member] : collective->members) {
+    if (member != nullptr && member->waits()) fail(*member, member->timeout(), collective->text);
   }
 }
 
@@ -268,18 +268,18 @@ int launch_kernel(int device, int64_t id, Launch launch) {
   use_cards();
   if (!is_device(device)) return kInvalidDevice;
   if (!is_stream(id)) return kInvalidStream;
-  std::lock_guard<std::mutex> guard(board().mutex);
+  std::lock_guard<std::mutex> guard(scheduler().mutex);
   std::shared_ptr<Communicator> of;
   if (launch.communicator != 0) {
-    auto found = board().communicators.find(launch.communicator);
-    if (found == board().communicators.end() || found->second->rank(device) < 0) return kInvalidParameter;
+    auto found = scheduler().communicators.find(launch.communicator);
+    if (found == scheduler().communicators.end() || found->second->rank(device) < 0) return kInvalidParameter;
     of = found->second;
   }
   KernelPointer kernel = make_kernel(device, id, std::move(launch));
   if (of != nullptr) join(kernel, of);
   note(*kernel, Act::kLaunch, now_ns());
-  uint64_t number = ++board().launches;
-  board().kernels[number] = kernel;
+  uint64_t number = ++scheduler().launches;
+  scheduler().kernels[number] = kernel;
   Station station{.kernel = kernel, .mark = nullptr};
   // A kernel that nothing is before has its place in the queue for cores from its launch on.
   if (kernel->stream->push([number, kernel] { return run(number, kernel); }, nullptr, station).at_head) {
@@ -290,30 +290,30 @@ int launch_kernel(int device, int64_t id, Launch launch) {
 }
 
 int make_communicator(const std::string& name, const std::vector<int>& cards) {
-  std::lock_guard<std::mutex> guard(board().mutex);
-  board().communicators[++board().made] = std::make_shared<Communicator>(Communicator{name, cards, {}});
-  return board().made;
+  std::lock_guard<std::mutex> guard(scheduler().mutex);
+  scheduler().communicators[++scheduler().made] = std::make_shared<Communicator>(Communicator{name, cards, {}});
+  return scheduler().made;
 }
 
 void forget_communicator(int number) {
-  std::lock_guard<std::mutex> guard(board().mutex);
-  auto found = board().communicators.find(number);
-  if (found == board().communicators.end()) return;
+  std::lock_guard<std::mutex> guard(scheduler().mutex);
+  auto found = scheduler().communicators.find(number);
+  if (found == scheduler().communicators.end()) return;
   std::erase_if(found->second->under_way, [](const auto& each) { return each.second->code != kOk; });
-  board().communicators.erase(found);
+  scheduler().communicators.erase(found);
 }
 
 void set_discipline(Discipline discipline) {
-  std::lock_guard<std::mutex> guard(board().mutex);
-  board().discipline = discipline;
+  std::lock_guard<std::mutex> guard(scheduler().mutex);
+  scheduler().discipline = discipline;
   hand_out();
   end_deadlock();
 }
 
 void drop_kernels(int device) {
-  std::lock_guard<std::mutex> guard(board().mutex);
+  std::lock_guard<std::mutex> guard(scheduler().mutex);
   std::vector<KernelPointer> here;
-  for (const auto& [number, kernel] : board().kernels) {
+  for (const auto& [number, kernel] : scheduler().kernels) {
     if (kernel->device == device && kernel->waits()) here.push_back(kernel);
   }
   for (const KernelPointer& kernel : here) fail(*kernel, kStopped, "");
@@ -321,8 +321,8 @@ void drop_kernels(int device) {
 }
 
 void look_for_deadlock() {
-  if (board().waits == 0) return;
-  std::lock_guard<std::mutex> guard(board().mutex);
+  if (scheduler().waits == 0) return;
+  std::lock_guard<std::mutex> guard(scheduler().mutex);
   end_deadlock();
 }
 

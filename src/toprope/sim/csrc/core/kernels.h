@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "limits.h"
+#include "core_limits.h"
 
 namespace toprope::sim {
 

@@ -1,5 +1,5 @@
 // What held the memory of each card, by kind and by line of the program, and which lines wait in every step: kept while
-// a rehearsal is recorded. The layout is read by ../../rehearsal_record.py.
+// a rehearsal is recorded. The layout is read by ../../rehearsal/record_file.py.
 #pragma once
 #include <atomic>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Which operators ran, each with the dtypes and shapes of its tensors: kept while somebody traces. A record of an
-// operator names one of them, so that its cost is computed later (../../signatures.py, which reads this layout).
+// operator names one of them, so that its cost is computed later (../../tracing/signatures.py, which reads this layout).
 #pragma once
 #include <cstdint>
 

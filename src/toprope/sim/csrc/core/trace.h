@@ -1,5 +1,5 @@
 // The record of what a program did to the cards, written while somebody traces; a ring whose oldest entries give way.
-// Read by ../../trace.py.
+// Read by ../../tracing/records.py.
 #pragma once
 #include <cstdint>
 

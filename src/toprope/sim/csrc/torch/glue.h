@@ -12,7 +12,7 @@
 #include "../core/documents.h"
 #include "../core/faults.h"
 #include "../core/host_memory.h"
-#include "../core/limits.h"
+#include "../core/core_limits.h"
 #include "../core/memory.h"
 #include "../core/rehearsal.h"
 #include "../core/signatures.h"

@@ -157,7 +157,7 @@ def _reason(traced: fx.GraphModule, fixed: int) -> str:
     from torch._dynamo import config
     from torch._dynamo.backends.cudagraphs import check_for_mutation_ignore_cuda_graph_managed_tensor
 
-    from toprope.sim.inductor_recording import reason_in_nodes
+    from toprope.sim.inductor.recording import reason_in_nodes
 
     if not config.cudagraph_backend_support_input_mutation:
         changed = check_for_mutation_ignore_cuda_graph_managed_tensor(traced, fixed)

@@ -1,0 +1,3 @@
+"""The work of `toprope edit`: jobs, execution, console."""
+
+__all__: list[str] = []

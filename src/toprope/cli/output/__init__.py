@@ -1,0 +1,3 @@
+"""Output of `toprope cores` and `toprope doctor`."""
+
+__all__: list[str] = []

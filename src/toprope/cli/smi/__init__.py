@@ -1,0 +1,3 @@
+"""Contents of `npu-smi`: the simulated machine and the tables."""
+
+__all__: list[str] = []

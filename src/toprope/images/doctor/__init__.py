@@ -1,0 +1,3 @@
+"""Checks for `toprope doctor --images`."""
+
+__all__: list[str] = []

@@ -1,0 +1,10 @@
+"""HiDream-E1 and E1.1: editing over the transformer of HiDream-I1, for which diffusers has no pipeline.
+
+`family` is what the engine sees. Where the files lie is in `layout`, what is in them in `checkpoint`; `stages` has base
+and edit weights in one pipeline, `pipeline` runs the steps, `guidance` weighs the predictions of a step.
+"""
+
+from toprope.images.families.hidream.family import HiDreamE1
+from toprope.images.families.hidream.layout import Layout, find_layout
+
+__all__ = ["HiDreamE1", "Layout", "find_layout"]

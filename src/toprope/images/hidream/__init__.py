@@ -1,9 +1,0 @@
-"""HiDream-E1 and E1.1: editing over the transformer of HiDream-I1, for which diffusers has no pipeline.
-
-Where the files lie is in `layout`, what is in them in `checkpoint`; `stages` has base and edit weights in one pipeline,
-`pipeline` runs the steps, `guidance` weighs the predictions of a step.
-"""
-
-from toprope.images.hidream.layout import Layout, find_layout
-
-__all__ = ["Layout", "find_layout"]

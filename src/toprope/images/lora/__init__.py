@@ -1,0 +1,3 @@
+"""LoRAs: their files, and their use on a model."""
+
+__all__: list[str] = []

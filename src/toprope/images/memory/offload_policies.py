@@ -1,0 +1,305 @@
+"""The rungs of the memory ladder as placements; what each does and costs is in `fallback`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from toprope.images.memory import fallback
+from toprope.images.memory.offload import Guest, Streamed, Whole, bytes_of
+from toprope.images.memory.placement import Loaded, OnDevice, Placement, pin_device
+
+__all__ = ["make"]
+
+
+class _Vae:
+    """Slicing and tiling of a pipeline's VAE: switched on, and back to what they were."""
+
+    NAMES = ("slicing", "tiling")
+
+    def __init__(self) -> None:
+        self._were: dict[str, bool] = {}
+
+    def on(self, loaded: Loaded) -> None:
+        """One picture after the other, in tiles where they are large."""
+        vae = getattr(loaded.pipeline, "vae", None)
+        for name in self.NAMES:
+            if hasattr(vae, f"enable_{name}") and hasattr(vae, f"use_{name}") and name not in self._were:
+                self._were[name] = bool(getattr(vae, f"use_{name}"))
+                getattr(vae, f"enable_{name}")()
+
+    def off(self, loaded: Loaded) -> None:
+        """As it was."""
+        for name, was in self._were.items():
+            if not was:
+                getattr(loaded.pipeline.vae, f"disable_{name}")()
+        self._were.clear()
+
+    def describe(self) -> dict[str, Any]:
+        """What is on."""
+        return {f"vae_{name}": True for name in self._were}
+
+
+class Tiled(OnDevice):
+    """All parts on the device, the VAE with slicing and tiling."""
+
+    rung = "vae"
+
+    def __init__(self) -> None:
+        self._vae = _Vae()
+
+    def place(self, loaded: Loaded) -> None:
+        """Switch both on, and move the parts."""
+        self._vae.on(loaded)
+        super().place(loaded)
+
+    def undo(self, loaded: Loaded) -> None:
+        """Both off, and the parts back."""
+        self._vae.off(loaded)
+        super().undo(loaded)
+
+    def describe(self) -> dict[str, Any]:
+        """What is on."""
+        return self._vae.describe()
+
+
+class FourBit(Tiled):
+    """The same, with text encoders in 4.5 bits. Their own layers stay on the host, and come back with `undo`."""
+
+    rung = "encoders-4bit"
+    keeps = False
+    FORMAT = "nvfp4"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own: list[tuple[nn.Module, str, nn.Module]] = []
+        self._told: dict[str, Any] = {}
+
+    def place(self, loaded: Loaded) -> None:
+        """Encode linear layers, and move the parts."""
+        for name, encoder in _parts(loaded, encoders=True).items():
+            before = bytes_of(encoder)
+            count = self._encode(encoder)
+            self._told[name] = {"layers": count, "bytes": bytes_of(encoder), "bytes_before": before}
+        super().place(loaded)
+
+    def _encode(self, encoder: nn.Module) -> int:
+        """Put pages in the place of linear layers; how many.
+
+        Left out are layers with a LoRA, those that share their weight with an embedding, and those that transformers
+        keeps in float32, whose dtype it asks for while they run (T5's "wo").
+        """
+        from toprope.tiers.pages import QuantisedLinear
+
+        if getattr(encoder, "peft_config", None):
+            return 0
+        kept = set(getattr(encoder, "_keep_in_fp32_modules", None) or ())
+        owners = Counter(
+            id(each) for owner in encoder.modules() for each in owner._parameters.values() if each is not None
+        )
+        found = [
+            (owner, short, layer)
+            for owner in encoder.modules()
+            for short, layer in owner.named_children()
+            if type(layer) is nn.Linear and short not in kept and owners[id(layer.weight)] == 1
+        ]
+        for owner, short, layer in found:
+            setattr(owner, short, QuantisedLinear.from_linear(layer, self.FORMAT))
+            self._own.append((owner, short, layer))
+        return len(found)
+
+    def undo(self, loaded: Loaded) -> None:
+        """The layers that were there, all on the host."""
+        super().undo(loaded)
+        while self._own:
+            owner, short, layer = self._own.pop()
+            setattr(owner, short, layer.to("cpu"))
+        self._told.clear()
+
+    def describe(self) -> dict[str, Any]:
+        """What is on, and what became smaller."""
+        return super().describe() | {"format": self.FORMAT, "encoders": dict(self._told)}
+
+
+class ByTurns(Placement):
+    """Parts come to the device when it is their turn: each text encoder for itself, and then all the rest.
+
+    A part that refines stays on the host: the model's stages bring it.
+    """
+
+    rung = "encoders"
+
+    def __init__(self) -> None:
+        self._vae = _Vae()
+        self._encoders: dict[str, Guest] = {}
+        self._rest: dict[str, Guest] = {}
+
+    def place(self, loaded: Loaded) -> None:
+        """Nothing comes yet."""
+        pin_device(loaded)
+        self._vae.on(loaded)
+        self._encoders = self._guests(loaded, encoders=True)
+        self._rest = self._guests(loaded, encoders=False)
+
+    def _guests(self, loaded: Loaded, *, encoders: bool) -> dict[str, Guest]:
+        parts = _parts(loaded, encoders=encoders)
+        return {name: Whole(part, loaded.device) for name, part in parts.items() if name != "refiner"}
+
+    def undo(self, loaded: Loaded) -> None:
+        """All go home."""
+        self._send_home(loaded)
+        self._vae.off(loaded)
+        self._encoders, self._rest = {}, {}
+
+    def _send_home(self, loaded: Loaded) -> None:
+        for guest in (*self._encoders.values(), *self._rest.values()):
+            guest.go()
+        loaded.device.empty_cache()
+
+    @contextmanager
+    def encoding(self, loaded: Loaded) -> Iterator[None]:
+        """Each encoder is there while it runs."""
+        self._send_home(loaded)
+        hooks = []
+        try:
+            for guest in self._encoders.values():
+                if not isinstance(guest, Streamed):
+                    hooks += _by_itself(guest)
+            self._bring(loaded, [each for each in self._encoders.values() if isinstance(each, Streamed)])
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._send_home(loaded)
+
+    @contextmanager
+    def running(self, loaded: Loaded) -> Iterator[None]:
+        """The rest is there, and stays until something has to be encoded."""
+        rest = list(self._rest.values())
+        # those that come whole come first: the others share what they leave
+        self._bring(loaded, [each for each in rest if not isinstance(each, Streamed)])
+        self._bring(loaded, [each for each in rest if isinstance(each, Streamed)])
+        yield
+
+    def _bring(self, loaded: Loaded, guests: list[Guest]) -> None:
+        for guest in guests:
+            guest.come()
+
+    def describe(self) -> dict[str, Any]:
+        """What is on."""
+        return self._vae.describe()
+
+
+def _by_itself(guest: Guest) -> list[Any]:
+    """Hooks that have a module come before it runs and go afterwards, also when it fails.
+
+    Pipelines that look where the module is give it its inputs there: they come too.
+    """
+    place = guest.device.torch_device
+
+    def before(_module: nn.Module, arguments: Any, named: Any) -> tuple[Any, Any]:
+        guest.come()
+        return tuple(_moved(each, place) for each in arguments), {key: _moved(named[key], place) for key in named}
+
+    def after(_module: nn.Module, _arguments: Any, _result: Any) -> None:
+        guest.go()
+
+    return [
+        guest.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+        guest.module.register_forward_hook(after, always_call=True),
+    ]
+
+
+def _moved(value: Any, place: Any) -> Any:
+    return value.to(place) if hasattr(value, "device") and hasattr(value, "to") else value
+
+
+class Tiers(ByTurns):
+    """Weights of text encoders, denoiser and refiner come when their layer runs.
+
+    Args:
+        least: whether weights take as little as they can; else half of what is free when they come.
+    """
+
+    def __init__(self, *, least: bool = False) -> None:
+        super().__init__()
+        self._least = least
+        self.rung = "tiers-least" if least else "tiers"
+        self._told: dict[str, Any] = {}
+        self._room = 0
+
+    def _guests(self, loaded: Loaded, *, encoders: bool) -> dict[str, Guest]:
+        guests: dict[str, Guest] = {}
+        for name, part in _parts(loaded, encoders=encoders).items():
+            if encoders or name in (loaded.family.denoiser, "refiner"):
+                guests[name] = Streamed(part, loaded.device, None if self._least else lambda: self._room)
+            else:
+                guests[name] = Whole(part, loaded.device)
+        return guests
+
+    def _bring(self, loaded: Loaded, guests: list[Guest]) -> None:
+        """They share half of what is free now."""
+        coming = sum(not guest.here for guest in guests)
+        if coming and not self._least:
+            self._room = _free(loaded) // 2 // coming
+        super()._bring(loaded, guests)
+
+    @contextmanager
+    def encoding(self, loaded: Loaded) -> Iterator[None]:
+        """As above, and what there is to say is kept, as they go afterwards."""
+        with super().encoding(loaded):
+            self._tell()
+            yield
+
+    @contextmanager
+    def running(self, loaded: Loaded) -> Iterator[None]:
+        """As above."""
+        with super().running(loaded):
+            self._tell()
+            yield
+
+    def _tell(self) -> None:
+        for name, guest in (*self._encoders.items(), *self._rest.items()):
+            if guest.here:
+                self._told[name] = guest.describe()
+
+    def describe(self) -> dict[str, Any]:
+        """What is on, and where the last plan of each part had its weights."""
+        return super().describe() | {"parts": dict(self._told)}
+
+
+def _parts(loaded: Loaded, *, encoders: bool) -> dict[str, nn.Module]:
+    """The pipeline's modules: its text encoders, or the others."""
+    return {
+        name: part
+        for name, part in loaded.pipeline.components.items()
+        if isinstance(part, nn.Module) and (name in loaded.family.encoders) is encoders
+    }
+
+
+def _free(loaded: Loaded) -> int:
+    """Bytes of the device that are free now."""
+    loaded.device.empty_cache()
+    memory = loaded.device.memory()
+    if memory.free is not None:
+        return memory.free
+    return max(0, (memory.total or 0) - (memory.reserved or memory.allocated or 0))
+
+
+def make(name: str) -> Placement:
+    """The placement of a rung.
+
+    Raises:
+        UsageError: there is no such rung.
+    """
+    rung = fallback.rung(name).name
+    kinds: dict[str, Any] = {
+        "none": OnDevice, "vae": Tiled, "encoders-4bit": FourBit, "encoders": ByTurns, "tiers": Tiers,
+        "tiers-least": lambda: Tiers(least=True),
+    }  # fmt: skip
+    made: Placement = kinds[rung]()
+    return made

@@ -1,0 +1,603 @@
+"""The page, in Gradio: what it looks like, and which part calls what of the studio. No thinking here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gradio as gr
+from gradio.context import LocalContext
+
+from toprope.errors import TopropeError
+from toprope.images.request import FITS, KNOBS, SIZES
+from toprope.images.web import painter
+from toprope.images.web.controller import Outcome, Studio
+from toprope.images.web.entries import parameters
+from toprope.images.web.form import FIELDS, SLIDERS, dice, knobs
+from toprope.images.web.job_queue import Job, Problem, State, follow
+from toprope.images.web.page.panel import panel_html, problem_html, progress_html, status_html
+from toprope.images.web.page.presets import EXAMPLES, PRESETS, example, preset
+from toprope.images.web.page.tables import (
+    brought_html,
+    ended_html,
+    parameters_html,
+    queue_html,
+    refined_text,
+    rows_html,
+)
+from toprope.images.web.page.tree import last_request, nodes, without_picture
+from toprope.images.web.sessions import Step, StepState
+from toprope.images.web.texts import LANGUAGES, Words, words_for
+
+__all__ = ["SLOTS", "make_app", "translations"]
+
+SLOTS = 4
+"""LoRAs that can be picked at once."""
+
+BOX = (0, 0, 100, 100)
+"""The rectangle of a mask that covers all: left, top, right, bottom in percent."""
+
+HIDDEN: dict[str, Any] = {"api_visibility": "undocumented"}
+"""For the page alone: its fields have places and no names. Programs use `toprope.images.web.api`."""
+
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "undocumented"}
+TAGS = {"en": ("en",), "zh": ("zh", "zh-CN", "zh-TW", "zh-HK")}
+"""The languages of browsers in which the texts of a language are shown."""
+
+
+def say(key: str) -> Any:
+    """A text that the browser shows in its language, by its key in `texts.TEXTS`."""
+    return gr.i18n.I18nData(key)
+
+
+def translations(language: str | None) -> Any:
+    """The texts for browsers: each in its own language, or all in one."""
+    return gr.I18n(**{tag: Words(language or own).all for own in LANGUAGES for tag in TAGS[own]})
+
+
+class Page:
+    """The components of the page, by what they are, and their handlers.
+
+    Args:
+        studio: does the work.
+        language: of the page, one of `LANGUAGES`; None for the browser's.
+    """
+
+    def __init__(self, studio: Studio, language: str | None = None) -> None:
+        self.studio, self.language = studio, language
+        self.fields: dict[str, Any] = {}
+        self._following: dict[str, object] = {}  # by tab: what follows edits for it
+        with gr.Blocks(
+            title=f"{studio.name} · toprope", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True
+        ) as blocks:
+            self.blocks = blocks
+            # The value is a secret of the browser; the key only keeps it readable after a restart of the server.
+            self.session = gr.BrowserState(None, storage_key="toprope-session", secret="toprope")
+            self.shown = gr.State(None)
+            self.order = gr.State([])
+            self.status = gr.HTML(status_html(studio.facts()), elem_id="status")
+            with gr.Row(elem_id="editor", equal_height=False):
+                with gr.Column(elem_id="left"):
+                    with gr.Column(elem_id="view"), gr.Tabs():
+                        with gr.Tab(say("tab_picture"), id="single"):
+                            self._view()
+                        with gr.Tab(say("tab_batch"), id="batch"):
+                            self._batch()
+                    with gr.Column(elem_id="tree"):
+                        self._tree()
+                with gr.Column(elem_id="right"):
+                    with gr.Column(elem_id="ask"):
+                        self._ask()
+                        self._mask()
+                    with gr.Column(elem_id="settings"):
+                        self._form()
+                        with gr.Accordion(say("facts"), open=False, elem_id="facts"):
+                            self.panel = gr.HTML(panel_html(studio.facts()), elem_id="panel")
+            self._wire()
+
+    # What is on the page
+
+    def _view(self) -> None:
+        self.image = gr.Image(
+            type="filepath", image_mode=None, label=say("picture"), sources=["upload", "clipboard"], height=420,
+            buttons=[], elem_id="picture",
+        )  # fmt: skip
+        # The path alone: the engine opens pictures itself, and says what is wrong with one.
+        self.image.preprocess = lambda payload: payload.path if payload is not None else None
+        self.source = gr.Image(
+            type="filepath",
+            label=say("picture"),
+            interactive=False,
+            visible=False,
+            elem_id="source",
+            buttons=["fullscreen"],
+        )
+        self.slider = gr.ImageSlider(
+            type="filepath", label="", interactive=False, visible=False, elem_id="slider",
+            buttons=["fullscreen"],
+        )  # fmt: skip
+        with gr.Row(elem_classes="tools"):
+            self.undo = gr.Button(say("undo"), elem_id="undo", size="sm", min_width=80, interactive=False)
+            self.redo = gr.Button(say("redo"), elem_id="redo", size="sm", min_width=80, interactive=False)
+            self.other = gr.UploadButton(
+                say("other"), elem_id="other", size="sm", min_width=80, file_types=["image"], type="filepath"
+            )
+        self.note = gr.HTML("", elem_id="note", visible=False)
+        self.digest = gr.State("")
+        self.use_source = gr.Button(say("use_source"), elem_id="use-source", size="sm", visible=False)
+
+    def _ask(self) -> None:
+        self.fields["instruction"] = gr.Textbox(
+            label=say("instruction"), placeholder=say("placeholder"), lines=2, max_lines=6, elem_id="instruction"
+        )
+        with gr.Row():
+            self.edit = gr.Button(say("edit"), variant="primary", elem_id="edit", min_width=80)
+            self.again = gr.Button(say("again"), elem_id="again", min_width=80, interactive=False)
+            self.cancel = gr.Button(say("cancel"), elem_id="cancel", min_width=80)
+        with gr.Row(elem_classes="tools choices", elem_id="examples"):
+            gr.Markdown(say("examples"), elem_classes="choices-label")
+            self.examples = {
+                name: gr.Button(say(f"example_{name}"), elem_id=f"example-{name}", size="sm", min_width=60)
+                for name in EXAMPLES
+            }
+        self.hint = gr.HTML("", elem_id="hint", visible=False)
+        self.problem = gr.HTML("", elem_id="problem", visible=False)
+        self.progress = gr.HTML(progress_html(None), elem_id="progress")
+        self.queue = gr.HTML("", elem_id="queue", visible=False)
+        self.refined = gr.Textbox(label=say("refined"), visible=False, interactive=False, elem_id="refined")
+
+    def _mask(self) -> None:
+        with gr.Accordion(say("masking"), open=False, elem_id="masking") as self.masking:
+            self.painted = gr.HTML(
+                "", html_template=painter.HTML, css_template=painter.CSS, js_on_load=painter.script(self.language),
+                picture="", elem_id="painter",
+            )  # fmt: skip
+            with gr.Row():
+                self.box = [
+                    gr.Number(value, label=say(side), minimum=0, maximum=100, min_width=50, elem_id=f"box-{side}")
+                    for side, value in zip(("left", "top", "right", "bottom"), BOX, strict=True)
+                ]
+            self.mask = gr.Image(
+                type="filepath", image_mode=None, label=say("mask"),
+                sources=["upload"], height=160, buttons=[], elem_id="mask",
+            )  # fmt: skip
+            self.mask.preprocess = lambda payload: payload.path if payload is not None else None
+            self.clear = gr.Button(say("clear_mask"), elem_id="clear-mask", size="sm")
+
+    def _form(self) -> None:
+        fields = self.fields
+        with gr.Row(elem_classes="tools choices", elem_id="presets"):
+            gr.Markdown(say("preset"), elem_classes="choices-label")
+            self.presets = {
+                name: gr.Button(say(f"preset_{name}"), elem_id=f"preset-{name}", size="sm", min_width=60)
+                for name in PRESETS
+            }
+        fields["refine"] = gr.Checkbox(label=say("refine"), value=True, visible=False, elem_id="refine")
+        with gr.Row(elem_classes="seed"):
+            fields["seed"] = gr.Textbox(
+                label=say("seed"), placeholder=say("seed_any"), elem_id="seed", scale=4, max_lines=1
+            )
+            self.dice = gr.Button(say("dice"), elem_id="dice", scale=1, min_width=92, size="sm")
+        for pair in (("steps", "refine_strength"), ("guidance", "image_guidance")):
+            with gr.Row():
+                for name in pair:
+                    least, most, step = SLIDERS[name]
+                    fields[name] = gr.Slider(
+                        least, most, step=step, label=say(name), visible=False, elem_id=name,
+                        min_width=180, buttons=[],
+                    )  # fmt: skip
+        with gr.Accordion(say("loras"), open=True, visible=bool(self.studio.loras)):
+            self.picker = gr.Dropdown(
+                sorted(self.studio.loras), value=[], multiselect=True, max_choices=SLOTS, label=say("loras_add"),
+                elem_id="loras",
+            )  # fmt: skip
+            self.scales = [
+                gr.Slider(0, 2, value=1, step=0.05, label=f"{at + 1}", visible=False, elem_id=f"scale-{at + 1}")
+                for at in range(SLOTS)
+            ]
+        with gr.Accordion(say("more"), open=False):
+            fields["negative"] = gr.Textbox(label=say("negative"), visible=False, elem_id="negative")
+            fields["cfg_norm"] = gr.Checkbox(label=say("cfg_norm"), visible=False, elem_id="cfg_norm")
+            fields["num_images"] = gr.Slider(1, 4, value=1, step=1, label=say("num_images"))
+            fields["size"] = gr.Dropdown(list(SIZES), value="model", label=say("resolution"))
+            fields["fit"] = gr.Dropdown(list(FITS), value="stretch", label=say("fit"))
+
+    def _batch(self) -> None:
+        self.uploads = gr.File(
+            file_count="multiple", file_types=["image"], label=say("uploads"),
+            height=150, elem_id="uploads",
+        )  # fmt: skip
+        with gr.Row():
+            self.edit_all = gr.Button(say("edit_all"), variant="primary", elem_id="edit-all")
+            self.cancel_all = gr.Button(say("cancel"), elem_id="cancel-all")
+        self.progress_all = gr.HTML(progress_html(None), elem_id="progress-all")
+        self.rows = gr.HTML("", elem_id="rows")
+        self.results = gr.Gallery(
+            label=say("results"), show_label=False, columns=4, height=260, visible=False, elem_id="results"
+        )
+        self.packed = gr.File(label=say("packed"), visible=False, interactive=False, elem_id="packed")
+
+    def _tree(self) -> None:
+        self.gallery = gr.Gallery(
+            label=say("tree"), show_label=False, columns=6, height="auto", allow_preview=False,
+            visible=False, elem_id="gallery", buttons=[],
+        )  # fmt: skip
+        self.ended = gr.HTML("", elem_id="ended", visible=False)
+        self.resume = gr.Button(say("resume"), elem_id="resume", size="sm", visible=False)
+        self.files = gr.File(label=say("files"), visible=False, interactive=False, elem_id="files")
+        with gr.Accordion(say("made"), open=False, visible=False, elem_id="made") as self.made:
+            self.parameters = gr.HTML(parameters_html(None), elem_id="parameters")
+            self.reuse = gr.Button(say("reuse"), elem_id="reuse", size="sm")
+
+    # Who calls what
+
+    def _wire(self) -> None:
+        masks = [self.mask, self.painted, *self.box]
+        inputs = [
+            *(self.fields[name] for name in FIELDS),
+            self.picker,
+            *self.scales,
+            *masks,
+        ]
+        asked = [self.problem, self.ended, self.resume]
+        step = [
+            self.shown, self.order, self.image, self.source, self.slider, self.undo, self.redo, self.again,
+            self.gallery, self.ended, self.resume, self.files, self.made, self.parameters, self.refined, self.painted,
+        ]  # fmt: skip
+        brought = [self.note, self.digest, self.use_source]
+        batch = [self.progress_all, self.rows, self.results, self.packed]
+        followed = [self.progress, *batch, *step]
+        filled = [*inputs, self.masking]
+        whole = [*(each for each in step if each not in filled), *filled]
+        ready = [*(self.fields[name] for name in (*KNOBS, "refine"))]
+        here, quick = self.session, {"queue": False, **QUIET}
+        long: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": None, "trigger_mode": "multiple"}
+
+        def follow_up(event: Any, name: str | None = None) -> None:
+            event.then(self.on_follow, here, followed, api_name=name, **HIDDEN, **long)
+
+        click = {"queue": False, "trigger_mode": "multiple", "show_progress": "hidden"}
+        follow_up(
+            self.edit.click(self.on_edit, [here, self.shown, *inputs], asked, api_name="edit", **HIDDEN, **click),
+            "follow",
+        )
+        follow_up(self.fields["instruction"].submit(self.on_edit, [here, self.shown, *inputs], asked, **quick))
+        follow_up(self.again.click(self.on_again, [here, self.shown, *inputs], [self.problem, *step], **quick))
+        follow_up(self.edit_all.click(self.on_edit_all, [here, self.uploads, *inputs], asked, **quick))
+        follow_up(self.resume.click(self.on_resume, here, [self.problem, *step], **quick))
+        self.image.upload(
+            self.on_bring, [here, self.image], [*whole, self.problem, *brought], api_name="bring", **HIDDEN,
+            show_progress="hidden", queue=False,
+        )  # fmt: skip
+        self.other.upload(self.on_bring, [here, self.other], [*whole, self.problem, *brought], **quick)
+        self.use_source.click(self.on_use_source, [here, self.digest], [*step, self.problem, *brought], **quick)
+        self.undo.click(self.on_undo, here, [*step, self.problem], **quick)
+        self.redo.click(self.on_redo, here, [*step, self.problem], **quick)
+        self.gallery.select(self.on_choose, [here, self.order], [*step, self.problem], **quick)
+        self.reuse.click(self.on_reuse, [here, self.shown], filled, **quick)
+        for button in (self.cancel, self.cancel_all):
+            button.click(self.on_cancel, here, None, **quick)
+        self.clear.click(lambda: self._masked({}), None, masks, **quick)
+        self.dice.click(dice, None, self.fields["seed"], **quick)
+        self.picker.change(self.on_pick, self.picker, self.scales, **quick)
+        knobs_shown = [self.fields[name] for name in KNOBS]
+        for name, button in self.presets.items():
+            button.click(partial(self.on_preset, name), None, knobs_shown, **quick)
+        for name, button in self.examples.items():
+            shown = [*step, *knobs_shown, self.fields["instruction"], self.hint, self.problem]
+            button.click(partial(self.on_example, name), here, shown, **quick)
+        state = [self.status, self.panel, self.queue]
+        gr.Timer(1.0).tick(self.on_tick, here, state, **quick)
+        until = gr.Timer(0.5)
+        until.tick(self.on_ready, here, [until, *ready], **quick)
+        self.blocks.load(self.on_tick, here, state, **quick)
+        opened = self.blocks.load(self.on_open, here, [here, *whole], **quick)
+        opened.then(self.on_ready, here, [until, *ready], **quick)
+        follow_up(opened)
+        gr.api(self.device, api_name="device", queue=False)
+
+    def values(self, given: Sequence[Any]) -> dict[str, Any]:
+        """The form by its fields' names."""
+        found = dict(zip(FIELDS, given, strict=False))
+        rest = given[len(FIELDS) :]
+        scales, mask = rest[1 : 1 + SLOTS], rest[1 + SLOTS :]
+        return found | {
+            "loras": rest[0] if rest else [],
+            "scales": list(scales),
+            "mask": mask[0] if mask else None,
+            "painted": mask[1] if mask else None,
+            "box": list(mask[2:]) or None,
+        }
+
+    def words(self) -> Words:
+        """The texts in the language of the browser that the handler of this thread or task answers."""
+        request = LocalContext.request.get(None)
+        return words_for(None if request is None else request.headers.get("accept-language"), self.language)
+
+    # The session
+
+    def on_open(self, session: str | None) -> dict[Any, Any]:
+        """A page was opened: its session as it was left, with the form of its last edit."""
+        session = self.studio.join(session)
+        steps = self.studio.sessions.steps(session)
+        last = last_request(steps)
+        masks = [self.studio.mask_of(step) for step in steps if step.request is not None][-1:]
+        last |= {"mask": str(masks[0]) if masks and masks[0] else None} if last else {}
+        told = {self.session: session, **self._step(session)}
+        return self._filled(last, told) if last else told
+
+    def on_bring(self, session: str | None, image: str | None) -> dict[Any, Any]:
+        """A picture was dropped; the settings in it go into the form."""
+        try:
+            brought = self.studio.bring(self.studio.join(session), image)
+        except TopropeError as error:
+            return {self.image: None, **self._refused(error)}
+        told = self._step(session) | self._accepted()
+        if brought.values is None:
+            return self._masked(told) | self._noted("")
+        told = self._filled(brought.values, told)
+        return told | self._noted(brought_html(brought, self.words()), brought.source or "")
+
+    def on_use_source(self, session: str, digest: str) -> dict[Any, Any]:
+        """The picture that the dropped one was made from, in its place."""
+        try:
+            self.studio.bring_kept(session, digest)
+        except TopropeError as error:
+            return self._refused(error)
+        return {**self._step(session), **self._accepted(), **self._noted("")}
+
+    def on_undo(self, session: str) -> dict[Any, Any]:
+        """To the step before."""
+        self.studio.sessions.undo(session)
+        return {**self._step(session), **self._accepted()}
+
+    def on_redo(self, session: str) -> dict[Any, Any]:
+        """To the step after, of the branch that was shown last."""
+        self.studio.sessions.redo(session)
+        return {**self._step(session), **self._accepted()}
+
+    def on_choose(self, session: str, order: list[int], event: gr.SelectData) -> dict[Any, Any]:
+        """A step was chosen in the tree."""
+        try:
+            if event.index < len(order):
+                self.studio.sessions.show(session, order[event.index])
+        except TopropeError as error:
+            return self._refused(error)
+        return {**self._step(session), **self._accepted()}
+
+    def on_reuse(self, session: str, shown: int | None) -> dict[Any, Any]:
+        """The settings of the step that is shown, into the form."""
+        try:
+            entry = self.studio.entry(session, self.studio.sessions.step(session, int(shown or 0)))
+        except TopropeError:
+            return {self.picker: gr.skip()}
+        return self._filled(self.studio.form_of(entry.record), {})
+
+    # Edits
+
+    async def on_edit(self, session: str, shown: int | None, *given: Any) -> dict[Any, Any]:
+        """Ask for an edit of the step that is shown."""
+        return await self._asked(self.studio.edit, session, self.values(given), shown)
+
+    async def on_again(self, session: str, shown: int | None, *given: Any) -> dict[Any, Any]:
+        """Ask for an edit of the step before, with the form as it is: a branch."""
+        return {**await self._asked(self.studio.branch, session, self.values(given), shown), **self._step(session)}
+
+    async def on_edit_all(self, session: str, images: list[str] | None, *given: Any) -> dict[Any, Any]:
+        """Ask for an edit of several pictures."""
+        return await self._asked(self.studio.edit_all, session, self.values(given), list(images or []))
+
+    async def on_resume(self, session: str) -> dict[Any, Any]:
+        """Ask again for the edits that a server did not end."""
+        return {**await self._asked(self.studio.again, session), **self._step(session)}
+
+    async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> dict[Any, Any]:
+        try:
+            await asyncio.to_thread(ask, *arguments)
+        except TopropeError as error:
+            return self._refused(error)
+        return self._accepted() | self._listed(arguments[0])
+
+    async def on_follow(self, request: gr.Request, session: str) -> AsyncIterator[dict[Any, Any]]:
+        """Show every step of the session's edits until none is open. Each tab has one follower."""
+        tab, mine = str(request.session_hash), object()
+        self._following[tab] = mine
+        yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
+        try:
+            while jobs := self.studio.desk.jobs_of(session):
+                told = self._batch_progress if jobs[0].about else self._edit_progress
+                async for update in told(session, jobs[0]):
+                    if self._following.get(tab) is not mine:
+                        return
+                    yield update
+        finally:
+            if self._following.get(tab) is mine:
+                del self._following[tab]
+
+    async def _edit_progress(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
+        state = None
+        async for view in follow(job):
+            notes = job.result.notes if view.state is State.DONE and job.result is not None else ()
+            told = {self.progress: progress_html(view, notes=notes, words=self.words())}
+            changed, state = view.state is not state, view.state
+            yield told | (self._step(session) if view.state.over else self._listed(session) if changed else {})
+
+    async def _batch_progress(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
+        names, shown = [image.rsplit("/", 1)[-1] for image in job.about], None
+        async for view in follow(job):
+            told: dict[Any, Any] = {self.progress_all: progress_html(view, len(names), words=self.words())}
+            if (view.parts, view.running, view.state) != shown:
+                shown = view.parts, view.running, view.state
+                told[self.rows] = rows_html(job.parts[: view.parts], names, self.words(), view.state, view.running)
+            outcome: Outcome | None = job.result
+            if view.state.over and outcome is not None and outcome.entries:
+                made = [(str(each.picture), each.name) for each in outcome.entries]
+                told[self.results] = gr.update(value=made, visible=True)
+                told[self.packed] = gr.update(value=str(outcome.packed), visible=outcome.packed is not None)
+            yield told | (self._step(session) if view.state.over else {})
+
+    def on_cancel(self, session: str) -> None:
+        """Stop what this session asked for."""
+        self.studio.cancel(session)
+
+    # The form and the device
+
+    def on_pick(self, picked: list[str] | None) -> list[Any]:
+        """A slider for each LoRA that is picked."""
+        names, words = list(picked or [])[:SLOTS], self.words()
+        labels = [words("scale", name=name) for name in names]
+        return [
+            gr.update(visible=at < len(names), **({"label": labels[at]} if at < len(names) else {}))
+            for at in range(SLOTS)
+        ]
+
+    def on_preset(self, name: str) -> list[Any]:
+        """The values of a preset, into the form."""
+        values = preset(name, self.studio.options() or {})
+        return [values.get(knob, gr.skip()) for knob in KNOBS]
+
+    def on_example(self, name: str, session: str | None) -> dict[Any, Any]:
+        """An example, into the form, with a hint; and a picture where there is none."""
+        shown = example(name, self.studio.family(), self.studio.options() or {})
+        found = self.studio.join(session)
+        told: dict[Any, Any] = {self.fields[knob]: value for knob, value in shown.values.items()}
+        if self.studio.sessions.current(found) is None:
+            self.studio.bring_example(found)
+            told |= self._step(found)
+        hint = f'<div class="hint" role="status">{self.words()(shown.hint)}</div>'
+        told |= {self.fields["instruction"]: shown.instruction, self.hint: gr.update(value=hint, visible=True)}
+        return told | self._accepted()
+
+    def on_tick(self, session: str | None) -> tuple[str, str, Any]:
+        """The line below the title, the panel, and the queue."""
+        facts, words = self.studio.facts(), self.words()
+        queue = queue_html(self.studio.places(session), words)
+        return status_html(facts, words), panel_html(facts, words), gr.update(value=queue, visible=bool(queue))
+
+    def on_ready(self, session: str | None) -> list[Any]:
+        """Once the model is there: the knobs that it has, and the timer that asked for them stops."""
+        options = self.studio.options()
+        if options is None:
+            stop = self.studio.loader.state == "failed"
+            return [gr.Timer(active=not stop), *(gr.skip() for _ in (*KNOBS, "refine"))]
+        last = last_request(self.studio.sessions.steps(session)) if session else {}
+        found: list[Any] = [gr.Timer(active=False)]
+        for name, knob in knobs(options).items():
+            told: dict[str, Any] = {"visible": knob.shown}
+            value = last.get(name, knob.value)
+            if value is not None:
+                told["value"] = value
+            if knob.most is not None:
+                told["maximum"] = knob.most
+            found.append(gr.update(**told))
+        return [*found, gr.update(visible=self.studio.refiner() is not None)]
+
+    def device(self) -> dict[str, Any]:
+        """The model, the device and the queue."""
+        return self.studio.facts()
+
+    # Updates of a page
+
+    def _refused(self, error: TopropeError) -> dict[Any, Any]:
+        return {self.problem: gr.update(value=problem_html(Problem.of(error), self.words()), visible=True)}
+
+    def _accepted(self) -> dict[Any, Any]:
+        return {self.problem: gr.update(value="", visible=False)}
+
+    def _noted(self, note: str, digest: str = "") -> dict[Any, Any]:
+        return {
+            self.note: gr.update(value=note, visible=bool(note)),
+            self.digest: digest,
+            self.use_source: gr.update(visible=bool(digest)),
+        }
+
+    def _masked(self, told: dict[Any, Any], mask: str | None = None) -> dict[Any, Any]:
+        """Updates with those of a mask: a file, or none; what was painted and the rectangle go."""
+        painted = told.get(self.painted, gr.update()) | {"value": ""}
+        return {**told, self.mask: mask, self.painted: painted, **dict(zip(self.box, BOX, strict=True))}
+
+    def _filled(self, values: Mapping[str, Any], others: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Updates with those of the form for these values; fields that they do not have stay as they are."""
+        words = self.words()
+        loras = list(zip(values.get("loras") or (), values.get("scales") or (), strict=False))[:SLOTS]
+        told = {self.fields[name]: values[name] for name in FIELDS if values.get(name) is not None}
+        scales = {
+            slider: gr.update(value=loras[at][1], visible=True, label=words("scale", name=loras[at][0]))
+            if at < len(loras)
+            else gr.update(visible=False)
+            for at, slider in enumerate(self.scales)
+        }
+        told |= {self.masking: gr.update(open=bool(values.get("mask"))), self.picker: [name for name, _ in loras]}
+        return self._masked({**others, **told, **scales}, values.get("mask"))
+
+    def _step(self, session: str | None) -> dict[Any, Any]:
+        """The session's current step, and the tree."""
+        steps, found = self.studio.sessions, self.studio.join(session)
+        current = steps.current(found)
+        tree = [
+            (node, small) for node in nodes(steps.steps(found)) if (small := self.studio.small(node.step)) is not None
+        ]
+        told: dict[Any, Any] = {
+            self.shown: current and current.number,
+            self.order: [node.step.number for node, _ in tree],
+            self.undo: gr.update(interactive=current is not None and current.parent is not None),
+            self.redo: gr.update(
+                interactive=current is not None and any(node.step.parent == current.number for node, _ in tree)
+            ),
+            self.again: gr.update(interactive=current is not None),
+            self.gallery: gr.update(
+                value=[(str(small), node.caption) for node, small in tree],
+                visible=bool(tree),
+                selected_index=next((at for at, (node, _) in enumerate(tree) if node.step == current), None),
+            ),
+        }
+        return told | self._listed(found) | self._pictures(found, current)
+
+    def _listed(self, session: str) -> dict[Any, Any]:
+        """The session's edits without a picture: what runs and waits, and why others have none."""
+        without = without_picture(self.studio.sessions.steps(session))
+        return {
+            self.ended: gr.update(value=ended_html(without, self.words()), visible=bool(without)),
+            self.resume: gr.update(visible=any(each.state is StepState.INTERRUPTED for each in without)),
+        }
+
+    def _pictures(self, session: str, current: Step | None) -> dict[Any, Any]:
+        hidden = {
+            each: gr.update(visible=False) for each in (self.slider, self.source, self.files, self.made, self.refined)
+        }
+        if current is None:
+            return hidden | {self.image: gr.update(value=None, visible=True)}
+        hidden |= {self.image: gr.update(value=None, visible=False)}
+        try:
+            hidden[self.painted] = gr.update(picture=painter.shown_copy(self.studio.large(current)))
+            if current.request is None:
+                return hidden | {self.source: gr.update(value=str(self.studio.large(current)), visible=True)}
+            entry = self.studio.entry(session, current)
+        except TopropeError:  # its files were removed
+            return hidden | {self.source: gr.update(value=None, visible=True)}
+        refinement = entry.record.get("refinement")
+        used = refined_text(str(entry.record["request"]["instruction"]), refinement, self.words())
+        return hidden | {
+            # its label is not translated by Gradio 6.31
+            self.slider: gr.update(
+                value=(str(entry.before), str(entry.picture)), visible=True, label=self.words()("slider")
+            ),
+            self.files: gr.update(value=[str(entry.picture), str(entry.sidecar)], visible=True),
+            self.made: gr.update(visible=True),
+            self.parameters: parameters_html(parameters(entry), self.words()),
+            self.refined: gr.update(value=used, visible=refinement is not None),
+        }
+
+
+def make_app(studio: Studio, language: str | None = None) -> Any:
+    """The application of Gradio for a studio, not launched yet.
+
+    Args:
+        studio: does the work; closed by whoever made it.
+        language: of the page, one of `LANGUAGES`; None for the browser's.
+    """
+    page = Page(studio, language)
+    page.blocks.queue(default_concurrency_limit=None, max_size=None)
+    return page.blocks

@@ -1,0 +1,3 @@
+"""Conditions on CUDA and on devices: what they guard, and whether their answer may change."""
+
+__all__: list[str] = []

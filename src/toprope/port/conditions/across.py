@@ -1,0 +1,151 @@
+"""Conditions across files and cells: answers that must not change for the sake of code that is somewhere else.
+
+`use_cuda = torch.cuda.is_available()` in one file may guard code in another one that stays CUDA's, or in a cell that
+cannot be read. Then the question stays. Names are matched as texts: what another file means by a name is not followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from toprope.port.finding import Ported
+from toprope.port.syntax.source import Source, UnreadableError
+
+__all__ = ["answers_elsewhere", "answers_in", "keys_in"]
+
+_ASKS = re.compile(rb"is_available|device_count")
+_QUESTIONS = {"is_available", "device_count"}
+_KEY = re.compile(r"(\.\s*)?([A-Za-z_]\w*)(\s*\()?")
+_ROUNDS = 3
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def keys_in(text: str) -> set[str]:
+    """The keys of answers, as `Opened.keys` has them, that a text may use: one that cannot be parsed."""
+    found = set()
+    for dot, name, call in _KEY.findall(text):
+        found.add(f".{name}{'()' if call else ''}" if dot else name)
+    return found
+
+
+def answers_elsewhere(
+    programs: Mapping[Path, bytes], look: Callable[[bytes, frozenset[str]], Ported]
+) -> dict[str, str]:
+    """Find the answers that guard code of another file that stays CUDA's, or that a file uses which cannot be read.
+
+    Args:
+        programs: the code of each file.
+        look: the port of a program, which is given the keys of answers that come from other files.
+
+    Returns:
+        The file by the key of the answer, with what is guarded there.
+    """
+    own = {path: _answers(data) for path, data in programs.items() if len(programs) > 1 and _ASKS.search(data)}
+    every = frozenset[str]().union(*own.values())
+    if not every:
+        return {}
+    word = re.compile(rb"\b(?:" + b"|".join(sorted({key.strip(".()").encode() for key in every})) + rb")\b")
+    found: dict[str, str] = {}
+    for path, data in programs.items():
+        keys = every - own.get(path, frozenset())
+        if not keys or not word.search(data):
+            continue
+        ported = look(data, keys)
+        if ported.skipped:
+            used = keys & keys_in(data.decode("utf-8", "replace"))
+            found |= dict.fromkeys(used - found.keys(), f"{path.name}, which cannot be read")
+        else:
+            found |= {key: f"{path.name}, where it {why}" for key, why in ported.guards.items() if key not in found}
+    return found
+
+
+def _answers(data: bytes) -> frozenset[str]:
+    try:
+        return frozenset(answers_in(Source(data).parse()))
+    except (UnreadableError, RecursionError):
+        return frozenset()
+
+
+def answers_in(tree: ast.Module) -> set[str]:
+    """The keys under which a file keeps whether there is CUDA: of names, attributes, options and functions."""
+    keys: set[str] = set()
+    known = set(_QUESTIONS)
+    for _ in range(_ROUNDS):  # a name may be assigned to another one
+        before = len(known)
+        for statement, function, outer in _statements(tree, None, tree):
+            for target in _keeps(statement, known):
+                name = target if isinstance(target, str) else _name(target)
+                known |= {name} - {""}
+                if isinstance(target, ast.Name) and not isinstance(outer, _Function):
+                    keys |= {name, f".{name}"} if isinstance(outer, ast.Module) else {f".{name}"}
+                elif not isinstance(target, ast.Name) and name:
+                    keys.add(f".{name}")
+            if function is not None and _returns(statement, known):
+                known.add(function.name)
+                keys |= {function.name, f".{function.name}", f".{function.name}()"}
+        if len(known) == before:
+            break
+    return keys
+
+
+def _statements(
+    node: ast.AST, function: _Function | None, outer: ast.AST
+) -> Iterator[tuple[ast.stmt, _Function | None, ast.AST]]:
+    """All statements, each with the function, and with the function, class or module that it is in."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, _Function):
+            yield from _statements(each, each, each)
+        elif isinstance(each, ast.ClassDef):
+            yield from _statements(each, None, each)
+        else:
+            if isinstance(each, ast.stmt):
+                yield each, function, outer
+            yield from _statements(each, function, outer)
+
+
+def _asks(node: ast.AST | None, known: Iterable[str]) -> bool:
+    return node is not None and any(
+        isinstance(each, ast.Name | ast.Attribute) and _name(each) in known for each in ast.walk(node)
+    )
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _keeps(statement: ast.stmt, known: set[str]) -> Iterator[ast.expr | str]:
+    """The targets that a statement gives an answer, or the name of an option."""
+    match statement:
+        case ast.Assign(targets=targets, value=value) if _asks(value, known):
+            for each in targets:
+                yield from each.elts if isinstance(each, ast.Tuple | ast.List) else [each]
+        case ast.AnnAssign(target=target, value=value) if _asks(value, known):
+            yield target
+        case ast.If(test=test, body=body, orelse=orelse) if _asks(test, known):
+            for inner in (*body, *orelse):
+                match inner:
+                    case ast.Assign(targets=targets, value=ast.Constant(value=bool())):
+                        yield from targets
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="add_argument"), args=given) as call):
+            if any(_asks(each.value, known) for each in call.keywords if each.arg == "default"):
+                texts = [str(each.value) for each in given if isinstance(each, ast.Constant)]
+                texts = [str(each.value.value) for each in call.keywords
+                         if each.arg == "dest" and isinstance(each.value, ast.Constant)] or texts  # fmt: skip
+                yield from (each.lstrip("-").replace("-", "_") for each in texts)
+
+
+def _returns(statement: ast.stmt, known: set[str]) -> bool:
+    match statement:
+        case ast.Return(value=value):
+            return _asks(value, known)
+        case ast.If(test=test, body=body, orelse=orelse) if _asks(test, known):
+            return any(
+                isinstance(each, ast.Return)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, bool)
+                for each in (*body, *orelse)
+            )
+    return False

@@ -1,0 +1,205 @@
+"""Devices that are not run on but asked about by their text: compared, looked up in a table, part of a file's name.
+
+`x.device == torch.device("cuda:0")` asks for CUDA: with the device in use in its place it would be true on the CPU. And
+`{"cuda": 0, "cpu": -1}[device]` has no key for another card. So neither is rewritten; unknown is pessimistic.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Iterator
+
+from toprope.port.file import File
+from toprope.port.finding import Finding
+from toprope.port.syntax.scopes import with_defaults
+
+__all__ = ["LOOKED_UP", "hold_compared"]
+
+COMPARED = "it is compared, not run on: another device in its place may be equal to the CPU"
+LOOKED_UP = "its text is "
+"""Beginning of the reason why the name of a device stays that the program looks up."""
+
+_NAMES = {"devices", "device_types", "numbers", "defaults", "attributes"}
+"""Families of rules that put the device in use in the place of a text or a torch.device."""
+_OTHER_ENGINES = {
+    "faster_whisper", "ctranslate2", "whisperx", "torchsummary", "llama_cpp", "paddle", "paddleocr", "tensorflow",
+    "cupy", "faiss", "onnxruntime", "spacy", "catboost", "xgboost", "lightgbm",
+}  # fmt: skip
+"""Packages that compute by themselves, on CUDA or the CPU: they know no device of torch's by its name."""
+_QUESTIONS = ("TR017", "TR018", "TR065")
+_BINDS = {"io_binding", "bind_input", "bind_output", "bind_ortvalue_input"}
+_MASK = "CUDA_VISIBLE_DEVICES"
+_ASSERTS = re.compile(r"assert_?(?:\w*_)?(?:Not|List|Tuple|Set|Count)?(?:Equals?|In|NotIn|Is|IsNot|equals?|is|in)")
+_FILES = re.compile(r"[/\\]|\.[A-Za-z]\w{0,7}$")
+_SHOWN = re.compile(r"print|log|debug|info|warn\w*|error|exception|write|set_description|set_postfix|\w*Error")
+
+
+def hold_compared(file: File, findings: Iterable[Finding]) -> None:
+    """Hold back names of devices that the program compares, or looks up by their text."""
+    wanted = set(map(id, findings))
+    asked = {  # where a question takes the place of the comparison
+        part for finding, node in file.places if finding.rule.code in _QUESTIONS and finding.converted
+        and id(finding) in wanted for part in ast.walk(node)
+    }  # fmt: skip
+    for finding, node in file.places:
+        if id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
+            finding.held_back = _why(file, node, asked) or _too_early(file, finding, node)
+    bound = next((each for each in file.walk.scopes if isinstance(each, ast.Attribute) and each.attr in _BINDS), None)
+    for finding, _ in file.places:
+        if bound is not None and id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
+            finding.held_back = f"onnxruntime's binding in line {bound.lineno} is given the device: it knows CUDA"
+
+
+def _too_early(file: File, finding: Finding, node: ast.AST) -> str:
+    """Return the reason why a text stays that would become a question in front of a mask of CUDA's devices."""
+    asks = any(edit.says(f"{file.alias}.{name}(") for edit in finding.edits for name in ("name", "kind", "device"))
+    if not asks or not isinstance(node, ast.expr) or _asks_itself(file, node):
+        return ""
+    scope, line = file.scope(node), node.lineno
+    for each in file.walk.parents:
+        if isinstance(each, ast.Assign) and each.lineno > line and file.scope(each) is scope:
+            for target in each.targets:
+                match target:
+                    case ast.Subscript(value=value, slice=ast.Constant(value=name)) if name == _MASK:
+                        if file.dotted(value) == "os.environ":
+                            return f"the device would be asked for in front of line {each.lineno}, which masks devices"
+    return ""
+
+
+def _asks_itself(file: File, node: ast.expr) -> bool:
+    """Return whether the program asks CUDA here already: it makes a tensor, or asks what is available."""
+    around = (node, *file.ancestors(node))
+    inside = (*ast.walk(node), *around)
+    if any((file.dotted(each.func) or "").startswith("torch.cuda.") for each in inside if isinstance(each, ast.Call)):
+        return True
+    call = next((each for each in around if isinstance(each, ast.Call)), None)
+    named = "" if call is None else file.dotted(call.func) or ""
+    is_to = isinstance(getattr(call, "func", None), ast.Attribute) and call.func.attr in ("to", "cuda")  # type: ignore[union-attr]
+    return is_to or (named.startswith("torch.") and named != "torch.device")
+
+
+def _why(file: File, node: ast.AST, asked: Collection[ast.AST]) -> str:
+    if not isinstance(node, ast.expr):
+        return ""
+    if _is_compared(file, node):
+        return COMPARED
+    line = next(filter(None, (_looked_up(file, each) for each in (node, *_reads(file, node)))), "")
+    reads = [each for each in _reads(file, node) if isinstance(each, ast.Name)]
+    only_compared = bool(reads) and all(_is_compared(file, each) and each not in asked for each in reads)
+    return line or (COMPARED if only_compared else "")
+
+
+def _reads(file: File, node: ast.expr) -> Iterator[ast.expr]:
+    """Find where the name or the attribute is read that gets this value, or has it for its default."""
+    around = file.parent(node)
+    match around:
+        case ast.Assign(targets=targets, value=value) if value is node:
+            for target in targets:
+                yield from _reads_of(file, target, around)
+        case ast.AnnAssign(target=target, value=value) if value is node:
+            yield from _reads_of(file, target, around)
+        case ast.arguments():
+            for parameter, value in with_defaults(around):
+                if value is node:
+                    yield from file.reads(parameter.arg, parameter)
+
+
+def _reads_of(file: File, target: ast.expr, statement: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(target, ast.Name):
+        yield from file.reads(target.id, statement, target)
+    elif isinstance(target, ast.Attribute):
+        for node in file.walk.scopes:
+            if isinstance(node, ast.Attribute) and node.attr == target.attr and isinstance(node.ctx, ast.Load):
+                yield node
+
+
+def _outer(file: File, node: ast.expr) -> tuple[ast.AST, ast.AST | None]:
+    """The expression whose value says the same, and the node around it: `str(d)`, `d.type`, `[d]` of `d`."""
+    inner: ast.AST = node
+    outer = file.parent(node)
+    while True:
+        match outer:
+            case ast.Tuple() | ast.List() | ast.Set():
+                pass
+            case ast.IfExp(test=test) if test is not inner:
+                pass
+            case ast.Attribute(attr="type"):
+                pass
+            case ast.Call(func=function, args=[_]) if file.is_builtin(function, "str"):
+                pass
+            case _:
+                return inner, outer
+        inner, outer = outer, file.parent(outer)
+
+
+def _is_compared(file: File, node: ast.expr) -> bool:
+    """Return whether it is a side of a comparison, of an assertion of equality, or the pattern of a match."""
+    inner, outer = _outer(file, node)
+    match outer:
+        case ast.Compare() | ast.MatchValue():
+            return True
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=arguments):
+            return inner in arguments and bool(_ASSERTS.fullmatch(name))
+    return False
+
+
+def _looked_up(file: File, node: ast.expr) -> str:
+    """Return how the text of a device is used as one, where another text fails; "" where it is not."""
+    inner, outer = _outer(file, node)
+    call = file.parent(outer) if isinstance(outer, ast.keyword) else outer
+    if isinstance(call, ast.Call) and call.func is not inner:
+        package = (file.dotted(call.func) or "").partition(".")[0]
+        if package in _OTHER_ENGINES:
+            return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
+    match outer:
+        case ast.Subscript(value=value, slice=ast.Slice() | ast.Constant(value=int())) if value is inner:
+            return f"{LOOKED_UP}cut by position in line {outer.lineno}: the names of other devices are shorter"
+        case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):
+            return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
+        case ast.Call(func=ast.Attribute(value=value, attr="get" | "pop" | "index")) if _has_cuda(file, value):
+            return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
+        case ast.Match(subject=subject, cases=cases) if subject is inner:
+            if any(_is_cuda(each) for case in cases for each in ast.walk(case.pattern)):
+                return f"{LOOKED_UP}matched in line {outer.lineno}"
+        case ast.FormattedValue() | ast.BinOp() | ast.Call():
+            return _in_a_file_name(file, outer)
+    return ""
+
+
+def _has_cuda(file: File, table: ast.expr) -> bool:
+    """Return whether a table is written out in the file with a key, or an element, that is a name of CUDA."""
+    if isinstance(table, ast.Name):
+        values = [each.value for each in file.bindings(table)]
+        return any(value is not None and not isinstance(value, ast.Name) and _has_cuda(file, value) for value in values)
+    parts = table.keys if isinstance(table, ast.Dict) else table.elts if isinstance(table, ast.List | ast.Tuple) else []
+    return any(each is not None and _is_cuda(each) for each in parts)
+
+
+def _is_cuda(node: ast.AST) -> bool:
+    text = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(text, str) and text.partition(":")[0] == "cuda"
+
+
+def _in_a_file_name(file: File, part: ast.AST) -> str:
+    """The same for a text that is put together and is the name of a file: "model_{device}.pt"."""
+    whole = part
+    while isinstance(part, ast.FormattedValue | ast.JoinedStr | ast.BinOp):
+        whole, part = part, file.parent(part) or part
+        if part is whole:
+            break
+    texts = [each.value for each in ast.walk(whole) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    is_text = isinstance(whole, ast.JoinedStr | ast.BinOp)
+    match part:
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(template)), attr="format")):
+            texts, is_text, whole = [template], True, part
+    if not is_text or not any(_FILES.search(each) and " " not in each.strip() for each in texts):
+        return ""
+    for around in file.ancestors(whole):
+        if isinstance(around, ast.Call):
+            name = around.func.attr if isinstance(around.func, ast.Attribute) else getattr(around.func, "id", "")
+            if _SHOWN.fullmatch(name):
+                return ""
+        if isinstance(around, ast.Expr | ast.Raise | ast.stmt):
+            break
+    return f"{LOOKED_UP}part of the name of a file in line {getattr(whole, 'lineno', 0)}"

@@ -1,0 +1,273 @@
+"""Uses of what only CUDA has: packages and extensions for CUDA, Triton kernels, operators registered with torch.
+
+A name that a tried import leaves at None elsewhere fails where it is called, so a condition on CUDA in front of such a
+use stays. Behind a question whether the package is there (`flash_attn is not None`, `HAS_FLASH`) a use does no harm.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+
+from toprope.port.file import File
+from toprope.port.syntax.scopes import Binding
+
+__all__ = ["asks_for_package", "compiled_uses", "guards_a_kernel"]
+
+_IMPORTS = {
+    "TR077", "TR077a", "TR077b", "TR079", "TR079a", "TR080", "TR081", "TR082", "TR083", "TR084", "TR084a", "TR097",
+    "TR121",
+}  # fmt: skip
+"""Rules about an import of what is for CUDA alone. Where it is rewritten, its names are there on each device."""
+_OPERATORS_OF_TORCH = {
+    "aten", "prim", "prims", "profiler", "quantized", "image", "torchvision", "torchaudio", "c10d",
+    "_c10d_functional", "c10d_functional", "inductor", "higher_order", "mkldnn", "onednn", "sparse", "debugprims",
+}  # fmt: skip
+_LOADS = ("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
+_KERNELS = {"triton.jit", "triton.runtime.jit", "numba.cuda.jit"}
+_FLAG = re.compile(r"(?:has|have)_\w+|\w+_(?:available|installed|imported|found)", re.IGNORECASE)
+_SWITCH = r"(?:use|using|with|has|no|on|to|is|enable|want|support|if)_cuda"
+_KERNEL_TEXTS = re.compile(
+    r"custom_op|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|(?<!Distributed)DataParallel"
+    rf"|\b(?!{_SWITCH}\b)\w+_cuda\b"
+)
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+_Import = ast.Import | ast.ImportFrom
+
+
+def compiled_uses(file: File) -> Iterator[ast.expr]:
+    """Find where the file uses what only CUDA has.
+
+    That is a name of an import that the rules report (flash_attn, apex, a compiled module), of a module of the project
+    that builds an extension, a Triton kernel, an operator that is not torch's own, or a function of the file that calls
+    one of these whatever it is given.
+    """
+    yield from _uses_in(file, file.walk.module.node)
+
+
+def _uses_in(file: File, part: ast.AST) -> Iterator[ast.expr]:
+    """The same for a part of the file."""
+    names = _Names(file)
+    for node in ast.walk(part):
+        if isinstance(node, ast.expr) and names.is_use(node):
+            yield node
+
+
+class _Names:
+    """The names of a file that only CUDA has."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._imports = {node for node, converted in _imports(file) if not converted}
+        functions = [each for each in ast.walk(file.walk.module.node) if isinstance(each, _FUNCTION)]
+        self._own: set[ast.AST] = {each for each in functions if _is_kernel(file, each)}
+        self._methods: set[str] = set()
+        built = any(self._file.dotted(each) in _LOADS for each in file.walk.scopes)
+        if not self._own and not self._imports and not built and not file.context.compiled and not file.context.kernels:
+            return
+        changed = True
+        while changed:
+            changed = False
+            for each in functions:
+                if each not in self._own and self._always_uses(each.body):
+                    changed = True
+                    self._add(each)
+
+    def _add(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._own.add(function)
+        around = self._file.parent(function)
+        if isinstance(around, ast.ClassDef):
+            self._methods.add(function.name)
+            if function.name in ("__init__", "forward"):  # made, called, or applied as a function of autograd
+                self._own.add(around)
+
+    def is_use(self, node: ast.AST) -> bool:
+        """Return whether an expression uses one of them."""
+        match node:
+            case ast.Name(ctx=ast.Load()):
+                bindings = self._file.bindings(node)
+                if not any(map(self._is_for_cuda, bindings)) or _is_asked(self._file, node):
+                    return False
+                built = any(map(self._is_built, bindings))  # where it is not installed: the import is of the same
+                others = [each for each in bindings if not (built and each.imported is not None)]
+                return all(self._is_for_cuda(each) or _is_nothing(each) for each in others)
+            case ast.Attribute(value=ast.Attribute()):
+                name = self._file.dotted(node) or ""
+                library = name.removeprefix("torch.ops.").partition(".")[0]
+                return name.startswith("torch.ops.") and name.count(".") == 3 and library not in _OPERATORS_OF_TORCH
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
+                return name in self._methods
+            case ast.Call(func=ast.Subscript(value=ast.Name() as name, slice=grid)) if _is_grid(grid):
+                bindings = self._file.bindings(name)  # a kernel of another module: fused[(1,)](x)
+                return bool(bindings) and all(each.imported is not None for each in bindings)
+        return False
+
+    def _is_for_cuda(self, binding: Binding) -> bool:
+        node = binding.node
+        return (
+            self._is_built(binding)
+            or node in self._own
+            or _is_bound_by(binding, self._imports)
+            or _is_compiled(self._file, binding.imported)
+        )
+
+    def _is_built(self, binding: Binding) -> bool:
+        """Return whether a name gets an extension that is built when the file is imported."""
+        return isinstance(binding.value, ast.Call) and self._file.dotted(binding.value.func) in _LOADS
+
+    def _always_uses(self, body: Iterable[ast.stmt]) -> bool:
+        """Return whether a block calls what only CUDA has, under no condition of its own."""
+        for statement in body:
+            if isinstance(statement, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(statement)):
+                return False  # it may have gone another way
+            inner = getattr(statement, "body", None)
+            if isinstance(statement, ast.With | ast.AsyncWith | ast.For) and inner and self._always_uses(inner):
+                return True
+            is_plain = isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
+            parts = _unconditional(statement) if is_plain else ()
+            if any(isinstance(each, ast.Call) and self._calls(each) for each in parts):
+                return True
+        return False
+
+    def _calls(self, call: ast.Call) -> bool:
+        node: ast.expr = call.func
+        while isinstance(node, ast.Subscript | ast.Attribute) and not self.is_use(node):
+            node = node.value
+        return self.is_use(node) or self.is_use(call)
+
+
+def asks_for_package(file: File, test: ast.expr) -> bool:
+    """Return whether a condition holds only where a package for CUDA can be imported."""
+    match test:
+        case ast.Compare(
+            left=ast.Name() as name, ops=[ast.IsNot() | ast.NotEq()], comparators=[ast.Constant(value=None)]
+        ):
+            return _is_of_package(file, name)
+        case ast.Call(func=function, args=[inner]) if file.is_builtin(function, "bool"):
+            return asks_for_package(file, inner)
+        case ast.Call(func=ast.Name() | ast.Attribute() as function):
+            return _says_there(file, function)
+        case ast.Name():
+            return _is_of_package(file, test) or _is_flag(file, test) or _says_there(file, test)
+        case ast.Attribute():
+            return _says_there(file, test)
+    return False
+
+
+def _imports(file: File) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """The imports of what is for CUDA alone, and whether each is rewritten."""
+    for finding, node in file.places:
+        if finding.rule.code in _IMPORTS and isinstance(node, _Import):
+            yield node, finding.converted
+
+
+def _is_bound_by(binding: Binding, imports: Iterable[ast.AST]) -> bool:
+    """Return whether an import of what is for CUDA alone binds a name; `import os, apex` binds another one too."""
+    if binding.node not in imports:
+        return False
+    top = (binding.imported or "").partition(".")[0]
+    return isinstance(binding.node, ast.ImportFrom) or top not in {*sys.stdlib_module_names, "torch", "numpy"}
+
+
+def _is_of_package(file: File, name: ast.Name) -> bool:
+    imports = {node for node, _ in _imports(file)}
+    return any(_is_bound_by(each, imports) for each in file.bindings(name))
+
+
+def _is_flag(file: File, name: ast.Name) -> bool:
+    """Return whether a name is true only behind an import that worked, or holds the answer of `find_spec`."""
+    values = [each for each in file.bindings(name) if not _is_nothing(each)]
+    tries = [each for node, _ in _imports(file) for each in file.ancestors(node) if isinstance(each, ast.Try)]
+    worked = [statement for block in tries for statement in (*block.body, *block.orelse)]
+    asked = [node for finding, node in file.places if finding.rule.code == "TR084b"]
+    return bool(values) and all(
+        each.value is not None
+        and (
+            any(_within(file, each.node, statement) for statement in worked)
+            or any(_within(file, node, each.value) for node in asked)
+        )
+        for each in values
+    )
+
+
+def _says_there(file: File, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a name says that a package which the file imports is there: `is_apex_available`, `HAS_APEX`."""
+    name = (node.id if isinstance(node, ast.Name) else node.attr).lower()
+    if not _FLAG.fullmatch(name):
+        return False
+    modules = (getattr(each, "module", None) or each.names[0].name for each, _ in _imports(file))
+    stems = {stem for each in modules for stem in (each.partition(".")[0], each.partition(".")[0].partition("_")[0])}
+    return any(stem.lower() in name for stem in stems if len(stem) > 2)
+
+
+def _is_kernel(file: File, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    called = (each.func if isinstance(each, ast.Call) else each for each in function.decorator_list)
+    return any(file.dotted(each) in _KERNELS for each in called)
+
+
+def _is_grid(node: ast.expr) -> bool:
+    return isinstance(node, ast.Tuple | ast.Lambda) or (isinstance(node, ast.Name) and "grid" in node.id.lower())
+
+
+def _is_nothing(binding: Binding) -> bool:
+    """Return whether a name gets what says "it is not there": None, False, a function that only raises."""
+    if isinstance(binding.node, _FUNCTION):
+        return isinstance(binding.node.body[-1], ast.Raise)
+    return isinstance(binding.value, ast.Constant) and not binding.value.value
+
+
+def _is_asked(file: File, node: ast.expr) -> bool:
+    """Return whether it is only asked whether a name is there: `flash_attn is not None`, `if flash_attn`."""
+    around = file.parent(node)
+    if isinstance(around, ast.Compare):
+        return all(isinstance(each, ast.Is | ast.IsNot | ast.Eq | ast.NotEq) for each in around.ops)
+    return file.decides(node) or (isinstance(around, ast.Call) and file.is_builtin(around.func, "bool"))
+
+
+def _unconditional(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a statement that are evaluated whenever it runs."""
+    yield node
+    if isinstance(node, ast.IfExp | ast.BoolOp | ast.Lambda):
+        return
+    for each in ast.iter_child_nodes(node):
+        yield from _unconditional(each)
+
+
+def _within(file: File, node: ast.AST, part: ast.AST) -> bool:
+    return node is part or any(each is part for each in file.ancestors(node))
+
+
+def _is_compiled(file: File, imported: str | None) -> bool:
+    names = (imported or "").split(".")
+    if names[0] == "torch":
+        return False
+    return names[-1] in file.context.compiled or ".".join(names[-2:]) in file.context.kernels
+
+
+def _of_kernels(binding: Binding) -> bool:
+    return (binding.imported or "").partition(".")[0] in ("triton", "cutlass", "cupy", "tilelang", "numba")
+
+
+def guards_a_kernel(file: File, node: ast.AST) -> bool:
+    """Whether what a question decides about calls kernels for CUDA, or torch's DataParallel: it asks for CUDA itself.
+
+    Of a condition that is what stands below it, of an assertion the function around it.
+    """
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    function = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)
+    around: ast.AST = file.statement(node)
+    if isinstance(around, ast.Assert):
+        if any(_of_kernels(each) for bindings in file.walk.module.bindings.values() for each in bindings):
+            return True
+        around = function or around
+        if function is not None and any(_uses_in(file, function)):
+            return True
+    told = [file.text(around)]
+    if isinstance(around, ast.If):
+        told = [file.text(each) for each in (around.test, *around.body)]
+    if function is not None:
+        told.append(function.name)
+    text = "\n".join(line.partition("#")[0] for part in told for line in part.splitlines())
+    return bool(_KERNEL_TEXTS.search(text.replace("is_cuda", "")))

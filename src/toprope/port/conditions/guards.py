@@ -1,0 +1,479 @@
+"""A condition on CUDA is converted only together with all that it guards.
+
+`"nccl" if torch.cuda.is_available() else "gloo"` works on every machine. With the question converted and "nccl" left it
+fails on an NPU, where it was right before. So a question is followed to the code that another answer opens: through
+`not`, `and` and `or`, names and attributes it is kept in, functions that return it. Where something there stays CUDA's,
+neither the question nor that code is changed, and the question says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from toprope.port.analysis.places import device_name
+from toprope.port.conditions.answers import is_given
+from toprope.port.conditions.compared import LOOKED_UP
+from toprope.port.conditions.compiled import asks_for_package, compiled_uses
+from toprope.port.conditions.opened import Opened, is_negative, opened_by
+from toprope.port.family import AS_CLASS
+from toprope.port.file import File
+from toprope.port.finding import Finding
+from toprope.port.rule import Kind
+
+__all__ = ["guards", "hold_back"]
+
+QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
+"""Rules whose rewrite lets a question be answered with yes on another accelerator."""
+
+RUNS = frozenset({
+    "TR045", "TR070", "TR071", "TR072", "TR072a", "TR073", "TR074", "TR075", "TR076", "TR084b", "TR088",
+    "TR091a", "TR102", "TR102b",
+})  # fmt: skip
+"""Rules whose place does no harm on another device when it is left as it is. All others are taken to fail there."""
+
+_OF_THE_MACHINE = {"TR001", "TR001a", "TR024"}
+"""Questions whose answer is one for the whole program. Where one stays, all that decide where tensors are do."""
+_CHOICE = "TR003"
+_PLACES = {"devices", "moves", "numbers", "tensors"}
+_ALSO = "decides where tensors are, as line"
+
+_BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_HELD = "the condition "
+_SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write"}
+
+
+@dataclass(eq=False)
+class _Question:
+    """A question that would be converted.
+
+    Attributes:
+        finding: its place.
+        opened: the code that runs when the answer becomes yes, each with the condition it depends on.
+        keys: how other files and cells reach the answer.
+    """
+
+    finding: Finding
+    opened: list[tuple[ast.AST, ast.AST]]
+    keys: set[str]
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """A place that is right on CUDA alone.
+
+    Attributes:
+        node: the place.
+        why: the reason, behind "the condition ".
+    """
+
+    node: ast.AST
+    why: str
+
+
+def hold_back(
+    file: File,
+    findings: Sequence[Finding],
+    deselected: Iterable[Finding] = (),
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
+    """Hold back the questions whose answer opens code that stays CUDA's, with all of that code.
+
+    Args:
+        file: the file.
+        findings: what is converted or reported.
+        deselected: what the user asked to leave; it stays CUDA's.
+        elsewhere: keys of answers (`Opened.keys`) that must not change for the sake of another file or cell, with the
+            reason.
+    """
+    _hold_behind_cuda(file, findings)
+    nodes = [(finding, node) for finding, node in file.places]
+    wanted, left = set(map(id, findings)), set(map(id, deselected))
+    asked = [(f, n) for f, n in nodes if id(f) in wanted and f.converted and f.rule.code in QUESTIONS]
+    anchor = _choice_that_stays(nodes, wanted)
+    if not asked and not anchor:
+        return
+    stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
+    if not stays and not elsewhere and not anchor:
+        return
+    questions = []
+    for finding, node in asked:
+        followed = Opened(file, raises=finding.rule.code not in _OF_THE_MACHINE)
+        questions.append(_Question(finding, list(followed.by(node, not is_negative(node))), followed.keys))
+    questions.sort(key=lambda each: sum(_length(file, part) for part, _ in each.opened))
+    held: list[tuple[ast.AST, ast.AST]] = []
+    for finding, node in nodes:
+        if finding.rule.code in QUESTIONS and finding.held_back.startswith(_HELD):  # in an earlier round
+            held += opened_by(file, node)
+            if finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, held, nodes):
+                anchor = anchor or finding.line
+    changed = True
+    while changed:
+        changed = False
+        for question in [each for each in questions if each.finding.converted]:
+            places = question.finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, question.opened, nodes)
+            why = _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
+            if not why and anchor and places:
+                why = f"{_ALSO} {anchor} does, which stays"
+            if not why:
+                continue
+            changed = True
+            anchor = anchor or (question.finding.line if places else 0)
+            question.finding.held_back = f"{_HELD}{why}"
+            held += question.opened
+            stays += _set_there_alone(file, question)
+            for part, condition in question.opened:
+                whole = condition if isinstance(condition, ast.IfExp) else part
+                for finding, node in nodes:
+                    if id(finding) in wanted and finding.converted and _within(file, node, whole):
+                        finding.held_back = f"it stays with the condition in line {question.finding.line}"
+    for finding, _ in nodes if anchor else ():
+        if finding.rule.code == _CHOICE and finding.converted and id(finding) in wanted:
+            finding.held_back = f"it {_ALSO} {anchor} does, which stays"
+
+
+def _choice_that_stays(nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> int:
+    """Return the line of a choice between CUDA and the CPU that stays for the sake of its text; 0 without one."""
+    for finding, _ in nodes:
+        if finding.rule.code == _CHOICE and finding.held_back.startswith(LOOKED_UP) and id(finding) in wanted:
+            return finding.line
+    return 0
+
+
+def _places_tensors(
+    file: File, opened: Iterable[tuple[ast.AST, ast.AST]], nodes: Sequence[tuple[Finding, ast.AST]]
+) -> bool:
+    """Return whether code that a question opens says on which device tensors are."""
+    places = [
+        node for found, node in nodes if found.rule.family in _PLACES and found.rule.code not in ("TR101", "TR103")
+    ]
+    return any(_within(file, node, part) for part, _ in opened for node in places)
+
+
+def guards(
+    file: File, findings: Sequence[Finding], deselected: Iterable[Finding], keys: Collection[str]
+) -> dict[str, str]:
+    """Find what the file guards by answers of other files, where it stays CUDA's: the reason by the answer's key."""
+    wanted, left = set(map(id, findings)), set(map(id, deselected))
+    stays = list(_staying(file, [(f, n) for f, n in file.places if id(f) in wanted or id(f) in left], left))
+    found: dict[str, str] = {}
+    for key, node in _foreign(file, keys) if stays else ():
+        for part, _ in Opened(file).by(node, None):
+            why = next((each.why for each in stays if _within(file, each.node, part)), "")
+            if why:
+                found.setdefault(key, why)
+    return found
+
+
+def _foreign(file: File, keys: Collection[str]) -> Iterator[tuple[str, ast.expr]]:
+    """Find where answers of other files are read: by an imported name, or as an attribute of anything."""
+    for node in file.walk.scopes:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            around = file.parent(node)
+            called = "()" if isinstance(around, ast.Call) and around.func is node else ""
+            key = f".{node.attr}{called}"
+            if key in keys and not (file.dotted(node) or "").startswith("torch."):
+                yield key, node
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            bindings = file.bindings(node)
+            imported = {(each.imported or "").rpartition(".")[2] for each in bindings} or {node.id}
+            for key in imported & set(keys):
+                yield key, node
+
+
+def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[int]) -> Iterator[_Stays]:
+    """Find the places that stay CUDA's and may fail elsewhere, and the answers that other devices do not give."""
+    for finding, node in places:
+        converted = finding.converted and id(finding) not in left
+        if _behind_cuda(file, node):
+            continue
+        if converted:
+            if not is_given(file, finding.rule.code, node):
+                yield _Stays(node, f"guards {_short(finding)}, which other devices do not answer ({finding.rule.code})")
+        elif _fails(file, finding, node):
+            why = f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})"
+            yield _Stays(node, why)
+            yield from (_Stays(each, why) for each in _reads_of(file, node))
+    for node in _names_of_builds(file):
+        yield _Stays(node, f"chooses a package's build in line {node.lineno}")
+    for use in compiled_uses(file):
+        if _behind_cuda(file, use):
+            continue
+        why = f"in line {use.lineno}, which only CUDA has"
+        yield _Stays(use, f"guards {file.text(use)} {why}")
+        call = next((each for each in file.ancestors(use) if not isinstance(each, ast.Attribute)), None)
+        for given in [*call.args, *(each.value for each in call.keywords)] if isinstance(call, ast.Call) else ():
+            if isinstance(given, ast.IfExp) and _within(file, use, call.func):  # type: ignore[union-attr]
+                yield from (_Stays(each, f"chooses what is given to {file.text(use)} {why}")
+                            for each in (given.body, given.orelse))  # fmt: skip
+
+
+def _reads_of(file: File, node: ast.AST) -> list[ast.Name]:
+    """Find where the name of a device is read that stays the text it is."""
+    match file.parent(node):
+        case ast.Assign(targets=[ast.Name(id=name) as target], value=ast.Constant()) as statement:
+            return file.reads(name, statement, target)
+    return []
+
+
+def _names_of_builds(file: File) -> Iterator[ast.expr]:
+    """Find choices between builds of a package: `"onnxruntime-gpu" if cuda else "onnxruntime"`, `-cpu`, `cu118`."""
+    if not _BUILD.search(file.source.text):
+        return
+    for node in file.walk.parents:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _BUILD.search(f'"{node.value}"'):
+            yield node
+            around = file.parent(node)
+            while isinstance(around, ast.IfExp) and node is not around.test:
+                yield from (around.body, around.orelse)
+                around = file.parent(around)
+
+
+def _reached(file: File, question: _Question, stays: Iterable[_Stays], held: list[tuple[ast.AST, ast.AST]]) -> str:
+    """Name the first place that stays CUDA's and that the question opens; not those behind a condition that stays."""
+    for part, condition in question.opened:
+        for each in stays:
+            if not _within(file, each.node, part):
+                continue
+            inner = (
+                p for p, c in held if c is not condition and _within(file, c, part) and _within(file, each.node, p)
+            )
+            if next(inner, None) is None:
+                return each.why
+    return ""
+
+
+def _used_elsewhere(question: _Question, elsewhere: Mapping[str, str]) -> str:
+    return next((f"is used in {elsewhere[key]}" for key in sorted(question.keys) if key in elsewhere), "")
+
+
+def _short(found: Finding) -> str:
+    text = " ".join(found.before.split())
+    text = text if len(text) <= 40 else text[:37] + "..."
+    return f"{text} in line {found.line}"
+
+
+def _set_there_alone(file: File, question: _Question) -> Iterator[_Stays]:
+    """Find the reads of what is set only behind a question that stays: it is missing, or None, on other devices."""
+    parts = [part for part, _ in question.opened]
+    stores: dict[str, list[ast.Attribute]] = {}
+    loads: dict[str, list[ast.Attribute]] = {}
+    for node in file.walk.scopes:
+        if isinstance(node, ast.Attribute):
+            kept = stores if isinstance(node.ctx, ast.Store) else loads
+            kept.setdefault(node.attr, []).append(node)
+    for name, nodes in stores.items():
+        inside = [each for each in nodes if any(_within(file, each, part) for part in parts)]
+        if not inside or not all(each in inside or _is_set_to_none(file, each) for each in nodes):
+            continue
+        for each in loads.get(name, ()):
+            around = file.parent(each)
+            if not any(_within(file, each, part) for part in parts) and not isinstance(around, ast.Compare):
+                line = question.finding.line
+                yield _Stays(each, f"guards the use of {name}, which is set behind the condition in line {line} alone")
+
+
+def _is_set_to_none(file: File, target: ast.Attribute) -> bool:
+    match file.parent(target):
+        case ast.Assign(value=ast.Constant(value=None)) | ast.AnnAssign(value=ast.Constant(value=None) | None):
+            return True
+    return False
+
+
+# Code that runs on CUDA alone, since the question in front of it stays
+
+
+def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
+    """Leave what runs only behind a question that asks for CUDA itself: a rewrite there changes nothing."""
+    wanted = set(map(id, findings))
+    regions: list[tuple[ast.AST, str]] = []
+    for finding, node in file.places:
+        if id(finding) in wanted and not finding.converted and _asks_for_cuda(file, finding, node):
+            why = f"it stays with the condition in line {finding.line}"
+            question = file.parent(node) if isinstance(node, ast.Constant) else node
+            if question is not None:
+                regions += [(part, why) for part, _ in opened_by(file, question)]
+    regions += [(each, f"it is part of what builds an extension in line {line}") for each, line in _builders(file)]
+    if not regions:
+        return
+    regions += _called_there_alone(file, regions)
+    for finding, node in file.places:
+        if id(finding) in wanted and finding.converted and not isinstance(node, ast.alias):
+            why = next((why for part, why in regions if _within(file, node, part)), "")
+            finding.held_back = why
+
+
+def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
+    """Return whether a place is a question that the rules leave: of a kernel, of one of several kinds of device."""
+    if finding.rule.code == "TR101":  # device == "cuda"
+        around = file.parent(node)
+        if (
+            not isinstance(around, ast.Compare)
+            or len(around.ops) != 1
+            or not isinstance(around.ops[0], ast.Eq | ast.NotEq)
+        ):
+            return False
+        other = around.comparators[0] if around.left is node else around.left
+        if isinstance(other, ast.Call) and file.calls_runtime(other, "resolve") and other.args:
+            other = other.args[0]  # of an earlier run
+        name = other.id if isinstance(other, ast.Name) else other.attr if isinstance(other, ast.Attribute) else ""
+        return device_name(name)
+    return finding.rule.code in ("TR016", "TR017", "TR018") and not finding.edits
+
+
+def _builders(file: File) -> Iterator[tuple[ast.AST, int]]:
+    """Find the functions that build extensions when they are called."""
+    for node in file.walk.scopes:
+        call = file.parent(node)
+        if not isinstance(call, ast.Call) or call.func is not node:
+            continue
+        if file.dotted(node) in ("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline"):
+            function = next((each for each in file.ancestors(call) if isinstance(each, _FUNCTIONS)), None)
+            if function is not None:
+                yield function, call.lineno
+
+
+def _called_there_alone(file: File, regions: list[tuple[ast.AST, str]]) -> list[tuple[ast.AST, str]]:
+    """Find the private functions and classes of the file that nothing outside of these parts uses."""
+    own = [
+        each for each in (*file.walk.module.node.body, *(part for part, _ in regions))  # type: ignore[attr-defined]
+        if isinstance(each, (*_FUNCTIONS, ast.ClassDef)) and each.name.startswith("_")
+    ]  # fmt: skip
+    found: list[tuple[ast.AST, str]] = []
+    changed = True
+    while changed:
+        changed = False
+        for each in own:
+            if any(each is part for part, _ in found):
+                continue
+            uses = [use for use in file.reads(each.name, each) if not _within(file, use, each)]
+            reasons = [next((why for part, why in (*regions, *found) if _within(file, use, part)), "") for use in uses]
+            if reasons and all(reasons):
+                found.append((each, reasons[0]))
+                changed = True
+    return found
+
+
+def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
+    """Return whether a place that stays as it is may fail on another device."""
+    code = finding.rule.code
+    if not finding.is_site or code in QUESTIONS:  # an unconverted question is answered with no
+        return False
+    if code in RUNS:
+        return _is_read(file, node) or (code == "TR076" and (file.dotted(node) or "").endswith("sdp_kernel"))
+    if finding.held_back == AS_CLASS:  # nothing is an instance of CUDA's class there
+        return False
+    own = finding.held_back.endswith("of its own") and "not known" not in finding.held_back
+    if own:  # a method of the project, whose own code is ported
+        return False
+    if isinstance(node, ast.Import | ast.ImportFrom) and finding.rule.kind is not Kind.PRESERVING:
+        return not file.is_tried(node)
+    if code == "TR101":
+        return not _is_shown(file, node)
+    return True
+
+
+def _is_read(file: File, node: ast.AST) -> bool:
+    """Return whether it is a variable that must be set: `os.environ["CUDA_HOME"]`, read."""
+    around = file.parent(node)
+    return isinstance(around, ast.Subscript) and around.slice is node and isinstance(around.ctx, ast.Load)
+
+
+def _is_shown(file: File, node: ast.AST) -> bool:
+    """Return whether a text is a key, or only printed."""
+    around = file.parent(node)
+    if isinstance(around, ast.Subscript | ast.JoinedStr) or (isinstance(around, ast.Dict) and node in around.keys):
+        return True
+    if not isinstance(around, ast.Call):
+        return False
+    name = getattr(around.func, "id", None) or getattr(around.func, "attr", None)
+    return name in _SHOWN
+
+
+# Conditions that are about CUDA itself and stay so: what is behind them is not opened by any other answer
+
+
+def _behind_cuda(file: File, node: ast.AST) -> bool:
+    inner = node
+    for outer in file.ancestors(node):
+        if isinstance(inner, ast.stmt) and _left_without(file, outer, inner):
+            return True
+        if isinstance(outer, ast.If | ast.While):
+            if inner in outer.body and _needs_cuda(file, outer.test):
+                return True
+        elif isinstance(outer, ast.IfExp):
+            if inner is outer.body and _needs_cuda(file, outer.test):
+                return True
+        elif isinstance(outer, ast.BoolOp) and isinstance(outer.op, ast.And) and inner in outer.values:
+            before = outer.values[: outer.values.index(inner)]
+            if any(_needs_cuda(file, each) for each in before):
+                return True
+        inner = outer
+    return False
+
+
+def _left_without(file: File, around: ast.AST, statement: ast.stmt) -> bool:
+    """Return whether a block is left in front of a statement where a package is missing: `if apex is None: return`."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(around, name, None)
+        if not isinstance(block, list) or statement not in block:
+            continue
+        for each in block[: block.index(statement)]:
+            ends = isinstance(each, ast.If) and isinstance(each.body[-1], _LEAVES)
+            if ends and _asks_whether_missing(file, each.test):
+                return True
+    return False
+
+
+def _asks_whether_missing(file: File, test: ast.expr) -> bool:
+    """Return whether a condition holds wherever a package for CUDA is missing: `apex is None`, `not HAS_APEX`."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return asks_for_package(file, operand)
+        case ast.Compare(left=left, ops=[ast.Is() | ast.Eq()], comparators=[ast.Constant(value=None) as none]):
+            return asks_for_package(file, ast.Compare(left, [ast.IsNot()], [none]))
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(_asks_whether_missing(file, each) for each in values)
+    return False
+
+
+def _needs_cuda(file: File, test: ast.expr) -> bool:
+    """Return whether a condition holds on CUDA alone, converted or not."""
+    if asks_for_package(file, test):
+        return True
+    if isinstance(test, ast.BoolOp):
+        parts = [_needs_cuda(file, each) for each in test.values]
+        return any(parts) if isinstance(test.op, ast.And) else all(parts)
+    if isinstance(test, ast.Compare):
+        (first, *_), operator = test.comparators, test.ops[0]
+        is_none = isinstance(first, ast.Constant) and first.value is None
+        if is_none:
+            return isinstance(operator, ast.IsNot | ast.NotEq) and _needs_cuda(file, test.left)
+        if isinstance(operator, ast.Gt | ast.GtE):  # (0, 0) elsewhere
+            asked = test.left.value if isinstance(test.left, ast.Subscript) else test.left
+            return isinstance(asked, ast.Call) and _named(file, asked.func, "torch.cuda", "get_device_capability")
+        return False
+    if isinstance(test, ast.Call):
+        if file.is_builtin(test.func, "bool") and test.args:
+            return _needs_cuda(file, test.args[0])
+        return _named(file, test.func, "", "version")
+    return file.dotted(test) == "torch.version.cuda"
+
+
+def _named(file: File, node: ast.expr, below: str, name: str) -> bool:
+    """Return whether a node is a name of torch.cuda, or of the runtime."""
+    full = file.dotted(node)
+    return full is not None and (full == f"{below}.{name}" or full == f"{file.runtime}.{name}")
+
+
+def _within(file: File, node: ast.AST, part: ast.AST) -> bool:
+    return node is part or any(each is part for each in file.ancestors(node))
+
+
+def _length(file: File, node: ast.AST) -> int:
+    start, end = file.source.span(node)
+    return end - start

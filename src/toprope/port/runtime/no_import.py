@@ -1,0 +1,49 @@
+"""Files that may not take the import of the runtime module, although they are Python."""
+
+from __future__ import annotations
+
+import ast
+
+from toprope.port.file import File
+from toprope.port.syntax.scopes import Binding
+
+__all__ = ["why_no_import"]
+
+_PLAIN = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Name, ast.keyword, ast.UnaryOp, ast.BinOp,
+          ast.JoinedStr, ast.FormattedValue, ast.Subscript, ast.expr_context, ast.operator, ast.unaryop)  # fmt: skip
+
+
+def why_no_import(file: File) -> str:
+    """Why the file must stay without the import, as a sentence without a full stop; "" where it may have it.
+
+    A setup.py runs where only what is needed to build is installed. Configurations of plain values (mmcv's, for
+    example) are read by programs that take every name in them for a setting.
+    """
+    if any(each.imported in ("setuptools.setup", "distutils.core.setup") for each in _bindings(file)):
+        return "a setup.py runs where only what it needs to build is installed"
+    tree = file.walk.module.node
+    if isinstance(tree, ast.Module) and _is_configuration(tree):
+        return "a configuration of plain values should not import: who reads it may take the import for a setting"
+    return ""
+
+
+def _bindings(file: File) -> list[Binding]:
+    return [each for bindings in file.walk.module.bindings.values() for each in bindings]
+
+
+def _is_configuration(tree: ast.Module) -> bool:
+    """Return whether there is nothing but names that get plain values, some of them by `dict(...)`."""
+    made = False
+    for statement in tree.body:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        if not isinstance(statement, ast.Assign):
+            return False
+        for node in ast.walk(statement.value):
+            if isinstance(node, ast.Call):
+                if not (isinstance(node.func, ast.Name) and node.func.id == "dict"):
+                    return False
+                made = True
+            elif not isinstance(node, _PLAIN):
+                return False
+    return made

@@ -1,0 +1,3 @@
+"""torch.compile on the simulated card."""
+
+__all__: list[str] = []

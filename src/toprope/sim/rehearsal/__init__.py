@@ -1,0 +1,19 @@
+"""Rehearsal: recording of a run, its facts, and the deviation of its modules from float32.
+
+`schema`, the JSON schema of the facts, is loaded when it is named: a process that only records needs no facts.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toprope.sim.rehearsal.facts import schema
+
+__all__ = ["schema"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "schema":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from toprope.sim.rehearsal import facts
+
+    return facts.schema

@@ -1,0 +1,3 @@
+"""Traces of the simulated cards: writing, records, shapes, times."""
+
+__all__: list[str] = []

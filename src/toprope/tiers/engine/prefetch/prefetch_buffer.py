@@ -1,0 +1,369 @@
+"""Slots on the device that groups come into, are read in, and make room from.
+
+A group in a slot is on its way (`load` has not ended) or there. A slot takes another group only when nobody holds it,
+nobody has a view of its memory, and, on a device, after the work that was queued by then. Of those that can be taken,
+the one whose group is used the latest from now.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from toprope.device import Device
+from toprope.errors import TierBusyError
+from toprope.tiers.engine.model.model_groups import Weight
+from toprope.tiers.engine.prefetch.trace import Order
+from toprope.tiers.store.memory import Memory
+from toprope.tiers.store.transfer import LIMIT, Load, Transfers
+
+__all__ = ["Holder", "Ring", "Slot", "Unit", "outside_transforms"]
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+PATIENCE = 5.0
+"""Seconds to wait for views of a slot's memory to go, where no thread is known that has them."""
+
+
+@dataclass(eq=False)
+class Unit:
+    """What is loaded at once: a group, or a part of one.
+
+    Attributes:
+        name: as in the plan.
+        weights: what of it comes and goes.
+        offsets: where each weight begins in a slot.
+        nbytes: of a slot that it takes.
+        slot: where it is, or is on its way to.
+        held: who hold it. A set, and no number: to let go once more, after an interruption, does no harm.
+        stale: its weights have other values than its slot: it is loaded again for its next use.
+        versions: of its weights' parameters when their values were there.
+    """
+
+    name: str
+    weights: list[Weight]
+    offsets: list[int] = field(default_factory=list)
+    nbytes: int = 0
+    slot: Slot | None = None
+    held: set[object] = field(default_factory=set)
+    stale: bool = False
+    versions: dict[Weight, int] = field(default_factory=dict)
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that a load brings."""
+        return sum(each.nbytes for each in self.weights)
+
+
+class Holder:
+    """One who holds units: the modules of a thread, or its hooks of autograd. Made in that thread."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
+class Slot:
+    """A stretch of the device's memory with a storage of its own, so that who else has it can be counted."""
+
+    def __init__(self, number: int, memory: Memory, device: Device) -> None:
+        self.number, self.memory = number, memory
+        self.storage = memory.tensor.untyped_storage()
+        self.start = memory.tensor.storage_offset()
+        self.unit: Unit | None = None
+        self.load: Load | None = None
+        self.streams: dict[Any, None] = {}
+        self.device = device
+        self.views: dict[Unit, list[torch.Tensor]] = {}
+        self._alone = torch._C._storage_Use_Count(self.storage._cdata)
+
+    @property
+    def kept(self) -> int:
+        """Views of its memory that somebody else has."""
+        return int(torch._C._storage_Use_Count(self.storage._cdata)) - self._alone
+
+    def view(self, unit: Unit) -> list[torch.Tensor]:
+        """The weights of a group as tensors in this slot."""
+        found = self.views.get(unit)
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = [
+                    self.at(offset, weight.like.dtype, weight.like.shape, weight.like.stride())
+                    for weight, offset in zip(unit.weights, unit.offsets, strict=True)
+                ]
+            self.views[unit] = found
+            self._alone += len(found)
+        return found
+
+    def at(self, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+        """A tensor in this slot's memory."""
+        made = torch.empty(0, dtype=dtype, device=self.memory.tensor.device)
+        return made.set_(self.storage, (self.start + offset) // dtype.itemsize, tuple(shape), tuple(stride))
+
+
+class Ring:
+    """The slots.
+
+    Args:
+        memories: of the slots.
+        device: whose memory it is.
+        transfers: who loads.
+        order: in which units are used.
+        poison: fill a slot with 0xFF before it is loaded: what is read too early is NaN.
+        limit: seconds that a load may take.
+    """
+
+    def __init__(
+        self,
+        memories: Sequence[Memory],
+        device: Device,
+        transfers: Transfers,
+        order: Order,
+        *,
+        poison: bool = False,
+        limit: float = LIMIT,
+    ) -> None:
+        self.slots = [Slot(number, memory, device) for number, memory in enumerate(memories)]
+        self.device, self.transfers, self.order, self.poison, self.limit = device, transfers, order, poison, limit
+        self.streams = device.capabilities.separate_memory
+        self.units: dict[str, Unit] = {}
+        self.lock = threading.RLock()
+        self._waiting: dict[int, Unit] = {}
+        """The unit that each thread waits for, by the thread's number."""
+        self.waited = 0.0
+        self.loads = self.hits = self.unexpected = 0
+        self.watch: Callable[[str, Slot, Unit], None] | None = None
+        """Called with "load", "ready", "use", "free" for the timeline."""
+
+    def add(self, units: Sequence[Unit]) -> None:
+        """What comes and goes."""
+        self.units.update({each.name: each for each in units})
+
+    # Use
+
+    def hold(self, unit: Unit, who: object) -> Slot:
+        """Bring a unit to the device and keep it there until `let_go`.
+
+        Args:
+            unit: what.
+            who: holds it; the same again is the same.
+
+        Raises:
+            TierError: it cannot be brought.
+        """
+        with self.lock:
+            self.order.advance(unit.name)
+            unit.held.add(who)
+            slot = unit.slot
+            if slot is not None:
+                self.hits += 1
+        try:
+            if slot is None:
+                slot = self._fetch(unit)
+            load = slot.load
+            assert load is not None
+            if self.order.at is not None:
+                self.prefetch()
+            if not load.done:
+                self.transfers.hasten(load)
+                begin = time.perf_counter()
+                load.settle(self.limit)
+                self.waited += time.perf_counter() - begin
+            if load.error is not None:
+                raise load.error
+        except BaseException:
+            with self.lock:
+                unit.held.discard(who)
+                if slot is not None and slot.unit is unit and slot.load is not None and slot.load.error is not None:
+                    self._empty(slot)
+            raise
+        if self.streams:
+            stream = self.device.current_stream()
+            slot.streams[stream] = None
+            for event in load.events:
+                stream.wait_event(event)
+        if self.watch is not None:
+            self.watch("use", slot, unit)
+        return slot
+
+    def let_go(self, unit: Unit, who: object) -> None:
+        """One who holds it less, if it does."""
+        with self.lock:
+            unit.held.discard(who)
+            if self.watch is not None and unit.slot is not None and not unit.held:
+                self.watch("free", unit.slot, unit)
+            if unit.stale and not unit.held:
+                self.drop(unit)
+
+    def drop(self, unit: Unit) -> None:
+        """Let a unit be loaded again for its next use, as its weights have other values now."""
+        with self.lock:
+            slot = unit.slot
+            unit.stale = slot is not None and bool(unit.held)
+            if slot is None or unit.stale:
+                return
+            if slot.load is not None and not slot.load.done:
+                slot.load.settle(self.limit)  # nothing else may be loaded into its memory before
+            self._empty(slot)
+
+    def _fetch(self, unit: Unit) -> Slot:
+        """Begin to load what is needed now."""
+        begin, collected, me = time.perf_counter(), False, threading.get_ident()
+        try:
+            while True:
+                with self.lock:
+                    if unit.slot is not None:  # another thread was faster
+                        return unit.slot
+                    slot = self._free_slot(None)
+                    if slot is not None:
+                        self.unexpected += 1
+                        self._load(slot, unit, urgent=True)
+                        return slot
+                    loading = [each.load for each in self.slots if each.load is not None and not each.load.done]
+                    held = [each.unit for each in self.slots if each.unit is not None and each.unit.held]
+                    self._waiting[me] = unit
+                    # Threads that hold slots and do not wait for one themselves will release theirs. One whose unit
+                    # another thread has loaded in the meantime holds it and has only to notice.
+                    stuck = {thread for thread, wanted in self._waiting.items() if wanted.slot is None}
+                    running = {getattr(who, "thread", me) for each in held for who in each.held} - stuck
+                    if not running and len(held) == len(self.slots):
+                        # One of those that wait for each other ends: to the others it runs, and releases its own.
+                        self._waiting.pop(me, None)
+                        raise self._busy(unit)
+                waited = time.perf_counter() - begin
+                if loading and len(held) < len(self.slots):
+                    loading[0].settle(self.limit)
+                    continue
+                if not running and not collected:
+                    gc.collect()
+                    collected = True
+                if waited > (self.limit if running else PATIENCE):
+                    raise self._busy(unit)
+                time.sleep(0.0005)
+                self.waited += 0.0005
+        finally:
+            with self.lock:
+                self._waiting.pop(me, None)
+
+    def _busy(self, unit: Unit) -> TierBusyError:
+        told = []
+        for slot in self.slots:
+            if slot.unit is not None:
+                kept = f"{slot.kept} views of its weights are kept" if slot.kept else "free by now"
+                why = "in use" if slot.unit.held else kept
+                told.append(f"{slot.unit.name}: {why}")
+        return TierBusyError(
+            f"no slot becomes free for {unit.name}.",
+            looked_at=f"{len(self.slots)} slots; " + "; ".join(told),
+            do="let go of views of weights (clone what you keep), or give the device a larger budget",
+        )
+
+    # What comes next
+
+    def prefetch(self) -> None:
+        """Begin to load what is used next, as far as there are slots whose groups are used later."""
+        with self.lock:
+            if not len(self.order):
+                return
+            for name in self.order.upcoming(self.units, len(self.slots)):
+                unit = self.units[name]
+                if unit.slot is not None:
+                    continue
+                slot = self._free_slot(self.order.distance(name))
+                if slot is None:
+                    return
+                try:
+                    self._load(slot, unit)
+                except Exception:  # who needs it will see
+                    return
+
+    def _free_slot(self, before: int | None) -> Slot | None:
+        """A slot that can be taken, for what is used after so many uses; of several the one that is used the latest."""
+        best: Slot | None = None
+        latest = -1 if before is None else before
+        for slot in self.slots:
+            if slot.unit is None:
+                if not slot.kept:
+                    return slot
+                continue
+            if slot.unit.held or slot.load is None or not slot.load.done or slot.kept:
+                continue
+            distance = self.order.distance(slot.unit.name)
+            if distance > latest:
+                best, latest = slot, distance
+        return best
+
+    def _load(self, slot: Slot, unit: Unit, *, urgent: bool = False) -> None:
+        for weight in unit.weights:
+            assert weight.home is not None
+            weight.home.check()
+        self._empty(slot)
+        after = []
+        if self.streams:
+            for stream in slot.streams:
+                event = self.device.event()
+                event.record(stream)
+                after.append(event)
+            slot.streams.clear()
+        if self.poison:
+            for each in after:
+                each.synchronize()
+            slot.memory.fill(0xFF)
+            if self.streams:
+                self.device.synchronize()
+        chunks = []
+        for weight, offset in zip(unit.weights, unit.offsets, strict=True):
+            assert weight.home is not None
+            chunks += weight.home.chunks(slot.memory.part(offset, offset + weight.nbytes))
+        load = Load(unit.name, chunks, after)
+        slot.unit, slot.load, unit.slot = unit, load, slot
+        self.loads += 1
+        if self.watch is not None:
+            watch = self.watch
+            watch("load", slot, unit)
+            load.then(lambda ended: watch("ready", slot, unit))
+        self.transfers.begin(load, urgent=urgent)
+
+    def _empty(self, slot: Slot) -> None:
+        if slot.unit is not None:
+            slot.unit.slot = None
+        slot.unit = slot.load = None
+
+    def clear(self) -> None:
+        """Forget what is in the slots, once nothing is on its way and nobody reads.
+
+        Raises:
+            TierBusyError: somebody does.
+        """
+        begin = time.perf_counter()
+        for slot in self.slots:
+            if slot.load is not None:
+                slot.load.settle(self.limit)
+        while True:
+            with self.lock:
+                busy = [each for each in self.slots if each.kept or (each.unit is not None and each.unit.held)]
+                if not busy:
+                    for slot in self.slots:
+                        self._empty(slot)
+                    return
+            if time.perf_counter() - begin > PATIENCE:
+                unit = busy[0].unit
+                raise self._busy(unit if unit is not None else next(iter(self.units.values())))
+            gc.collect()
+            time.sleep(0.001)
