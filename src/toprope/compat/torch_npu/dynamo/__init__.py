@@ -6,7 +6,7 @@ functions by which torch_npu loads its graph engine are missing.
 """
 
 from toprope.compat.missing import missing_from
-from toprope.sim.npu.graph_trees.backend import npugraphs as _npugraphs_backend_entrypoint  # noqa: F401
+from toprope.sim.inductor.npugraphs_backend import npugraphs as _npugraphs_backend_entrypoint  # noqa: F401
 
 __all__: list[str] = []
 
