@@ -64,6 +64,8 @@ GUARDED = [
     "if torch.cuda.is_available():\n    x.cuda(*where)\n",
     "if any([torch.cuda.is_available(), y]):\n    torch.cuda.cudart()\n",
     "while torch.cuda.is_available():\n    torch.cuda.cudart()\n",
+    "if not torch.cuda.is_available():\n    raise OSError\ntorch.cuda.cudart()\n",
+    "assert torch.cuda.is_available()\ntorch.cuda.cudart()\n",
 ]
 
 
@@ -82,7 +84,7 @@ CONVERTED = [
     ("if torch.cuda.is_available():\n    print('cuda')\n", "portable.is_available"),
     ("if torch.cuda.is_available():\n    x['cuda'] = 1\n", "portable.is_available"),
     ("if torch.cuda.is_available():\n    pass\nelse:\n    torch.cuda.cudart()\n", "portable.is_available"),
-    ("if not torch.cuda.is_available():\n    raise OSError\ntorch.cuda.cudart()\n", "portable.is_available"),
+    ("if not torch.cuda.is_available():\n    raise OSError\nif x:\n    torch.cuda.cudart()\n", "portable.is_available"),
     ("if torch.cuda.is_available() and torch.version.cuda:\n    torch.cuda.cudart()\n", "torch.version.cuda"),
     ("if torch.cuda.is_available():\n    if torch.cuda.get_device_capability() > (7,):\n        torch.cuda.cudart()\n",
      "if portable.is_available"),
@@ -230,7 +232,7 @@ def test_the_help_of_an_option_shows_the_default_of_before():
 
 def test_a_first_statement_of_its_own_goes_in_front_of_decorators_and_behind_a_docstring():
     text = 'def f(device="cuda"):\n    """Doc."""\n    # c\n    @g\n    def h(): return device\n    return h\n'
-    assert body(ported(text)) == text.replace("    @g", "    device = portable.resolve(device)\n    @g")
+    assert body(ported(text)) == text.replace("    # c", "    device = portable.resolve(device)\n    # c")
     text = "class A:\n\tdef f(self, dev='cuda'): # c\n\t\treturn dev\n"
     assert body(ported(text)) == text.replace("\t\treturn", "\t\tdev = portable.resolve(dev)\n\t\treturn")
 

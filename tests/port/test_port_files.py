@@ -16,7 +16,7 @@ from toprope.port.write import write
 
 NAMES = {
     "TR106": "requirements.txt", "TR106a": "requirements.txt", "TR106c": "requirements.txt", "TR107": "Dockerfile",
-    "TR108": "run.sh", "TR108a": "run.sh", "TR110": "README.md",  # TR109: test_port_notebooks.py
+    "TR108": "run.sh", "TR108a": "run.sh", "TR108b": "run.sh", "TR110": "README.md",  # TR109: test_port_notebooks.py
     "TR110a": "config.yaml", "TR120": "ops.cu", "TR120a": "ops.cpp",
 }  # fmt: skip
 CASES = [

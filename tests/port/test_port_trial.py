@@ -38,7 +38,7 @@ def said(text):
     ('device = torch.device("cuda" if torch.cuda.is_available() else "cpu")\npin = device.type == "cuda"\n',
      "device = portable.device()\npin = portable.is_accelerator(device)"),
     ('p.add_argument("--device", default="cpu", choices=["cuda", "cpu"])\nargs = p.parse_args()\n'
-     'half = args.device == "cuda"\n', "half = portable.is_accelerator(args.device)"),
+     'half = args.device == "cuda"\n', "half = portable.is_accelerator(portable.resolve(args.device))"),
 ])  # fmt: skip
 def test_a_comparison_with_cuda_is_converted_with_the_name(text, wanted):
     assert wanted in body(text)

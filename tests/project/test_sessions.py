@@ -1,9 +1,11 @@
 """What the terminal sessions of the pages show is what the commands print."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import sessions
@@ -12,11 +14,17 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "<!-- tested -->\n```console\n"
-PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if MARK in page.read_text(encoding="utf-8")]
+PAGES = [  # the blocks of Chinese pages are those of the English ones: test_pages.py
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if MARK in page.read_text(encoding="utf-8") and not page.name.endswith(".zh.md")
+]
 
 
 def test_there_are_sessions():
-    assert {"start.md", "cuda.md"} <= {page.name for page in PAGES}
+    tutorials = {page.name for page in (ROOT / "docs" / "tutorials").glob("*.md")}
+    assert len(tutorials) >= 6
+    assert {"start.md"} | tutorials <= {page.name for page in PAGES}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         consoles = [each for each in sessions.blocks(text) if not each["name"]]
@@ -80,9 +88,39 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path, monke
         sessions.printed("sleep 1000 & sleep 1000", tmp_path)
 
 
+def test_a_file_may_lie_in_a_folder_of_its_own():
+    page = "<!-- file: one/two/a.txt -->\n```text\n1\n```\n<!-- tested -->\n```console\n$ cat one/two/a.txt\n1\n```\n"
+    assert sessions.run(page) == page
+
+
+def test_the_port_of_a_service_is_free_and_shown_as_the_page_has_it():
+    page = f"<!-- tested -->\n```console\n$ echo port {sessions.PORT} > a; grep -c {sessions.PORT} a; cat a\n```\n"
+    assert sessions.run(page).endswith(f"cat a\n1\nport {sessions.PORT}\n```\n")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", int(sessions.free_port())))
+
+
+def test_what_is_exported_is_there_for_the_commands_that_follow():
+    page = "<!-- tested -->\n```console\n$ export A=1 B='2 3'\n$ echo $A $B\n1 2 3\n```\n"
+    assert sessions.run(page) == page
+
+
+def test_a_service_that_a_session_left_behind_ends_with_it(tmp_path):
+    page = f"<!-- tested -->\n```console\n$ sleep 1000 > /dev/null 2>&1 & echo $! > {tmp_path}/pid\n```\n"
+    assert sessions.run(page) == page
+    number = int((tmp_path / "pid").read_text())
+    psutil.wait_procs([psutil.Process(number)] if psutil.pid_exists(number) else [], timeout=60)
+    assert not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+
+
 @pytest.mark.parametrize(
     ("shown", "now", "same"),
     [
+        ("2 passed in 0.05s", "2 passed in 1.25s", True),
+        ("2 passed in 0.05s", "2 passed in 71.25s (0:01:11)", True),
+        ("24.8 GB/s (measured)", "3 GB/s (measured)", True),
+        ("1.04 x the limit", "1.1 x the limit", True),
+        ("24.8 GB (27 groups)", "24.9 GB (27 groups)", False),
         ("1.3 to 2.5 ms a step", "0.9 to 1 s a step", True),
         ("a long\n   line", "a long line", True),
         ("[W1130 15:08:05.429 npu]", "[W1201 01:00:00.1 npu]", True),

@@ -411,14 +411,14 @@ def pin_memory(tensor: Any) -> Any:
     torchs = kind.__module__.partition(".")[0] == "torch" or kind.pin_memory is torch.Tensor.pin_memory
     return tensor if torchs and not is_available() else tensor.pin_memory()
 def pin_memory_device() -> str: return _chosen().type if is_available() else ""
-def tensor(dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
+def tensor(dtype: torch.dtype, *arguments: Any, **named: Any) -> torch.Tensor:
     """Make a tensor as torch.cuda.FloatTensor(...) and its like do: of sizes an empty one, of data one that holds it."""
     empty: Any = torch.empty(0, dtype=dtype, device=device())
-    made: torch.Tensor = empty.new(*arguments)
+    made: torch.Tensor = empty.new(*arguments, **named)
     return made
 class _TensorType(type):
     """The type of what takes the place of torch.cuda.FloatTensor: it makes tensors, and isinstance asks about them."""
-    def __call__(cls: Any, *arguments: Any) -> Any: return tensor(cls.dtype, *arguments)
+    def __call__(cls: Any, *given: Any, **named: Any) -> Any: return tensor(cls.dtype, *given, **named)
     def __instancecheck__(cls: Any, what: object) -> bool: return is_tensor(what, cls.dtype)
 def tensor_type(dtype: torch.dtype) -> Any:
     """torch.cuda.FloatTensor for the device in use, as a class: that one on CUDA, torch.FloatTensor on the CPU."""

@@ -1,17 +1,18 @@
 """Dataflow pipelines whose data stays on the device, with the names and the meaning of the dataflow API.
 
-from toprope import flow as df
+Example:
+    from toprope import flow as df
 
-@df.npu_model()
-def normalise(image):
-    return (image - 0.5) / 0.5
+    @df.npu_model()
+    def normalise(image):
+        return (image - 0.5) / 0.5
 
-df.init({})
-data = df.FlowData()
-graph = df.FlowGraph([normalise.fnode()(data)])
-graph.feed({data: image})
-(result,), code = graph.fetch()
-df.finalize()
+    df.init({})
+    data = df.FlowData()
+    graph = df.FlowGraph([normalise.fnode()(data)])
+    graph.feed({data: image})
+    (result,), code = graph.fetch()
+    df.finalize()
 """
 
 from toprope.flow import exports

@@ -1,9 +1,10 @@
 """CUDA-only code becomes code that runs on NPU, CUDA and CPU: found, rewritten, reported. Imports no torch.
 
-from toprope import port
+Example:
+    from toprope import port
 
-ported = port.port(b"import torch\\nmodel.cuda()\\n")
-print(ported.after.decode(), [finding.rule.code for finding in ported.findings])
+    ported = port.port(b"import torch\\nmodel.cuda()\\n")
+    print(ported.after.decode(), [finding.rule.code for finding in ported.findings])
 """
 
 from toprope.port.engine import port

@@ -88,8 +88,32 @@ def port(
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []
         return ported
-    ported.findings = sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code))
+    ported.findings = _folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)))
     return ported
+
+
+def _folded(findings: list[Finding]) -> list[Finding]:
+    """Make one finding of places that say the same, for the rules that want it; the first names the other lines."""
+    found: dict[tuple[str, str], list[Finding]] = {}
+    kept = []
+    for each in findings:
+        same = (
+            found.setdefault((each.rule.code, each.said), [])
+            if each.rule.once and not each.edits and not each.held_back
+            else []
+        )
+        if not same:
+            kept.append(each)
+        same.append(each)
+    for first, *others in found.values():
+        if any(each.line != first.line for each in others):
+            lines = list(dict.fromkeys(f"line {each.line}" for each in others if each.line != first.line))
+            more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+            first.message = f"{first.said}; also in {', '.join(lines[:_MOST_LINES])}{more}"
+    return kept
+
+
+_MOST_LINES = 6
 
 
 def concerns(data: bytes, rules: Table, project: Project | None, context: Context | None) -> bool:
@@ -154,10 +178,11 @@ def _asked(file: File, rules: Table, node: ast.AST) -> Collection[Handler]:
             found += rules.strings.get(node.value, ())
             found += [handler for prefix, handler in rules.prefixes if node.value.startswith(prefix)]
     elif isinstance(node, ast.Import):
-        for name in {alias.name.partition(".")[0] for alias in node.names}:
+        for name in {alias.name.partition(".")[0] for alias in node.names} - file.project.at_top:
             found += rules.modules.get(name, ())
     elif isinstance(node, ast.ImportFrom) and not node.level:
-        found += rules.modules.get((node.module or "").partition(".")[0], ())
+        name = (node.module or "").partition(".")[0]
+        found += rules.modules.get(name, ()) if name not in file.project.at_top else ()
     return found
 
 

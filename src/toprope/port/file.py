@@ -1,4 +1,4 @@
-"""A file as rules see it: what names mean, what stands around a node, and how to report and rewrite a place."""
+"""A file as rules see it: meaning of names, code around a node, and functions to report and rewrite a place."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from toprope.port.finding import Finding
 from toprope.port.project.context import Context
 from toprope.port.project.facts import Project
 from toprope.port.project.reexports import full_name
-from toprope.port.project.scripted import scripted_functions, styled_functions
+from toprope.port.project.scripted import fingerprint, scripted_functions, styled_functions
 from toprope.port.rule import Rule
 from toprope.port.syntax.edits import Edit
 from toprope.port.syntax.scopes import Binding, Scope, Walk
 from toprope.port.syntax.source import Source, UnreadableError, parse
 
-__all__ = ["RUNTIME", "VENDORED", "File", "is_runtime", "is_vendored_runtime"]
+__all__ = ["RUNTIME", "VENDORED", "File", "ends_program", "is_runtime", "is_vendored_runtime"]
 
 RUNTIME = "toprope.device.portable"
 """The module that ported code calls, where it is not the one file of `--vendor`."""
@@ -28,7 +28,7 @@ _ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
 
 
 def is_runtime(module: str) -> bool:
-    """Whether this is a name of the module that ported code calls: toprope's, or a vendored one in any package."""
+    """Return whether a module is the one that ported code calls: toprope's, or a vendored one in any package."""
     return module == RUNTIME or is_vendored_runtime(module)
 
 
@@ -91,7 +91,9 @@ class File:
 
     def _find_scripted(self) -> list[tuple[int, int]]:
         """Return where the functions begin and end that TorchScript compiles."""
-        scripted, tree = self.project.scripted, self.walk.module.node
+        tree, scripted = self.walk.module.node, self.project.scripted
+        if scripted:
+            scripted = self.project.scripted_in.get(fingerprint(tree), scripted)
         found = scripted_functions(tree, scripted) if scripted else []
         found += styled_functions(tree, self.source.data)
         return [self.source.span(each) for each in found]
@@ -123,11 +125,11 @@ class File:
         return isinstance(node, ast.Call) and self.of_runtime(node.func) in names
 
     def is_builtin(self, node: ast.AST, name: str) -> bool:
-        """Whether a node is Python's own function or class of this name, such as `str`, and not one of the file."""
+        """Return whether a node is Python's own function or class of this name, such as `str`, and not the file's."""
         return isinstance(node, ast.Name) and node.id == name and not self.scope(node).find(name)
 
     def scope(self, node: ast.AST) -> Scope:
-        """The scope that a node stands in."""
+        """The scope of a node."""
         at: ast.AST | None = node
         while at is not None:
             found = self.walk.scopes.get(at)
@@ -144,7 +146,7 @@ class File:
         return any(start <= at < end for start, end in self._scripted)
 
     def bindings(self, node: ast.Name) -> list[Binding]:
-        """Every place of the file where the name that stands here gets a value."""
+        """Every place of the file where this name gets a value."""
         return self.scope(node).find(node.id)
 
     def reads(self, name: str, *bound_by: ast.AST) -> list[ast.Name]:
@@ -191,7 +193,7 @@ class File:
         for around in self.ancestors(node):
             if isinstance(around, ast.Try) and inner in around.body:
                 handlers = [each for each in around.handlers if _catches_import(each)]
-                if handlers and not any(map(_ends_program, handlers)):
+                if handlers and not any(ends_program(each.body[-1]) for each in handlers):
                     return True
             inner = around
         return False
@@ -218,7 +220,7 @@ class File:
         return isinstance(outer, ast.If | ast.IfExp | ast.While | ast.Assert) and outer.test is inner
 
     def in_fstring(self, node: ast.AST) -> bool:
-        """Whether a node stands inside the braces of an f-string, where Python 3.11 does not say exactly where."""
+        """Return whether a node is inside the braces of an f-string; Python 3.11 does not give its exact place then."""
         return any(isinstance(each, ast.JoinedStr) for each in self.ancestors(node))
 
     def text(self, node: ast.AST) -> str:
@@ -272,7 +274,7 @@ class File:
         return node in self._passed
 
     def portable(self, name: str) -> str:
-        """What ported code calls a thing of the runtime module: "portable.device"."""
+        """Name of a member of the runtime module in ported code: "portable.device"."""
         return f"{self.alias}.{name}"
 
     def report(
@@ -291,7 +293,7 @@ class File:
         line, column = self.source.place(start)
         end_line, end_column = self.source.place(end)
         edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
-        if edits and not held_back and self.in_fstring(node) and not self.stands_there(node):
+        if edits and not held_back and self.in_fstring(node) and not self.has_exact_place(node):
             held_back = "its place inside the f-string is not known exactly"
         if edits and isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
             held_back = held_back or "it is assigned to"
@@ -304,8 +306,8 @@ class File:
         self.places.append((finding, node))
         return finding
 
-    def stands_there(self, node: ast.AST) -> bool:
-        """Whether the text at the place of a node is that node: inside f-strings the tree may be wrong about it."""
+    def has_exact_place(self, node: ast.AST) -> bool:
+        """Return whether the text at the place of a node is that node; inside f-strings the place may be wrong."""
         try:
             body = parse(f"({self.text(node)})").body
         except UnreadableError:
@@ -320,7 +322,7 @@ class File:
         return Edit.of(self.source, *self.source.span(node), pieces)
 
     def replace_between(self, first: ast.AST, last: ast.AST, *pieces: str | ast.AST) -> Edit:
-        """Put pieces in the place of all that stands from a node to another one."""
+        """Replace everything from one node to another one by pieces."""
         return Edit.of(self.source, self.source.span(first)[0], self.source.span(last)[1], pieces)
 
     def rename(self, call: ast.Call, name: str) -> Edit:
@@ -351,7 +353,7 @@ class File:
         return Edit(end, end, (text,))
 
     def _behind(self, start: int, limit: int) -> int:
-        """The end of an argument that stands in parentheses of its own: behind them."""
+        """The end of an argument that is in parentheses of its own: behind them."""
         text = self.source.text
         end = start
         for index in range(start, limit):
@@ -385,11 +387,10 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
     return bool(names & caught)
 
 
-def _ends_program(handler: ast.ExceptHandler) -> bool:
-    """Return whether a handler raises, or ends the program: `raise`, `exit()`, `sys.exit()`."""
-    last = handler.body[-1]
-    if isinstance(last, ast.Raise):
+def ends_program(statement: ast.stmt) -> bool:
+    """Return whether a statement raises, or ends the program: `raise`, `exit()`, `sys.exit()`."""
+    if isinstance(statement, ast.Raise):
         return True
-    called = last.value.func if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
+    called = statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
     return name in ("exit", "quit", "_exit", "abort")

@@ -1,4 +1,4 @@
-"""What the port says about one place of a file, and about a file."""
+"""Findings: results of the port for one place of a file, and for a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Finding:
         held_back: why the edits were not made although the rule has some; "" where they were.
         cell: the number of the notebook's cell, from 1; None elsewhere.
         seen: how often a trace saw it asked of torch.
-        known: whether it stands in the baseline.
+        known: whether it is in the baseline.
     """
 
     rule: Rule
@@ -72,7 +72,7 @@ class Finding:
 
     @property
     def is_site(self) -> bool:
-        """Whether it is a place of CUDA's, and no hint."""
+        """Return whether it is a place of CUDA's, and not a hint."""
         return not self.rule.hint
 
     @property

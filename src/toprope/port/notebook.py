@@ -35,7 +35,7 @@ _SHELL_CELLS = ("bash", "sh", "script", "shell", "system", "sx")
 _PYTHON_CELLS = ("time", "timeit", "capture", "prun", "memit", "debug", "python", "python3")
 _OTHER_LANGUAGE = re.compile(rf"%%(?:{'|'.join(_SHELL_CELLS)}|html|HTML|javascript|js|latex|markdown|svg|SVG)\b")
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w., ]+=\s*[!%]\S|[\w.%*]+\?\??\s*$)")
-_SHELL = re.compile(r"\s*(?:[\w., ]+=\s*)?!")
+_SHELL = re.compile(r"\s*(?:[\w., ]+=\s*)?(?:!|%(?:pip|conda|mamba|uv|sx|system)\b)")
 _PARTS = re.compile(r"#.*|'''|\"\"\"|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|[\[({]|[\])}]|\\$")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -61,12 +61,12 @@ class _Code:
 
 @dataclass
 class _Notebook:
-    """What is known of a notebook while it is looked at.
+    """State of the port of one notebook.
 
     Attributes:
         path, leave: as given to `port_notebook`.
         vendored: whether ported code calls the vendored file.
-        mark: text that stands nowhere in the notebook.
+        mark: text that does not occur in the notebook.
         findings: places that are not the engine's, by cell.
         aside: lines that were set aside, as they are put back.
         ignored: how many places were left out.
@@ -131,7 +131,9 @@ def port_notebook(
         The notebook afterwards. One that cannot be read says so in `skipped` and stays as it is.
     """
     ported = Ported(path, data, data)
-    if not concerns(data, table(), project, context) and not re.search(rb"cuda|nccl|nvidia", data, re.I):
+    if not concerns(data, table(), project, context) and not re.search(
+        rb"cuda|nccl|nvidia|install|accelerator", data, re.I
+    ):
         return ported
     try:
         text = data.decode("utf-8")
@@ -222,7 +224,7 @@ def _goes(leave: Callable[[Finding], bool] | None, finding: Finding) -> bool:
 
 
 def _mark(text: str) -> str:
-    """What stands nowhere in the notebook."""
+    """Make a text that does not occur in the notebook."""
     number = 0
     while f"cell {number}:" in text:
         number += 1
@@ -241,7 +243,8 @@ def _code(book: _Notebook, cell: Cell) -> _Code:
             return code
         if whole[1] not in _PYTHON_CELLS:
             for number, line in enumerate(lines, 2):
-                book.report(cell, number, line)
+                if not line.lstrip().startswith("#"):
+                    book.report(cell, number, line)
             return code
         book.report(cell, 1, code.head)
         if not lines:
@@ -256,7 +259,8 @@ def _code(book: _Notebook, cell: Cell) -> _Code:
         parse(python)
         python.encode("utf-8")
     except (UnreadableError, UnicodeEncodeError) as error:
-        first = next((number for number, line in enumerate(lines) if _SAID.search(line)), None)
+        code_of = [re.sub(r"^\s*#.*", "", line) for line in lines]
+        first = next((number for number, line in enumerate(code_of) if _SAID.search(line)), None)
         if first is not None:
             book.report(cell, first + above + 1, lines[first], f"the cell is no Python ({error})")
         return code

@@ -1,4 +1,4 @@
-"""What a rule is: a code, a class, why, and examples that are its test and its page at once."""
+"""Rules: a code, a kind, the reason, and examples that are both its test and its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HINT = "hint"
 
 
 class Kind(StrEnum):
-    """What a rewrite does to the meaning of a program."""
+    """Effect of a rewrite on the meaning of a program."""
 
     PRESERVING = "P"
     """The same on CUDA, and it works elsewhere."""
@@ -63,6 +63,7 @@ class Rule:
         family: the family's name.
         hint: whether its places are advice on code that is not CUDA's. Such code is ported: hints are listed and
             counted apart from sites, and `--check` and a baseline leave them out.
+        once: whether places that say the same in one file are one line of the report, which names the others.
     """
 
     code: str
@@ -73,6 +74,7 @@ class Rule:
     examples: tuple[Example, ...]
     family: str
     hint: bool = False
+    once: bool = False
 
     @property
     def label(self) -> str:

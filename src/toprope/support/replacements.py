@@ -17,7 +17,7 @@ class Replacement:
 
     Attributes:
         modules: names of packages and modules.
-        kernels: words in names of kernels, in lower case and without "_".
+        kernels: words in names of kernels, in lower case and without "_"; "=nms" is the whole name.
         instead: what replaces it.
         source: where that is said.
         read: the day on which it was read.
@@ -51,8 +51,30 @@ def for_module(name: str) -> Replacement | None:
 
 def for_kernels(names: str) -> list[Replacement]:
     """Return what replaces the kernels whose names are in a text, in the order of the rows."""
-    text = re.sub(r"[_\W]+", "", names.lower()).replace("devoxeliz", "")  # the way back, which no row computes
-    return [row for row in rows() if any(word in text for word in row.kernels)]
+    text = _OTHERS.sub(" ", re.sub(r"[_\W]+", "", names.lower()))
+    if "iou3d" in text:
+        text = text.replace("nmskernel", " ")  # of rotated boxes
+    found = {row: [span for word in row.kernels for span in _spans(word, text)] for row in rows()}
+    every = [span for spans in found.values() for span in spans]
+    whole = {f"={name.replace('_', '')}" for name in re.findall(r"\w+", names.lower())}
+    return [
+        row for row, spans in found.items()
+        if any(not _is_inside(span, every) for span in spans) or whole.intersection(row.kernels)
+    ]  # fmt: skip
+
+
+_OTHERS = re.compile(r"devoxeliz|(?:deform(?:able)?)?psroi(?:pool|align)|roi(?:point|aware)?pool3d")
+"""Kernels that no row computes, whose names have words of one."""
+
+
+def _spans(word: str, text: str) -> list[tuple[int, int]]:
+    """Return the places of a word in a text."""
+    return [found.span() for found in re.finditer(re.escape(word), text)]
+
+
+def _is_inside(span: tuple[int, int], others: list[tuple[int, int]]) -> bool:
+    """Return whether a longer word of another row has this one in it: the longer one says more."""
+    return any(low <= span[0] and span[1] <= high and (low, high) != span for low, high in others)
 
 
 @functools.cache

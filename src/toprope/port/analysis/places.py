@@ -13,10 +13,11 @@ from toprope.port.project.facts import is_options, option_of
 from toprope.port.project.scripted import is_outside
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "device_name", "function_for",
-    "index_name", "index_name_of", "is_asked_about", "is_card", "is_constant_cuda", "is_index", "is_listed",
-    "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said", "texts_of",
-    "use",
+    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "cannot_be", "device_name",
+    "function_for", "index_name", "index_name_of", "is_argument", "is_asked_about", "is_card", "is_constant_cuda",
+    "is_index",
+    "is_listed", "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said",
+    "texts_of", "use", "why_unknown",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -45,7 +46,7 @@ _TAKES_DEVICE = {"torch.load": 1, "torch.Generator": 0, "torch.set_default_devic
 
 @dataclass(frozen=True)
 class Said:
-    """What an expression says.
+    """A device that an expression names.
 
     Attributes:
         index: the number of the device, as text or as the node that stays; None for "the current one".
@@ -76,7 +77,7 @@ class Use(Enum):
 
 
 def said(file: File, node: ast.expr) -> Said | None:
-    """Which device an expression names: "cuda", "cuda:1", f"cuda:{i}", "cuda:%d" % i, ... None where it names none."""
+    """Find the device that an expression names: "cuda", "cuda:1", f"cuda:{i}", "cuda:%d" % i, ... None for others."""
     match node:
         case ast.Constant(value=str(text)) if found := _TEXT.fullmatch(text):
             return Said(found[1])
@@ -163,8 +164,8 @@ def _asks(file: File, test: ast.expr) -> bool:
 
 
 def _kept(file: File, inner: ast.expr) -> str | ast.expr:
-    """What stands in the braces of an f-string: as it is, or written anew where its place is not known exactly."""
-    return inner if file.stands_there(inner) else ast.unparse(inner)
+    """The expression in the braces of an f-string: the node, or its text if its place is not known exactly."""
+    return inner if file.has_exact_place(inner) else ast.unparse(inner)
 
 
 def device_name(name: str) -> bool:
@@ -333,7 +334,7 @@ def is_listed(file: File, node: ast.expr) -> bool:
     """Return whether a text is a docstring, a part of a longer text, one of the values of an option, or a type."""
     inner: ast.AST = node
     around = file.parent(node)
-    if isinstance(around, ast.Expr | ast.JoinedStr):
+    if isinstance(around, ast.Expr | ast.JoinedStr) or is_argument(file, node):
         return True
     if isinstance(around, ast.Call) and file.dotted(around.func) in ("os.path.join", "pathlib.Path"):
         return True
@@ -344,6 +345,18 @@ def is_listed(file: File, node: ast.expr) -> bool:
     if isinstance(around, ast.Subscript) and around.slice is inner:
         return (file.dotted(around.value) or "").rpartition(".")[2] == "Literal"
     return isinstance(around, ast.keyword) and around.arg == "choices"
+
+
+def is_argument(file: File, node: ast.expr) -> bool:
+    """Return whether a text is an argument of a command line: `["--device", "cuda"]`, `{"--device": "cuda"}`."""
+    match file.parent(node):
+        case ast.List(elts=words) | ast.Tuple(elts=words) if node in words[1:]:
+            before: ast.expr | None = words[words.index(node) - 1]
+        case ast.Dict(keys=keys, values=values) if node in values:
+            before = keys[values.index(node)]
+        case _:
+            return False
+    return isinstance(before, ast.Constant) and re.fullmatch(r"--?[A-Za-z][\w-]*", str(before.value)) is not None
 
 
 def before_number(file: File, node: ast.AST) -> ast.expr | None:
@@ -368,6 +381,21 @@ def before_number(file: File, node: ast.AST) -> ast.expr | None:
         case ast.Call(func=function, args=[found, *more], keywords=names) if len(more) + len(names) == 1:
             return found if file.dotted(function) == "torch.device" else None
     return None
+
+
+def cannot_be(file: File, node: ast.expr, text: str) -> bool:
+    """Return whether the program says that an expression has another text: by an assertion above, or its choices."""
+    texts = texts_of(file, node) if isinstance(node, ast.Attribute) else None
+    if texts is not None:
+        return text not in texts
+    written, scope = ast.unparse(node), file.scope(node)
+    for each in file.walk.parents:
+        match each:
+            case ast.Assert(test=ast.Compare(left=left, ops=[ast.In() | ast.Eq()], comparators=[given])):
+                if each.lineno < node.lineno and ast.unparse(left) == written and file.scope(left) is scope:
+                    parts = given.elts if isinstance(given, ast.List | ast.Tuple | ast.Set) else [given]
+                    return all(isinstance(part, ast.Constant) and part.value != text for part in parts)
+    return False
 
 
 def texts_of(file: File, node: ast.expr, depth: int = 4) -> frozenset[str] | None:
@@ -418,7 +446,7 @@ def _together(file: File, nodes: list[ast.expr | None], depth: int) -> frozenset
 
 
 def use(file: File, node: ast.expr) -> Use:
-    """How an expression is used, by what stands around it."""
+    """Find how an expression is used, from the code around it."""
     inner: ast.AST = node
     outer = file.parent(inner)
     beside_cpu = False
@@ -483,6 +511,19 @@ def _keyword_use(file: File, keyword: ast.keyword) -> Use:
     if name in TAKES_KIND or names_kind(keyword.arg):
         return Use.KIND
     return Use.DEVICE if takes and name not in _TAKES_NAME else Use.TEXT
+
+
+def why_unknown(file: File, node: ast.expr) -> str:
+    """Return why the use of the text of a device is not known, for a reader."""
+    around = file.parent(node)
+    call = file.parent(around) if isinstance(around, ast.keyword) else around
+    if isinstance(call, ast.Call) and node is not call.func:
+        argument = (
+            around.arg if isinstance(around, ast.keyword) else call.args.index(node) if node in call.args else None
+        )
+        if argument is not None and _is_compared(file, call, argument):
+            return f"is compared in {file.text(call.func)}"
+    return "is not seen to be a device"
 
 
 def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:

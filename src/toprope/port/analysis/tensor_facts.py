@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from toprope.port.file import File
 
-__all__ = ["all_on_host", "dtype_of", "is_tensor", "on_host"]
+__all__ = ["all_on_host", "dtype_of", "is_tensor", "is_unpacked", "on_host"]
 
 _CASTS = {
     "double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32",
@@ -208,3 +208,19 @@ def _values(file: File, node: ast.Name) -> Iterator[ast.expr | None]:
     for binding in file.bindings(node):
         above = isinstance(binding.node, ast.stmt) and binding.node.lineno < node.lineno
         yield binding.value if above else None
+
+
+def is_unpacked(file: File, name: str, function: ast.AST) -> bool:
+    """Return whether another function of the file takes a value of this name from a tuple, and reads it.
+
+    `y, attn = self.attn(x)` and `return attn`, next to a function with `return x, attn`.
+    """
+    inside = set(ast.walk(function))
+    names = (each for each in file.walk.scopes if isinstance(each, ast.Name) and each.id == name)
+    others = [each for each in names if each not in inside]
+    taken = {
+        file.scope(each) for each in others
+        if isinstance(each.ctx, ast.Store) and isinstance(file.parent(each), ast.Tuple)
+        and isinstance(getattr(file.statement(each), "value", None), ast.Call)
+    }  # fmt: skip
+    return any(isinstance(each.ctx, ast.Load) and file.scope(each) in taken for each in others)

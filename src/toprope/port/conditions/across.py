@@ -14,12 +14,16 @@ from pathlib import Path
 from toprope.port.finding import Ported
 from toprope.port.syntax.source import Source, UnreadableError
 
-__all__ = ["answers_elsewhere", "answers_in", "keys_in"]
+__all__ = ["DECIDES", "answers_elsewhere", "answers_in", "devices_elsewhere", "keys_in"]
 
 _ASKS = re.compile(rb"is_available|device_count")
 _QUESTIONS = {"is_available", "device_count"}
 _KEY = re.compile(r"(\.\s*)?([A-Za-z_]\w*)(\s*\()?")
 _ROUNDS = 3
+DECIDES = "@"
+"""Before the name of a function that gives a device, among the keys of answers: its own question stays CUDA's."""
+_GIVES = re.compile(rb"def\s+\w*device\w*\s*\(", re.IGNORECASE)
+_CHOICES = {"TR001", "TR001a", "TR003", "TR024"}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -31,14 +35,12 @@ def keys_in(text: str) -> set[str]:
     return found
 
 
-def answers_elsewhere(
-    programs: Mapping[Path, bytes], look: Callable[[bytes, frozenset[str]], Ported]
-) -> dict[str, str]:
+def answers_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, frozenset[str]], Ported]) -> dict[str, str]:
     """Find the answers that guard code of another file that stays CUDA's, or that a file uses which cannot be read.
 
     Args:
         programs: the code of each file.
-        look: the port of a program, which is given the keys of answers that come from other files.
+        look: the port of a file, which is given the keys of answers that come from other files.
 
     Returns:
         The file by the key of the answer, with what is guarded there.
@@ -53,12 +55,31 @@ def answers_elsewhere(
         keys = every - own.get(path, frozenset())
         if not keys or not word.search(data):
             continue
-        ported = look(data, keys)
+        ported = look(path, keys)
         if ported.skipped:
             used = keys & keys_in(data.decode("utf-8", "replace"))
             found |= dict.fromkeys(used - found.keys(), f"{path.name}, which cannot be read")
         else:
             found |= {key: f"{path.name}, where it {why}" for key, why in ported.guards.items() if key not in found}
+    return found
+
+
+def devices_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, frozenset[str]], Ported]) -> dict[str, str]:
+    """Find the functions that give a device, such as `get_device`, and whose question about CUDA stays.
+
+    Returns:
+        The file by the name of the function, with DECIDES before it.
+    """
+    found: dict[str, str] = {}
+    for path, data in programs.items() if len(programs) > 1 else ():
+        if not (_GIVES.search(data) and _ASKS.search(data)):
+            continue
+        held = [each for each in look(path, frozenset()).findings if each.rule.code in _CHOICES and each.held_back]
+        functions = [each for each in ast.walk(Source(data).parse()) if isinstance(each, _Function)] if held else []
+        for each in functions:
+            inside = any(each.lineno <= finding.line <= (each.end_lineno or 0) for finding in held)
+            if inside and "device" in each.name.lower() and any(isinstance(one, ast.Return) for one in ast.walk(each)):
+                found.setdefault(f"{DECIDES}{each.name}", path.name)
     return found
 
 

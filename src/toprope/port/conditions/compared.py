@@ -10,8 +10,10 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator
 
+from toprope.port.analysis.places import is_argument
 from toprope.port.file import File
 from toprope.port.finding import Finding
+from toprope.port.project.scripted import is_outside
 from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["LOOKED_UP", "hold_compared"]
@@ -43,8 +45,12 @@ def hold_compared(file: File, findings: Iterable[Finding]) -> None:
         and id(finding) in wanted for part in ast.walk(node)
     }  # fmt: skip
     for finding, node in file.places:
-        if id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
+        if id(finding) not in wanted or not finding.converted:
+            continue
+        if finding.rule.family in _NAMES:
             finding.held_back = _why(file, node, asked) or _too_early(file, finding, node)
+        elif finding.rule.family == "arguments" and isinstance(node, ast.Attribute):
+            finding.held_back = _looked_up_there(file, node)
     bound = next((each for each in file.walk.scopes if isinstance(each, ast.Attribute) and each.attr in _BINDS), None)
     for finding, _ in file.places:
         if bound is not None and id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
@@ -84,15 +90,22 @@ def _why(file: File, node: ast.AST, asked: Collection[ast.AST]) -> str:
         return ""
     if _is_compared(file, node):
         return COMPARED
-    line = next(filter(None, (_looked_up(file, each) for each in (node, *_reads(file, node)))), "")
+    line = _looked_up_there(file, node)
     reads = [each for each in _reads(file, node) if isinstance(each, ast.Name)]
     only_compared = bool(reads) and all(_is_compared(file, each) and each not in asked for each in reads)
     return line or (COMPARED if only_compared else "")
 
 
+def _looked_up_there(file: File, node: ast.expr) -> str:
+    """Return how its text is used as one: here, or where the name is read that it is assigned to."""
+    return next(filter(None, (_looked_up(file, each) for each in (node, *_reads(file, node)))), "")
+
+
 def _reads(file: File, node: ast.expr) -> Iterator[ast.expr]:
     """Find where the name or the attribute is read that gets this value, or has it for its default."""
     around = file.parent(node)
+    while isinstance(around, ast.BoolOp) or (isinstance(around, ast.IfExp) and around.test is not node):
+        node, around = around, file.parent(around)
     match around:
         case ast.Assign(targets=targets, value=value) if value is node:
             for target in targets:
@@ -152,7 +165,14 @@ def _looked_up(file: File, node: ast.expr) -> str:
         package = (file.dotted(call.func) or "").partition(".")[0]
         if package in _OTHER_ENGINES:
             return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
+        if decides := _decided(file, call, outer, inner):
+            return f'{LOOKED_UP}compared with "cuda" in {decides}, which says by it where tensors are'
+    if is_argument(file, node):
+        return f"{LOOKED_UP}an argument of a command line in line {node.lineno}"
     match outer:
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=holder), attr=name)]) if name in file.project.settings:
+            if holder != "self":
+                return f'{LOOKED_UP}compared with "cuda" where the program decides by it where tensors are'
         case ast.Subscript(value=value, slice=ast.Slice() | ast.Constant(value=int())) if value is inner:
             return f"{LOOKED_UP}cut by position in line {outer.lineno}: the names of other devices are shorter"
         case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):
@@ -163,8 +183,26 @@ def _looked_up(file: File, node: ast.expr) -> str:
             if any(_is_cuda(each) for case in cases for each in ast.walk(case.pattern)):
                 return f"{LOOKED_UP}matched in line {outer.lineno}"
         case ast.FormattedValue() | ast.BinOp() | ast.Call():
-            return _in_a_file_name(file, outer)
+            return _in_a_command(file, outer) or _in_a_file_name(file, outer)
     return ""
+
+
+def _in_a_command(file: File, part: ast.AST) -> str:
+    """The same for an argument of a command line that is put together: `f"--device={device}"`."""
+    whole = file.parent(part) if isinstance(part, ast.FormattedValue) else part
+    texts = whole.values if isinstance(whole, ast.JoinedStr) else [whole.left] if isinstance(whole, ast.BinOp) else []
+    if any(isinstance(each, ast.Constant) and re.search(r"(?:^|\s)--[\w-]+[= ]$", str(each.value)) for each in texts):
+        return f"{LOOKED_UP}an argument of a command line in line {getattr(whole, 'lineno', 0)}"
+    return ""
+
+
+def _decided(file: File, call: ast.Call, outer: ast.AST | None, inner: ast.AST) -> str:
+    """Return the function of the project that decides by the text of this argument; "" where there is none."""
+    called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+    if is_outside(file.dotted(call.func) or "", file.project.modules):
+        return ""
+    argument = outer.arg if isinstance(outer, ast.keyword) else call.args.index(inner) if inner in call.args else None
+    return called if argument is not None and (called, argument) in file.project.decided else ""
 
 
 def _has_cuda(file: File, table: ast.expr) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from toprope.port.file import File
 from toprope.port.syntax.scopes import Binding
 
-__all__ = ["asks_for_package", "compiled_uses", "guards_a_kernel"]
+__all__ = ["asks_for_package", "compiled_uses", "functions_of_kernels", "guards_a_kernel"]
 
 _IMPORTS = {
     "TR077", "TR077a", "TR077b", "TR079", "TR079a", "TR080", "TR081", "TR082", "TR083", "TR084", "TR084a", "TR097",
@@ -45,6 +45,25 @@ def compiled_uses(file: File) -> Iterator[ast.expr]:
     one of these whatever it is given.
     """
     yield from _uses_in(file, file.walk.module.node)
+
+
+def functions_of_kernels(file: File) -> Iterator[tuple[ast.AST, str, int]]:
+    """Find the methods of autograd's functions that call an extension whatever they are given, with its name and line.
+
+    What they make is for the kernel, which takes tensors of CUDA alone.
+    """
+    classes = [
+        each for each in file.walk.parents
+        if isinstance(each, ast.ClassDef) and any(file.dotted(base) == _AUTOGRAD for base in each.bases)
+    ]  # fmt: skip
+    names = _Names(file) if classes else None
+    for method in (each for one in classes for each in one.body if isinstance(each, _FUNCTION)):
+        for call in names.calls_of_extensions(method) if names is not None else ():
+            yield method, file.text(call.func), call.lineno
+            break
+
+
+_AUTOGRAD = "torch.autograd.Function"
 
 
 def _uses_in(file: File, part: ast.AST) -> Iterator[ast.expr]:
@@ -116,6 +135,24 @@ class _Names:
     def _is_built(self, binding: Binding) -> bool:
         """Return whether a name gets an extension that is built when the file is imported."""
         return isinstance(binding.value, ast.Call) and self._file.dotted(binding.value.func) in _LOADS
+
+    def calls_of_extensions(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:
+        """The calls of extensions and compiled modules that a function makes under no condition."""
+        for statement in function.body:
+            if isinstance(statement, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(statement)):
+                return
+            is_plain = isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
+            for each in _unconditional(statement) if is_plain else ():
+                name = each.func if isinstance(each, ast.Call) else None
+                while isinstance(name, ast.Attribute):
+                    name = name.value
+                if isinstance(name, ast.Name) and any(map(self._is_extension, self._file.bindings(name))):
+                    yield each  # type: ignore[misc]
+
+    def _is_extension(self, binding: Binding) -> bool:
+        """Return whether a name gets an extension: one that the file builds, or a compiled module."""
+        imports = {node for finding, node in self._file.places if finding.rule.code == "TR121"}
+        return self._is_built(binding) or _is_bound_by(binding, imports & self._imports)
 
     def _always_uses(self, body: Iterable[ast.stmt]) -> bool:
         """Return whether a block calls what only CUDA has, under no condition of its own."""
@@ -251,9 +288,9 @@ def _of_kernels(binding: Binding) -> bool:
 
 
 def guards_a_kernel(file: File, node: ast.AST) -> bool:
-    """Whether what a question decides about calls kernels for CUDA, or torch's DataParallel: it asks for CUDA itself.
+    """Return whether the code that a question guards calls kernels for CUDA, or torch's DataParallel.
 
-    Of a condition that is what stands below it, of an assertion the function around it.
+    Such a question asks for CUDA itself. A condition guards its block, an assertion the function around it.
     """
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     function = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)

@@ -14,13 +14,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from toprope.port.analysis.places import device_name
+from toprope.port.conditions.across import DECIDES
 from toprope.port.conditions.answers import is_given
-from toprope.port.conditions.compared import LOOKED_UP
-from toprope.port.conditions.compiled import asks_for_package, compiled_uses
-from toprope.port.conditions.opened import Opened, is_negative, opened_by
+from toprope.port.conditions.compared import COMPARED, LOOKED_UP
+from toprope.port.conditions.compiled import asks_for_package, compiled_uses, functions_of_kernels
+from toprope.port.conditions.opened import Opened, block_behind, is_negative, opened_by
 from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
+from toprope.port.project.scripted import is_outside
 from toprope.port.rule import Kind
 
 __all__ = ["guards", "hold_back"]
@@ -38,9 +40,12 @@ _OF_THE_MACHINE = {"TR001", "TR001a", "TR024"}
 """Questions whose answer is one for the whole program. Where one stays, all that decide where tensors are do."""
 _CHOICE = "TR003"
 _PLACES = {"devices", "moves", "numbers", "tensors"}
-_ALSO = "decides where tensors are, as line"
+_ALSO = "decides where tensors are, as"
 
 _BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
+_ENGINES = "TR084"
+_ENGINE_NAMES = {"tensorrt", "torch2trt", "torch_tensorrt", "pycuda"}
+"""Packages of NVIDIA's that no other device has by any name: what follows their import runs on CUDA alone."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _HELD = "the condition "
@@ -54,11 +59,13 @@ class _Question:
     Attributes:
         finding: its place.
         opened: the code that runs when the answer becomes yes, each with the condition it depends on.
+        required: the code that runs only then, since an assertion or an error is in front of it.
         keys: how other files and cells reach the answer.
     """
 
     finding: Finding
     opened: list[tuple[ast.AST, ast.AST]]
+    required: list[tuple[ast.AST, ast.AST]]
     keys: set[str]
 
 
@@ -69,10 +76,12 @@ class _Stays:
     Attributes:
         node: the place.
         why: the reason, behind "the condition ".
+        only_cuda: whether nothing but CUDA can have it.
     """
 
     node: ast.AST
     why: str
+    only_cuda: bool = False
 
 
 def hold_back(
@@ -94,7 +103,8 @@ def hold_back(
     nodes = [(finding, node) for finding, node in file.places]
     wanted, left = set(map(id, findings)), set(map(id, deselected))
     asked = [(f, n) for f, n in nodes if id(f) in wanted and f.converted and f.rule.code in QUESTIONS]
-    anchor = _choice_that_stays(nodes, wanted)
+    other_file = _decided_elsewhere(file, elsewhere or {})
+    anchor = other_file or _choice_that_stays(nodes, wanted)
     if not asked and not anchor:
         return
     stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
@@ -103,26 +113,34 @@ def hold_back(
     questions = []
     for finding, node in asked:
         followed = Opened(file, raises=finding.rule.code not in _OF_THE_MACHINE)
-        questions.append(_Question(finding, list(followed.by(node, not is_negative(node))), followed.keys))
+        opened = list(followed.by(node, not is_negative(node)))
+        questions.append(_Question(finding, opened, followed.required, followed.keys))
     questions.sort(key=lambda each: sum(_length(file, part) for part, _ in each.opened))
     held: list[tuple[ast.AST, ast.AST]] = []
+    behind: list[tuple[ast.AST, ast.AST]] = []
     for finding, node in nodes:
         if finding.rule.code in QUESTIONS and finding.held_back.startswith(_HELD):  # in an earlier round
-            held += opened_by(file, node)
+            followed = Opened(file)
+            held += followed.by(node, not is_negative(node))
             if finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, held, nodes):
-                anchor = anchor or finding.line
+                anchor = anchor or f"line {finding.line}"
+            behind += followed.required
+    held += behind
     changed = True
     while changed:
         changed = False
         for question in [each for each in questions if each.finding.converted]:
             places = question.finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, question.opened, nodes)
             why = _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
-            if not why and anchor and places:
+            if not why and anchor and (places or other_file):
                 why = f"{_ALSO} {anchor} does, which stays"
+            needed = "" if why else _needed(file, question, stays)
+            if needed:
+                why, question.opened = needed, [*question.opened, *question.required]
             if not why:
                 continue
             changed = True
-            anchor = anchor or (question.finding.line if places else 0)
+            anchor = anchor or (f"line {question.finding.line}" if places else "")
             question.finding.held_back = f"{_HELD}{why}"
             held += question.opened
             stays += _set_there_alone(file, question)
@@ -136,12 +154,25 @@ def hold_back(
             finding.held_back = f"it {_ALSO} {anchor} does, which stays"
 
 
-def _choice_that_stays(nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> int:
-    """Return the line of a choice between CUDA and the CPU that stays for the sake of its text; 0 without one."""
+def _choice_that_stays(nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> str:
+    """Return the line of a choice between CUDA and the CPU that stays for the sake of its text; "" without one."""
     for finding, _ in nodes:
         if finding.rule.code == _CHOICE and finding.held_back.startswith(LOOKED_UP) and id(finding) in wanted:
-            return finding.line
-    return 0
+            return f"line {finding.line}"
+    return ""
+
+
+def _decided_elsewhere(file: File, elsewhere: Mapping[str, str]) -> str:
+    """Return a function of another file that gives the device, whose question stays, and that the file calls."""
+    given = {key.removeprefix(DECIDES): place for key, place in elsewhere.items() if key.startswith(DECIDES)}
+    for node in file.walk.scopes if given else ():
+        if isinstance(node, ast.Call):
+            full = file.dotted(node.func) or ""
+            by_star = not full and isinstance(node.func, ast.Name) and not file.bindings(node.func)
+            name = node.func.id if by_star else full.rpartition(".")[2]  # type: ignore[attr-defined]
+            if name in given and not is_outside(full, file.project.modules):
+                return f"{name}() of {given[name]}"
+    return ""
 
 
 def _places_tensors(
@@ -196,7 +227,7 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
                 yield _Stays(node, f"guards {_short(finding)}, which other devices do not answer ({finding.rule.code})")
         elif _fails(file, finding, node):
             why = f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})"
-            yield _Stays(node, why)
+            yield _Stays(node, why, finding.rule.kind is Kind.NOT_CONVERTIBLE)
             yield from (_Stays(each, why) for each in _reads_of(file, node))
     for node in _names_of_builds(file):
         yield _Stays(node, f"chooses a package's build in line {node.lineno}")
@@ -204,7 +235,7 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
         if _behind_cuda(file, use):
             continue
         why = f"in line {use.lineno}, which only CUDA has"
-        yield _Stays(use, f"guards {file.text(use)} {why}")
+        yield _Stays(use, f"guards {file.text(use)} {why}", True)
         call = next((each for each in file.ancestors(use) if not isinstance(each, ast.Attribute)), None)
         for given in [*call.args, *(each.value for each in call.keywords)] if isinstance(call, ast.Call) else ():
             if isinstance(given, ast.IfExp) and _within(file, use, call.func):  # type: ignore[union-attr]
@@ -245,6 +276,34 @@ def _reached(file: File, question: _Question, stays: Iterable[_Stays], held: lis
             if next(inner, None) is None:
                 return each.why
     return ""
+
+
+def _needed(file: File, question: _Question, stays: Iterable[_Stays]) -> str:
+    """Name the first place that only CUDA has and that always runs behind an assertion or an error."""
+    for part, _ in question.required:
+        for each in stays:
+            if each.only_cuda and _within(file, each.node, part) and _always_runs(file, each.node, part):
+                return each.why
+    return ""
+
+
+def _always_runs(file: File, node: ast.AST, part: ast.AST) -> bool:
+    """Return whether a place is reached whenever a statement runs that it is in."""
+    inner = node
+    while inner is not part:
+        outer = file.parent(inner)
+        match outer:
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if inner is not test:
+                return False
+            case ast.BoolOp(values=[first, *_]) if inner is not first:
+                return False
+            case None | ast.Lambda() | ast.match_case() | ast.ExceptHandler():
+                return False
+            case ast.FunctionDef(decorator_list=above) | ast.AsyncFunctionDef(decorator_list=above):
+                if inner not in above:
+                    return False
+        inner = outer
+    return True
 
 
 def _used_elsewhere(question: _Question, elsewhere: Mapping[str, str]) -> str:
@@ -294,10 +353,19 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
     for finding, node in file.places:
         if id(finding) in wanted and not finding.converted and _asks_for_cuda(file, finding, node):
             why = f"it stays with the condition in line {finding.line}"
-            question = file.parent(node) if isinstance(node, ast.Constant) else node
+            is_side = isinstance(node, ast.Constant) or finding.held_back == COMPARED
+            question = file.parent(node) if is_side else node
             if question is not None:
                 regions += [(part, why) for part, _ in opened_by(file, question)]
     regions += [(each, f"it is part of what builds an extension in line {line}") for each, line in _builders(file)]
+    kernels = functions_of_kernels(file)
+    regions += [(each, f"it is for {name} in line {line}, which only CUDA has") for each, name, line in kernels]
+    for finding, node in file.places:
+        if finding.rule.code == _ENGINES and isinstance(node, ast.Import | ast.ImportFrom) and not file.is_tried(node):
+            names = [getattr(node, "module", None) or "", *(each.name for each in node.names)]
+            if any(name.partition(".")[0] in _ENGINE_NAMES for name in names):
+                why = f"it stays with the import in line {finding.line}: only CUDA has that package"
+                regions += [(each, why) for each in block_behind(file, node)]
     if not regions:
         return
     regions += _called_there_alone(file, regions)
@@ -309,13 +377,12 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
 
 def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
     """Return whether a place is a question that the rules leave: of a kernel, of one of several kinds of device."""
-    if finding.rule.code == "TR101":  # device == "cuda"
+    if finding.rule.code == "TR101" or finding.held_back == COMPARED:  # device == "cuda", == torch.device("cuda")
         around = file.parent(node)
-        if (
-            not isinstance(around, ast.Compare)
-            or len(around.ops) != 1
-            or not isinstance(around.ops[0], ast.Eq | ast.NotEq)
-        ):
+        if not isinstance(around, ast.Compare) or len(around.ops) != 1:
+            return False
+        is_in = isinstance(around.ops[0], ast.In | ast.NotIn) and around.left is node
+        if not is_in and not isinstance(around.ops[0], ast.Eq | ast.NotEq):
             return False
         other = around.comparators[0] if around.left is node else around.left
         if isinstance(other, ast.Call) and file.calls_runtime(other, "resolve") and other.args:
@@ -370,7 +437,8 @@ def _fails(file: File, finding: Finding, node: ast.AST) -> bool:
     own = finding.held_back.endswith("of its own") and "not known" not in finding.held_back
     if own:  # a method of the project, whose own code is ported
         return False
-    if isinstance(node, ast.Import | ast.ImportFrom) and finding.rule.kind is not Kind.PRESERVING:
+    loads = isinstance(node, ast.Import | ast.ImportFrom) or (code == "TR121" and isinstance(node, ast.Call))
+    if loads and finding.rule.kind is not Kind.PRESERVING:
         return not file.is_tried(node)
     if code == "TR101":
         return not _is_shown(file, node)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from toprope.port.file import File
+from toprope.port.file import File, ends_program
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["Opened", "is_negative", "opened_by"]
+__all__ = ["Opened", "block_behind", "is_negative", "opened_by"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ENDS = (ast.Return, ast.Continue, ast.Break)
@@ -27,6 +27,16 @@ def is_negative(question: ast.AST) -> bool:
     return isinstance(question, ast.Compare) and isinstance(question.ops[0], ast.NotEq | ast.NotIn)
 
 
+def block_behind(file: File, statement: ast.stmt) -> list[ast.stmt]:
+    """The statements behind one in its block."""
+    around = file.walk.parents[statement]
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(around, name, None)
+        if isinstance(block, list) and statement in block:
+            return block[block.index(statement) + 1 :]
+    return []
+
+
 class Opened:
     """Follows the answer of a question to the code that runs because of it.
 
@@ -38,6 +48,9 @@ class Opened:
     Attributes:
         file: as given.
         ends: statements that leave the function or the loop, so that what is behind them runs with the other answer.
+        required: statements behind an assertion, or an error that is raised or ends the program, which run only where
+            the answer is yes; each with the condition. A program that has no other way to go is converted with what it
+            can be, so that these count only where they always need CUDA.
         keys: under which other files and cells reach the answer: "use_cuda" for a name of the module, ".use_cuda" for
             an attribute of anything, ".has_cuda()" for a function or method that is called as one.
     """
@@ -46,6 +59,7 @@ class Opened:
         self.file = file
         self.ends = (*_ENDS, ast.Raise) if raises else _ENDS
         self.keys: set[str] = set()
+        self.required: list[tuple[ast.AST, ast.AST]] = []
         self._seen: set[tuple[int, bool | None]] = set()
 
     def by(self, node: ast.AST, positive: bool | None = True) -> Iterator[tuple[ast.AST, ast.AST]]:
@@ -123,11 +137,18 @@ class Opened:
                 if positive is not True:
                     yield from ((each, test) for each in outer.orelse)
                     if isinstance(outer, ast.If) and not outer.orelse and isinstance(outer.body[-1], self.ends):
-                        yield from ((each, test) for each in self._behind(outer))
+                        yield from ((each, test) for each in block_behind(self.file, outer))
+                    elif isinstance(outer, ast.If) and not outer.orelse and ends_program(outer.body[-1]):
+                        self.required += ((each, test) for each in block_behind(self.file, outer))
                     elif ast.Raise in self.ends and isinstance(outer, ast.If) and _moves(outer.body):
-                        yield from ((each, test) for each in (*outer.body, *self._behind(outer)))
-                if positive is not False and outer.orelse and isinstance(outer.orelse[-1], self.ends):
-                    yield from ((each, test) for each in self._behind(outer))
+                        yield from ((each, test) for each in (*outer.body, *block_behind(self.file, outer)))
+                if positive is not False and outer.orelse:
+                    if isinstance(outer.orelse[-1], self.ends):
+                        yield from ((each, test) for each in block_behind(self.file, outer))
+                    elif ends_program(outer.orelse[-1]):
+                        self.required += ((each, test) for each in block_behind(self.file, outer))
+            case ast.Assert(test=test) if inner is test and positive is not False:
+                self.required += ((each, test) for each in block_behind(self.file, outer))
             case ast.Assign(targets=targets):
                 for each in targets:
                     yield from self._kept(each, positive)
@@ -154,15 +175,6 @@ class Opened:
         function = next((each for each in self.file.ancestors(statement) if isinstance(each, _FUNCTIONS)), None)
         if function is not None:
             yield from self._called(function, positive)
-
-    def _behind(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The statements behind one in its block."""
-        around = self.file.walk.parents[statement]
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(around, name, None)
-            if isinstance(block, list) and statement in block:
-                return block[block.index(statement) + 1 :]
-        return []
 
     def _handed_on(self, inner: ast.AST, outer: ast.AST, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         """An argument: of a decorator, or the default of an option of the command line."""
@@ -212,7 +224,7 @@ class Opened:
             yield from self._read(alias.asname or alias.name, [statement], positive)
 
     def _read(self, name: str, bound_by: list[ast.AST], positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """What the answer opens where a name is read that one of these nodes binds."""
+        """Follow the answer to the reads of a name that one of these nodes binds."""
         for each in self.file.reads(name, *bound_by):
             yield from self.by(each, positive)
 
@@ -224,7 +236,7 @@ class Opened:
     def _called(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, positive: bool | None
     ) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where the answer of a function is used: its name in this file, or the attribute where it is a method."""
+        """Follow the answer of a function to its uses: by its name in this file, or by the attribute of a method."""
         around = self.file.walk.parents[function]
         if isinstance(around, ast.ClassDef):
             self.keys |= {f".{function.name}", f".{function.name}()"}

@@ -1,4 +1,4 @@
-"""What kind of file a name stands for."""
+"""Kinds of files, recognised by their names."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ def kind_of(path: str) -> FileKind | None:
         return None if place.stem.lower().endswith("-cuda") else FileKind.REQUIREMENTS  # by its name it is for CUDA
     if name in ("pyproject.toml", "setup.cfg", "pipfile"):
         return FileKind.PROJECT
+    if name in ("devcontainer.json", ".devcontainer.json"):
+        return FileKind.IMAGE
     if name.startswith("dockerfile") or suffix == ".dockerfile" or name == "containerfile":
         return FileKind.IMAGE
     return _SUFFIXES.get(suffix)

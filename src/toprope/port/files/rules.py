@@ -5,7 +5,7 @@ from __future__ import annotations
 from toprope.port.files.sources import BINDING, CUDA
 from toprope.port.rule import Example, Kind, Rule
 
-__all__ = ["BUILD", "COMMAND", "CONFIG", "IMAGE", "NOTEBOOK", "PACKAGE", "PIN", "RULES", "SHELL", "TOOL"]
+__all__ = ["BUILD", "COMMAND", "CONFIG", "IMAGE", "NOTEBOOK", "OPTION", "PACKAGE", "PIN", "RULES", "SHELL", "TOOL"]
 
 
 def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tuple[Example, ...]) -> Rule:
@@ -74,7 +74,8 @@ PIN = _rule(
 )  # fmt: skip
 
 IMAGE = _rule(
-    "TR107", Kind.NOT_CONVERTIBLE, "FROM nvidia/cuda, --gpus all, runners with GPUs: reported",
+    "TR107", Kind.NOT_CONVERTIBLE,
+    "FROM nvidia/cuda, --gpus all, runners with GPUs: another card has an image and options of its own",
     """An image for another card starts from that vendor's (quay.io/ascend/cann for NPUs), and its devices are given to
     a container in another way (--device /dev/davinci0 and the driver's folders).""",
     "NVIDIA's and the vendor's documentation of containers",
@@ -82,9 +83,9 @@ IMAGE = _rule(
 )  # fmt: skip
 
 SHELL = _rule(
-    "TR108", Kind.REVIEW, "CUDA_VISIBLE_DEVICES=0 python train.py: the NPUs' variable too",
+    "TR108", Kind.REVIEW, "CUDA_VISIBLE_DEVICES=0, CUDA_LAUNCH_BLOCKING=1 in a script: the NPUs' variable too",
     """Another card is masked by another variable. Both get the same value, and each is read where its card is. A list
-    of NPUs must be ascending.""",
+    of NPUs must be ascending. PYTORCH_CUDA_ALLOC_CONF gets its twin where all that it sets is known to torch_npu.""",
     "torch_npu's documentation",
     (
         Example(
@@ -92,19 +93,34 @@ SHELL = _rule(
             "CUDA_VISIBLE_DEVICES=0,1 ASCEND_RT_VISIBLE_DEVICES=0,1 torchrun train.py",
         ),
         Example('export CUDA_VISIBLE_DEVICES="$1"', 'export CUDA_VISIBLE_DEVICES="$1" ASCEND_RT_VISIBLE_DEVICES="$1"'),
+        Example("export CUDA_LAUNCH_BLOCKING=1", "export CUDA_LAUNCH_BLOCKING=1 ASCEND_LAUNCH_BLOCKING=1"),
+        Example("PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync python train.py"),
         Example("# CUDA_VISIBLE_DEVICES=0 python train.py", reported=False),
     ),
 )  # fmt: skip
 
 TOOL = _rule(
-    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: reported",
-    """It asks NVIDIA's driver. `npu-smi info` asks that of NPUs, in another form.""",
+    "TR108a", Kind.NOT_CONVERTIBLE, "nvidia-smi in a script: it asks NVIDIA's driver; NPUs have npu-smi info",
+    """It asks NVIDIA's driver. `npu-smi info` asks the driver of NPUs, in another form.""",
     "NVIDIA's and the vendor's documentation",
     (Example("nvidia-smi --query-gpu=memory.used --format=csv"), Example("# nvidia-smi", reported=False)),
 )  # fmt: skip
 
+OPTION = _rule(
+    "TR108b", Kind.REVIEW, "--accelerator gpu, --device cuda:0 in a script: CUDA's name on every device",
+    """The program is given the name of CUDA on every device. An option whose default or choices name CUDA is resolved
+    by ported code, and is not reported; others are to be resolved where they are read, portable.resolve(args.device),
+    or given "auto" (Lightning) or another name in a script of their own.""",
+    "seen in public code",
+    (
+        Example("python train.py --accelerator gpu --devices 4"),
+        Example('python predict.py --model_device "cuda:0"'),
+        Example("python train.py --device cpu\n# python train.py --device cuda", reported=False),
+    ),
+)  # fmt: skip
+
 NOTEBOOK = _rule(
-    "TR109", Kind.REVIEW, "a cell of a notebook that says CUDA and is not looked at: reported",
+    "TR109", Kind.REVIEW, "a cell of a notebook that says CUDA: no rule looks at it, so that a person has to",
     """The cells of a notebook are ported as one program, and its JSON stays as it is. Commands of IPython (%env,
     %timeit) and cells that are no Python cannot be: a person has to look at them. Commands of the shell (!python ...)
     are looked at as scripts are.""",
@@ -113,7 +129,7 @@ NOTEBOOK = _rule(
 )  # fmt: skip
 
 COMMAND = _rule(
-    "TR110", Kind.NOT_CONVERTIBLE, "commands in a document that say CUDA: reported",
+    "TR110", Kind.NOT_CONVERTIBLE, "commands in a document that say CUDA: say there what other devices need",
     """Commands, and images for containers, are copied and run as they are. Say there what other devices need.""",
     "seen in public code",
     (
@@ -131,8 +147,9 @@ CONFIG = _rule(
     "seen in public code",
     (
         Example("model: unet\ntrain:\n  device: 'cuda:0'\n  backend: nccl"),
+        Example("trainer:\n  accelerator: gpu\n  devices: 2"),
         Example("versions:\n  cuda: 11.8\n# device: cuda", reported=False),
     ),
 )  # fmt: skip
 
-RULES = (PACKAGE, BUILD, PIN, IMAGE, SHELL, TOOL, NOTEBOOK, COMMAND, CONFIG, CUDA, BINDING)
+RULES = (PACKAGE, BUILD, PIN, IMAGE, SHELL, TOOL, OPTION, NOTEBOOK, COMMAND, CONFIG, CUDA, BINDING)

@@ -53,6 +53,8 @@ _SPEAKS = re.compile(
     r"[>\"]|\b(?:at|c10|torch)::(?:cuda\b|kCUDA\b)|\bcuda(?:Malloc|Memcpy|Stream_t|Free|LaunchKernel|DeviceSynchronize)\w*\b"
     r"|\bCHECK_CUDA\b|\bis_cuda\s*\(\)|\b__global__\b|<<<"
 )
+_IS_NOT_CUDA = re.compile(r"\b\w*(?:ASSERT|CHECK|assert)\w*\s*\(\s*!\s*\(?[\w.()>-]*?\bis_cuda\s*\(\)")
+"""An assertion that a tensor is on the CPU."""
 _KERNEL = re.compile(
     r"__global__\s+(?:__\w+__\s*(?:\([^)]*\))?\s*)*(?:static\s+|inline\s+)*void\s+(?:__\w+__\s*\([^)]*\)\s*)?(\w+)"
 )
@@ -62,7 +64,14 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"", re.DOTALL)
 _MOST_NAMES = 4
 
 
-def port_source(data: bytes, path: str, *, cuda: bool, leave: Callable[[Finding], bool] | None = None) -> Ported:
+def port_source(
+    data: bytes,
+    path: str,
+    *,
+    cuda: bool,
+    leave: Callable[[Finding], bool] | None = None,
+    nearby: bytes = b"",
+) -> Ported:
     """Look at a CUDA or C++ source. It is never changed.
 
     Args:
@@ -70,13 +79,18 @@ def port_source(data: bytes, path: str, *, cuda: bool, leave: Callable[[Finding]
         path: its name, for the report.
         cuda: whether it is one for CUDA by its name; a C++ source is reported where it says something of CUDA.
         leave: says of a finding that it is not wanted.
+        nearby: the CUDA source of the same name. It says what the file is for, and a header next to it that only
+            declares what it has needs no line of its own.
     """
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     text = data.decode("utf-8", "replace")
-    code = _COMMENT.sub(_blank, text)
+    code = _IS_NOT_CUDA.sub(_blank, _COMMENT.sub(_blank, text))
     first = _SPEAKS.search(code) or (re.search(r"\S.*", code) if cuda else None)
     if first is None:
+        return ported
+    declares = bool(nearby) and path.endswith((".cuh", ".h", ".hh", ".hpp"))
+    if declares and not _KERNEL.search(code) and not _LAUNCH.search(code):
         return ported
     rule = CUDA if cuda else BINDING
     line = text.count("\n", 0, first.start()) + 1
@@ -85,7 +99,13 @@ def port_source(data: bytes, path: str, *, cuda: bool, leave: Callable[[Finding]
     whole = text[start : end if end >= 0 else len(text)].rstrip("\r")
     column = len(whole) - len(whole.lstrip()) + 1
     finding = Finding(
-        rule, line, column, line, len(whole) + 1, whole.strip(), message=_said(code, text, path, cuda=cuda)
+        rule,
+        line,
+        column,
+        line,
+        len(whole) + 1,
+        whole.strip(),
+        message=_said(code, text, path, cuda=cuda, nearby=nearby.decode("utf-8", "replace")),
     )
     if is_ignored(finding, ignored_source_lines(text)) or (leave is not None and leave(finding)):
         ported.ignored = 1
@@ -99,7 +119,7 @@ def _blank(found: re.Match[str]) -> str:
     return found[0] if found[0].startswith('"') else re.sub(r"[^\n]", " ", found[0])
 
 
-def _said(code: str, text: str, path: str, *, cuda: bool) -> str:
+def _said(code: str, text: str, path: str, *, cuda: bool, nearby: str) -> str:
     kernels = list(dict.fromkeys(_KERNEL.findall(code)))
     bound = list(dict.fromkeys(_BOUND.findall(code)))
     launches = len(_LAUNCH.findall(code))
@@ -115,7 +135,8 @@ def _said(code: str, text: str, path: str, *, cuda: bool) -> str:
     if "WITH_CUDA" in text or "USE_CUDA" in text:
         facts.append("partly behind #ifdef")
     names = " ".join([*kernels, *bound, path.replace("\\", "/").rpartition("/")[2]])
-    known = "; ".join(row.text for row in for_kernels(names)[:2])
+    rows = for_kernels(names) or for_kernels(" ".join(_KERNEL.findall(_COMMENT.sub(_blank, nearby))))
+    known = "; ".join(row.text for row in rows[:2])
     return f"{said}{': ' if facts else ''}{', '.join(facts)}; " + (
         f"known to replace it: {known}" if known else "nothing is known to replace it"
     )

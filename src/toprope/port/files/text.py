@@ -1,15 +1,16 @@
-"""The port of files that are not Python: line by line, by what stands there."""
+"""The port of files that are not Python, line by line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import PurePath
 
 from toprope.port.files.kinds import FileKind
+from toprope.port.files.packages import PACKAGES
 from toprope.port.files.pins import needed, old_pins
-from toprope.port.files.rules import BUILD, COMMAND, CONFIG, IMAGE, PACKAGE, PIN, RULES, SHELL, TOOL
+from toprope.port.files.rules import BUILD, COMMAND, CONFIG, IMAGE, OPTION, PACKAGE, PIN, RULES, SHELL, TOOL
 from toprope.port.files.sources import port_source
 from toprope.port.finding import Finding, Ported
 from toprope.port.ignore import ignored_text_lines, is_ignored
@@ -18,25 +19,15 @@ from toprope.port.syntax.edits import Edit, render
 
 __all__ = ["port_text", "text_rules", "twin_of"]
 
-_WORDS = re.compile(
-    rb"cuda|nccl|torch(?:vision|audio|text)?\W{0,8}(?:version\W{0,8})?v?\d|nvidia|[+/]cu1|-cu1|--gpus|flash|xformers|triton|bitsandbytes|tensorrt"
-    rb"|onnxruntime-gpu|nvdiffrast|kaolin|-cu\d|git\+|submodules/",
-    re.I,
-)
+_WORDS = {
+    FileKind.DOCUMENT: re.compile(rb"cuda|nvidia|/cu\d|--gpus|install|accelerator", re.I),
+    FileKind.CONFIG: re.compile(rb"cuda|nccl|install|/cu\d|accelerator", re.I),
+}
+"""Bytes without which files of a kind that may be large have no place of a rule. The other kinds are small."""
 _IS_CONDA = re.compile(rb"^channels:.*^dependencies:", re.M | re.S)
 _FOR_NPUS = "-npu"
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_PACKAGES = re.compile(
-    r"""(?<![\w./@-])(?:
-        flash[-_]attn | xformers | triton(?:-windows)? | bitsandbytes | tensorrt(?:[-_]\w+)* | onnxruntime-gpu | apex
-        | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d
-        | mamba[-_]ssm | causal[-_]conv1d
-        | pytorch-cuda | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+ | pynvml | nvidia-ml-py3? | faiss-gpu
-        | tinycudann | tiny-cuda-nn | nvdiffrast | kaolin | (?:spconv|cumm)-cu\d+ | cuda-python | numba-cuda
-        | tensorflow-gpu | transformer[-_]engine | flashinfer(?:-python)? | torch2trt | torch[-_]tensorrt
-    )(?![\w-])""",
-    re.I | re.X,
-)
+_PACKAGES = re.compile(rf"(?<![\w./@-])(?:{PACKAGES})(?![\w-])", re.I | re.X)
 _SAME = {
     "onnxruntime-gpu": "onnxruntime", "paddlepaddle-gpu": "paddlepaddle", "tensorflow-gpu": "tensorflow",
     "faiss-gpu": "faiss-cpu",
@@ -55,15 +46,27 @@ _INDEX = re.compile(
     r"^\s*(?P<option>(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*\S*download\.pytorch\.org/\S*cu\d+\S*)", re.I
 )
 _SET = re.compile(
-    r"(?P<name>\bCUDA_VISIBLE_DEVICES=)"
+    r"\b(?P<name>CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|PYTORCH_CUDA_ALLOC_CONF)="
     r"(?P<value>\"(?:[^\"\n`$\\]|\$(?!\())*\"|'[^'\n]*'|(?:[\w.,:/@%+-]|\$\{[^}\n$`]*\}|\$\w+|\$[@*#?])*)(?=\s|;|$|&|\|)"
 )
 """A value that is taken whole: words and variables. One that a command or a sum makes is reported alone."""
 
-_TWIN = "ASCEND_RT_VISIBLE_DEVICES"
+_TWINS = {
+    "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING": "ASCEND_LAUNCH_BLOCKING",
+    "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_NPU_ALLOC_CONF",
+}  # fmt: skip
+_TWIN = _TWINS["CUDA_VISIBLE_DEVICES"]
+_ALLOCATOR = re.compile(
+    r"[\"']?(?:(?:max_split_size_mb|garbage_collection_threshold|expandable_segments):[\w.]+,?)+[\"']?"
+)
+"""Settings that torch_npu's allocator knows; it refuses other settings."""
+_VARIABLE = re.compile(
+    rf"(?:(?P<set>^\s*ENV\s+)|(?<![\w${{]))(?P<name>{'|'.join(_TWINS)})(?:[\"']?\s*[=:]|[ ])\s*[\w\"'$,:.{{}}-]+"
+)
+"""A variable that an image, a container or a job is given."""
 _SMI = re.compile(r"\bnvidia-smi\b")
 _IMAGE = re.compile(
-    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus[ =][\"']*(?:all|device=)\S*|\bnvidia-docker\b"
+    r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus[ =][\"']*(?:all|device=)[^\s\"',\]]*|\bnvidia-docker\b"
     r"|--runtime[ =]nvidia\b|\bruntime:\s*nvidia\b"
     r"|\bpytorch/pytorch:\S*cuda\S*|\bdriver:\s*nvidia\b|\bcuda-toolkit\b|\bJimver/cuda\S*",
     re.I,
@@ -76,14 +79,24 @@ _CONTAINER = re.compile(
 _RUNNER = re.compile(r"runs-on:.*\b(?:gpu|cuda|nvidia)\b.*|tags:.*\b(?:gpu|cuda)\b.*", re.I)
 _TOLD = re.compile(
     r"\bCUDA_VISIBLE_DEVICES=\S*|\bnvidia-smi\b|/whl/cu\d+|\bpytorch-cuda=\S+|--device[ =]cuda\S*|\bcudatoolkit\b"
+    r"|--accelerator[ =](?:gpu|cuda)\b"
     r"|--gpus[ =][\"']*(?:all|device=)\S*|\bnvidia/cuda\b\S*|\bnvidia-docker\b|--runtime[ =]nvidia\b"
 )
 _SETTING = re.compile(
     r"(?:^|[{,])\s*(?:-\s+)?[\"']?(?P<key>[\w.-]*(?:device|accelerator|backend|map_location)[\w.-]*)[\"']?\s*[:=]\s*"
-    r"(?P<value>[\"']?(?:cuda(?::\d+)?|nccl)[\"']?)\s*(?:[,;#}\]].*)?$",
+    r"(?P<value>[\"']?(?:cuda(?::\d+)?|nccl|gpu)[\"']?)\s*(?:[,;#}\]].*)?$",
     re.I,
 )
+_OPTION = re.compile(
+    r"--(?P<key>[\w-]*device|(?:[\w-]*\.)?accelerator)[ =]+[\"']?(?P<value>cuda(?::\d+)?|gpu)(?![\w:/.-])[\"']?"
+)
+"""A device that a command gives a program."""
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|uv)\b.*\binstall\b")
+_REMOVES = re.compile(
+    r"\b(?:pip3?|conda|mamba|uv|apt(?:-get)?|yum|dnf)\b[^\n;&|]*?\b(?:uninstall|remove|purge)\b(?:\\\r?\n|[^\n;&|])*"
+)
+"""Packages that a command removes, over the lines that it goes on in."""
+_FROM_INDEX = re.compile(r"(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*[\"']?\S*/whl/(?:\S*/)?cu\d+[^\s\"',]*")
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
 
 _Found = Iterator[tuple[Rule, int, int, tuple[Edit, ...]]]
@@ -102,6 +115,8 @@ def port_text(
     *,
     has_twin: bool = False,
     vendored: bool = False,
+    resolved: Collection[str] = (),
+    nearby: bytes = b"",
 ) -> Ported:
     """The port of one file that is neither Python nor a notebook.
 
@@ -111,15 +126,18 @@ def port_text(
         kind: what it is.
         leave: says of a finding that it is not wanted.
         vendored: whether ported code calls the vendored file, which runs with older releases of torch than toprope.
+        resolved: options of the project's commands that ported code resolves: "cuda" there is the device in use.
         has_twin: whether the list for NPUs (`twin_of`) of a list of requirements is there already.
+        nearby: the CUDA source of the same name, for a header or a binding.
     """
     if kind is FileKind.CONFIG and _IS_CONDA.search(data):
         kind = FileKind.ENVIRONMENT
     if kind in (FileKind.CUDA, FileKind.CPP):
-        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave)
+        return port_source(data, path, cuda=kind is FileKind.CUDA, leave=leave, nearby=nearby)
     ported = Ported(path, data, data)
     ported.lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    if not _WORDS.search(data):
+    words = _WORDS.get(kind)
+    if words is not None and not words.search(data):
         return ported
     try:
         text = data.decode("utf-8")
@@ -128,8 +146,11 @@ def port_text(
         return ported
     findings = []
     lines = _joined(text) if kind is FileKind.REQUIREMENTS else _lines(text)
+    removed = [each.span() for each in _REMOVES.finditer(text)] if kind is not FileKind.REQUIREMENTS else []
     for number, start, line in lines:
         for rule, low, high, edits in (*_LOOKS[kind](line, start), *_pins(kind, line, start, vendored=vendored)):
+            if any(first <= low < last for first, last in removed):
+                continue
             column = low - start + 1
             findings.append(
                 Finding(
@@ -143,11 +164,14 @@ def port_text(
                     _message(rule, text[low:high], kind, vendored=vendored),
                 )
             )
-    if kind is FileKind.CONFIG and len(findings) > 1:
-        findings[0].message = f"{findings[0].before}, and {len(findings) - 1} more in this file: {CONFIG.title}"
-        del findings[1:]
+    settings = [each for each in findings if each.rule is CONFIG]
+    if len(settings) > 1:
+        settings[0].message = f"{settings[0].before}, and {len(settings) - 1} more in this file: {CONFIG.title}"
+        findings = [each for each in findings if each.rule is not CONFIG or each is settings[0]]
     if kind is FileKind.PROJECT and path.endswith(".cfg"):
         findings = [each for each in findings if _SECTION.findall(text[: _start(text, each.line)])[-1:] in _LISTS]
+    given = re.compile(rf"--(?:{'|'.join(each.replace('_', '[-_]') for each in resolved) or '(?!)'})[ =]+[\"']?cuda\S*")
+    findings = [each for each in findings if not (each.rule in (COMMAND, OPTION) and given.fullmatch(each.before))]
     if kind is FileKind.DOCUMENT:
         findings = [each for each in findings if each.line in _in_fences(text)]
     ignored = ignored_text_lines(text)
@@ -326,7 +350,9 @@ def _packages(line: str, start: int) -> _Found:
 def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
     """Versions of torch: in lists and tables, and in commands that install it."""
     if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line):
-        for low, high in old_pins(line, vendored=vendored):
+        pins = list(old_pins(line, vendored=vendored))
+        is_list = kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT)
+        for low, high in pins if is_list else pins[:1]:  # one line for a command: torch comes before torchvision
             if not _is_comment(line, low):
                 name = re.split(r"\W", line[low:high], maxsplit=1)[0]
                 first = ".".join(map(str, needed(name, vendored=vendored)))
@@ -360,11 +386,13 @@ def _shell(line: str, start: int) -> _Found:
     for found in _SET.finditer(line):
         if _is_comment(line, found.start()):
             continue
-        at = start + found.end()
-        edits = () if f"{_TWIN}=" in line else (Edit(at, at, (f" {_TWIN}={found['value']}",)),)
-        if edits or _TWIN not in line:
+        at, twin = start + found.end(), _TWINS[found["name"]]
+        known = found["name"] != "PYTORCH_CUDA_ALLOC_CONF" or _ALLOCATOR.fullmatch(found["value"])
+        if twin not in line:
+            edits = (Edit(at, at, (f" {twin}={found['value']}",)),) if known else ()
             yield SHELL, start + found.start(), at, edits
-    other = None if _SET.search(line) or _TWIN in line else re.search(r"\bCUDA_VISIBLE_DEVICES=\S*", line)
+    masked = any(found["name"] == "CUDA_VISIBLE_DEVICES" for found in _SET.finditer(line)) or _TWIN in line
+    other = None if masked else re.search(r"\bCUDA_VISIBLE_DEVICES=\S*", line)
     if other is not None and not _is_comment(line, other.start()):
         yield SHELL, start + other.start(), start + other.end(), ()
     for found in _SMI.finditer(line):
@@ -385,12 +413,18 @@ def _containers(line: str) -> Iterator[tuple[int, int]]:
 def _image(line: str, start: int) -> _Found:
     for low, high in _containers(line):
         yield IMAGE, start + low, start + high, ()
+    for found in _VARIABLE.finditer(line):
+        is_set = found["set"] is not None or found[0][len(found["name"])] != " "
+        if is_set and not _is_comment(line, found.start()) and _TWINS[found["name"]] not in line:
+            yield SHELL, start + found.start("name"), start + found.end(), ()
     for found in _RUNNER.finditer(line):
         if not _is_comment(line, found.start()):
             yield IMAGE, start + found.start(), start + found.end(), ()
-    for found in () if re.search(r"\]\(http", line) else _named_packages(line):  # a sentence with an address
+    is_none = re.search(r"\]\(http|\buninstall\b", line)  # a sentence with an address; what is taken away
+    for found in () if is_none else _named_packages(line):
         if not _is_comment(line, found.start()) and re.search(r"\b(?:pip|conda|uv|apt(?:-get)?)\b.*install|^\s", line):
             yield PACKAGE, start + found.start(), start + found.end(), ()
+    yield from _indexes(line, start)
     for found in _SMI.finditer(line):
         if not _is_comment(line, found.start()):
             yield TOOL, start + found.start(), start + found.end(), ()
@@ -401,7 +435,11 @@ def _script(line: str, start: int) -> _Found:
     yield from _shell(line, start)
     for low, high in _containers(line):
         yield IMAGE, start + low, start + high, ()
+    for found in _OPTION.finditer(line):
+        if not _is_comment(line, found.start()) and _means_cuda(found):
+            yield OPTION, start + found.start(), start + found.end(), ()
     yield from _installed(line, start)
+    yield from _indexes(line, start)
 
 
 def _installed(line: str, start: int) -> _Found:
@@ -411,21 +449,39 @@ def _installed(line: str, start: int) -> _Found:
             yield PACKAGE, start + found.start(), start + found.end(), ()
 
 
+def _indexes(line: str, start: int) -> _Found:
+    """The index of builds for CUDA that a command installs from."""
+    for found in _FROM_INDEX.finditer(line):
+        if not _is_comment(line, found.start()):
+            yield BUILD, start + found.start(), start + found.end(), ()
+
+
 def _document(line: str, start: int) -> _Found:
+    installed = list(_installed(line, start))
     for found in _TOLD.finditer(line):
-        yield COMMAND, start + found.start(), start + found.end(), ()
-    yield from _installed(line, start)
+        at = start + found.start()
+        if not any(low <= at < high for _, low, high, _ in installed):
+            yield COMMAND, at, start + found.end(), ()
+    yield from installed
+
+
+def _means_cuda(found: re.Match[str]) -> bool:
+    """Return whether a value is CUDA's name; "gpu" is one of Lightning's accelerators, and no device of torch."""
+    return "gpu" not in found["value"].lower() or found["key"].lower().endswith("accelerator")
 
 
 def _config(line: str, start: int) -> _Found:
+    """Settings, and commands that a template of a machine or of a job runs."""
     found = _SETTING.search(line)
-    if found is not None:
+    if found is not None and _means_cuda(found):
         yield CONFIG, start + found.start("key"), start + found.end("value"), ()
+    yield from _installed(line, start)
+    yield from _indexes(line, start)
 
 
 @cache
 def _in_fences(text: str) -> frozenset[int]:
-    """The numbers of the lines that stand in a block of code which is no Python."""
+    """The numbers of the lines in blocks of code that is not Python."""
     inside, language, lines = False, "", set()
     for number, _, line in _lines(text):
         fence = _FENCE.match(line)

@@ -6,27 +6,38 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
+from toprope.port.project.asked import OTHERS, Argument, answers_of, closure, is_one_device, option_of
 from toprope.port.project.reexports import Exports, exports_of, together
-from toprope.port.project.scripted import Scripts, full_name, imports_of, reached, scripts_of
+from toprope.port.project.script_reach import reached
+from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
 
 __all__ = [
-    "OTHERS", "WORDS", "Class", "Facts", "Project", "facts_of", "is_options", "last_name", "option_of", "project_of",
+    "OTHERS", "SCRIPTS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name",
+    "option_of", "project_of",
 ]  # fmt: skip
 
 WORDS = re.compile(
     rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
-    rb"|default\s*=\s*[\"'](?:cuda|nccl)|choices\s*=\s*[\[({][^\])}]*[\"']cuda|import\s+\*|\w\.torch\."
+    rb"|[\"']cuda[\"']\s+(?:not\s+)?in\b|startswith\(\s*[\"']cuda"
+    rb"|default\s*=\s*[\"'](?:cuda|nccl)|help\s*=[^\n]*\bcuda\b|(?m:^\w+(?:\.\w+)+\s*=\s*[\"'](?:cuda|nccl))"
+    rb"|(?m:^_C\s*=)|choices\s*=\s*[\[({][^\])}]*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
+    rb"|\(\s*(?:\w+\.)*(?:LightningLite|Fabric|Trainer)\s*\)\s*:"
     rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
 default is a device, torch through another file, TorchScript."""
 
-OTHERS = frozenset({"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"})
-"""Kinds of accelerators next to CUDA, as devices are named after them."""
+SCRIPTS = re.compile(rb"\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b")
+"""Words of files that have something to do with TorchScript."""
 
+Fingerprint = tuple[tuple[str, int], ...]
+"""The functions of a file with their lines."""
+
+_CUDA = ast.Constant("cuda")
 _OPTIONS = re.compile(
     r"(?:\w*_)?(?:args?|opts?|options?|config|conf|cfg|flags|hparams|hps|params|settings|namespace|parsed|a|h|p)",
     re.IGNORECASE,
@@ -71,19 +82,28 @@ class Facts:
         scripts: what it has compiled, and what calls what.
         compared: functions, methods and classes with their arguments, by name and by place, that are compared with
             "cuda".
-        options: options of the command line whose default is "cuda" or "nccl", as attributes of what is parsed.
+        decided: those of them whose answer says where tensors are, or has no way for other devices.
+        handed: arguments of functions that are handed on to another function, with that function's.
+        settings: attributes of options and their like that are compared and decide in the same way.
+        options: options of the command line that may be "cuda" or "nccl", as attributes of what is parsed, and
+            attributes that a module gives such a text ("DEVICE" of `cfg.DEVICE`, "MODEL.DEVICE" of `cfg.MODEL.DEVICE`).
         read: attributes of what holds parsed options, by its name, that it reads.
         exports: the names of torch that other files may import from it.
         kinds: options that can be given another kind of accelerator, "npu" or "mps": by their choices.
+        assigned: names such as `_C` that the module gives a value, which others could take for extensions.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
     scripts: Scripts = field(default_factory=Scripts)
-    compared: frozenset[tuple[str, str | int]] = frozenset()
+    compared: frozenset[Argument] = frozenset()
+    decided: frozenset[Argument] = frozenset()
+    handed: frozenset[tuple[Argument, Argument]] = frozenset()
+    settings: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     exports: Exports = field(default_factory=Exports)
     kinds: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -93,26 +113,50 @@ class Project:
     Attributes:
         classes: the classes by their names.
         modules: the names under which programs may import the project's own files.
+        at_top: those of them that stand for a file or package in the outermost folder, and hide what is installed.
         scripted: functions, classes and methods ("Net.forward") that TorchScript compiles or may compile.
+        scripted_in: the same of each file, by its fingerprint.
         compared: functions and their arguments that are compared with "cuda".
-        options: options of the command line whose default is "cuda" or "nccl", as attributes of what is parsed.
+        decided: those whose answer says where tensors are, also through other functions that they are handed on to.
+        settings: attributes of options and their like whose comparison with "cuda" decides in the same way.
+        options: options of the command line that may be "cuda" or "nccl", and attributes that a module gives it.
         unread: those of them that no file reads by such a name.
         exports: the names of torch that can be imported from each module, by the module's last name.
         kinds: options that can be given another kind of accelerator.
+        assigned: names such as "defaults._C" that a module gives a value.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
+    at_top: frozenset[str] = frozenset()
     scripted: frozenset[str] = frozenset()
-    compared: frozenset[tuple[str, str | int]] = frozenset()
+    scripted_in: Mapping[Fingerprint, frozenset[str]] = field(default_factory=dict)
+    compared: frozenset[Argument] = frozenset()
+    decided: frozenset[Argument] = frozenset()
+    settings: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
         return any(f".{name}".encode() in data for name in self.options)
+
+    def names_setting(self, node: ast.Attribute) -> bool:
+        """Return whether an attribute is one of those that a module gives the name of a device: `cfg.MODEL.DEVICE`."""
+        return isinstance(node.value, ast.Attribute) and f"{node.value.attr}.{node.attr}" in self.options
+
+    def sets(self, tree: ast.AST, target: ast.AST) -> bool:
+        """Return whether a module gives such an attribute its value here: `_C.MODEL.DEVICE = "cuda"`."""
+        return (
+            isinstance(tree, ast.Module)
+            and any(target in each.targets for each in tree.body if isinstance(each, ast.Assign))
+            and isinstance(target, ast.Attribute)
+            and bool(self.options.intersection(settings_of(ast.Module([ast.Assign([target], _CUDA)], []))))
+            and not _is_read(tree, target)
+        )
 
     def ancestors(self, name: str) -> frozenset[str]:
         """A class and all that it inherits from, by their last names."""
@@ -152,62 +196,82 @@ class Project:
         return any(member in each.members for each in self.classes.values())
 
 
-def project_of(facts: Iterable[Facts], modules: Iterable[str] = (), names: Iterable[str] = ()) -> Project:
+def project_of(
+    facts: Iterable[Facts],
+    modules: Iterable[str] = (),
+    names: Iterable[str] = (),
+    folders: Iterable[str] = (),
+) -> Project:
     """Return what several files say together.
 
     Args:
         facts: from `facts_of`, by file.
         modules: the names under which programs may import the files.
         names: the last name of each file as a module, in the order of the facts.
+        folders: the name of the folder of each file.
     """
-    facts = list(facts)
+    facts, names = list(facts), list(names)
     classes: dict[str, Class] = {}
-    scripts = Scripts()
-    compared: frozenset[tuple[str, str | int]] = frozenset()
+    compared: frozenset[Argument] = frozenset()
     for each in facts:
         for name, found in each.classes.items():
             classes[name] = classes[name] | found if name in classes else found
-        scripts = scripts | each.scripts
         compared |= each.compared
     options = frozenset(name for each in facts for name in each.options)
     exports = together([(name, each.exports) for name, each in zip(names, facts, strict=False)])
     unread = options - {name for each in facts for name in each.read}
     kinds = frozenset(name for each in facts for name in each.kinds)
     project = Project(
-        classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports, kinds=kinds
-    )
-    if not scripts.compiles:
+        classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports, kinds=kinds,
+        decided=closure((each.decided for each in facts), (each.handed for each in facts)),
+        settings=frozenset(name for each in facts for name in each.settings),
+        assigned=frozenset(f"{name}.{one}" for name, each in zip(names, facts, strict=False) for one in each.assigned),
+    )  # fmt: skip
+    if not any(each.scripts.compiles for each in facts):
         return project
     modules_of_torch = frozenset(name for name in classes if project.may_be_module(name))
-    return replace(project, scripted=reached(scripts, classes, modules_of_torch, project.modules))
+    places = zip_longest(names, folders, facts, fillvalue="")
+    files = [(name, folder, each.scripts) for name, folder, each in places if isinstance(each, Facts)]
+    reach = reached(files, modules_of_torch, project.modules)
+    scripted_in: dict[Fingerprint, frozenset[str]] = {}
+    for (_, _, scripts), compiled in zip(files, reach, strict=True):
+        scripted_in[scripts.fingerprint] = scripted_in.get(scripts.fingerprint, frozenset()) | compiled
+    return replace(project, scripted=frozenset[str]().union(*reach), scripted_in=scripted_in)
 
 
-def facts_of(tree: ast.Module) -> Facts:
-    """Return what a file says."""
+def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
+    """Return what a file says.
+
+    Args:
+        tree: the file.
+        scripts: whether any file of the project has to do with TorchScript.
+    """
     classes: dict[str, Class] = {}
-    imports = imports_of(tree)
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    imports = imports_of(nodes)
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             found = _class(node, imports)
             classes[node.name] = classes[node.name] | found if node.name in classes else found
-    options = frozenset(filter(None, map(_defaulted, ast.walk(tree))))
+    options = frozenset(filter(None, map(_defaulted, nodes))) | frozenset(settings_of(tree))
     read = frozenset(
         node.attr
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_options(node.value)
     )
-    kinds = frozenset(filter(None, map(_of_kinds, ast.walk(tree))))
-    return Facts(classes, scripts_of(tree), frozenset(_compared(tree)), options, read, exports_of(tree), kinds)
+    kinds = frozenset(filter(None, map(_of_kinds, nodes)))
+    answers = answers_of(tree, nodes)
+    return Facts(
+        classes, scripts_of(tree, nodes) if scripts else Scripts(), answers.compared, answers.decided, answers.handed,
+        answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
+    )  # fmt: skip
 
 
-def option_of(call: ast.Call) -> str:
-    """The attribute that `add_argument("-d", "--dist-backend")` gives to what is parsed; "" where that is not known."""
-    for each in call.keywords:
-        if each.arg == "dest":
-            return str(each.value.value) if isinstance(each.value, ast.Constant) else ""
-    names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
-    name = next((each for each in names if each.startswith("--")), names[0] if names else "")
-    return name.lstrip("-").replace("-", "_")
+def _assigned(tree: ast.Module) -> Iterator[str]:
+    for statement in tree.body:
+        for target in statement.targets if isinstance(statement, ast.Assign) else ():
+            if isinstance(target, ast.Name) and (target.id == "_C" or target.id.endswith("_ext")):
+                yield target.id
 
 
 def is_options(node: ast.expr) -> bool:
@@ -217,13 +281,56 @@ def is_options(node: ast.expr) -> bool:
 
 
 def _defaulted(node: ast.AST) -> str:
-    """The option that a node makes, if its default is a device or "nccl"."""
+    """The option that a node makes, if it may be a device: by its default, its choices, or the help that names cuda."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
-    for each in node.keywords:
-        if each.arg == "default" and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str):
-            return option_of(node) if each.value.value.partition(":")[0] in ("cuda", "nccl") else ""
-    return ""
+    given = {each.arg: each.value for each in node.keywords}
+    default, name = given.get("default"), option_of(node)
+    text = default.value if isinstance(default, ast.Constant) else None
+    if (isinstance(text, str) and text.partition(":")[0] in ("cuda", "nccl")) or chooses_device(node):
+        return name
+    if text not in (None, "", "cpu", "auto") or "choices" in given:
+        return ""
+    said = given.get("help")
+    says = isinstance(said, ast.Constant) and re.search(r"\bcuda\b", str(said.value)) is not None
+    return name if says and default is not None and is_one_device(name) else ""
+
+
+def chooses_device(call: ast.Call) -> bool:
+    """Return whether an option for a device has "cuda" among its choices, or one for a backend "nccl".
+
+    Its name says what it is for: the choices of `--kernel` may be "cuda" and "triton". With "npu" among them the
+    program has a way of its own.
+    """
+    name = option_of(call)
+    wanted = {"cuda"} if is_one_device(name) else {"nccl"} if name.lower().endswith("backend") else set()
+    given = [each.value for each in call.keywords if each.arg in ("choices", "type")]
+    lists = [part for each in given for part in ast.walk(each) if isinstance(part, ast.List | ast.Tuple | ast.Set)]
+    texts = {each.value for part in lists for each in part.elts if isinstance(each, ast.Constant)}
+    return bool(texts & wanted) and "npu" not in texts
+
+
+def settings_of(tree: ast.Module) -> Iterator[str]:
+    """Attributes that a module gives the name of a device for others to read: "MODEL.DEVICE" of `_C.MODEL.DEVICE`."""
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(
+                targets=[ast.Attribute(value=holder, attr=name) as target], value=ast.Constant(value=str(text))
+            ):
+                is_backend = text == "nccl" and name.lower().endswith("backend")
+                is_device = text.partition(":")[0] == "cuda" and (
+                    is_one_device(name) or name.lower().endswith("backend")
+                )
+                if (is_device or is_backend) and not _is_read(tree, target):
+                    above = holder.attr if isinstance(holder, ast.Attribute) else ""
+                    yield f"{above}.{name}" if above else name
+
+
+def _is_read(tree: ast.Module, target: ast.Attribute) -> bool:
+    return any(
+        isinstance(each, ast.Attribute) and each.attr == target.attr and isinstance(each.ctx, ast.Load)
+        for each in ast.walk(tree)
+    )
 
 
 def _of_kinds(node: ast.AST) -> str:
@@ -233,37 +340,6 @@ def _of_kinds(node: ast.AST) -> str:
     given = next((each.value for each in node.keywords if each.arg == "choices"), None)
     texts = {each.value for each in ast.walk(given) if isinstance(each, ast.Constant)} if given is not None else set()
     return option_of(node) if "cuda" in texts and texts & OTHERS else ""
-
-
-def _compared(tree: ast.Module) -> Iterator[tuple[str, str | int]]:
-    """The arguments that functions compare with "cuda", each by its name and by its place in a call."""
-    for around in ast.walk(tree):
-        body = getattr(around, "body", ())
-        for function in body if isinstance(body, list) else ():
-            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            is_method = isinstance(around, ast.ClassDef)
-            called = around.name if isinstance(around, ast.ClassDef) and function.name == "__init__" else function.name
-            asked = set(_asked(function))
-            positional = [*function.args.posonlyargs, *function.args.args][is_method:]
-            for place, each in enumerate(positional):
-                if each.arg in asked:
-                    yield called, place
-            yield from ((called, each.arg) for each in (*positional, *function.args.kwonlyargs) if each.arg in asked)
-
-
-def _asked(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """The names that a function compares with "cuda", or chooses by."""
-    for node in ast.walk(function):
-        match node:
-            case ast.Compare(left=ast.Name(id=name), ops=[_], comparators=[right]):
-                if any(isinstance(each, ast.Constant) and each.value == "cuda" for each in ast.walk(right)):
-                    yield name
-            case ast.Compare(left=ast.Constant(value="cuda"), ops=[ast.Eq() | ast.NotEq()], comparators=[right]):
-                if isinstance(right, ast.Name):
-                    yield right.id
-            case ast.Match(subject=ast.Name(id=name)):
-                yield name
 
 
 def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:

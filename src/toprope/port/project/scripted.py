@@ -8,109 +8,204 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 __all__ = [
-    "ANY_MODULE", "Scripts", "full_name", "imports_of", "is_outside", "reached", "scripted_functions", "scripts_of",
+    "ANY_MODULE", "Scripts", "fingerprint", "full_name", "imports_of", "is_outside", "scripted_functions", "scripts_of",
     "styled_functions",
 ]  # fmt: skip
 
 ANY_MODULE = "*"
 """In place of a class: a module that is not known is compiled, so that each one of the project may be."""
 
-_PERHAPS = "?"  # before the name of a function, or of a parameter that may be any module
+PERHAPS = "?"
+"""Before the name of a function, or of a parameter that may be any module."""
+WRAPPED = "?of "
+"""Before the name of a function that has its own argument compiled: `def maybe(f): return torch.jit.script(f)`."""
 _COMPILES = {"script", "script_if_tracing", "script_method", "export", "interface"}
 _LEFT_OUT = {"ignore", "unused"}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class _Class(Protocol):
-    """Bases and methods of a class, as far as TorchScript asks for them."""
-
-    @property
-    def bases(self) -> frozenset[str]:
-        """The last names of what it inherits from."""
 
 
 @dataclass(frozen=True)
 class Scripts:
     """Functions and classes that a file has compiled.
 
+    Names are the file's own, methods as "Net.forward"; of what is imported they are in full.
+
     Attributes:
-        compiles: names of functions and classes, methods as "Net.forward", and ANY_MODULE.
-        calls: for each function and method what it calls: imported names in full, methods of itself as "self.name".
+        compiles: functions, classes and methods, and ANY_MODULE.
+        calls: for each function and method what it calls; methods of itself as "self.name", of what it holds as
+            "self.*.name".
+        bases: for each class what it inherits from.
+        refused: functions and methods that TorchScript cannot compile, so that nothing that is compiled calls them.
+        decorators: for each function what it is decorated with.
+        given: functions whose names speak of scripts, each with a function or class that it is given.
+        stars: whether the file has names from a star import.
+        fingerprint: of the file, as `fingerprint` gives it.
     """
 
     compiles: frozenset[str] = frozenset()
     calls: dict[str, frozenset[str]] = field(default_factory=dict)
+    bases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
+    decorators: dict[str, frozenset[str]] = field(default_factory=dict)
+    given: frozenset[tuple[str, str]] = frozenset()
+    stars: bool = False
+    fingerprint: tuple[tuple[str, int], ...] = ()
 
-    def __or__(self, other: Scripts) -> Scripts:
-        calls = dict(self.calls)
-        for name, found in other.calls.items():
-            calls[name] = calls.get(name, frozenset()) | found
-        return Scripts(self.compiles | other.compiles, calls)
+
+def fingerprint(tree: ast.AST) -> tuple[tuple[str, int], ...]:
+    """The functions of a file with their lines: which file it is, for one who has its tree alone."""
+    return _lines_of(_functions(tree))
 
 
-def scripts_of(tree: ast.Module) -> Scripts:
-    """Return what a file has compiled, and what calls what in it."""
-    names = _jit_names(tree)
-    own = {each.name for each in ast.walk(tree) if isinstance(each, ast.ClassDef | _Function)}
-    imports = {name: full for name, full in imports_of(tree).items() if name not in own}
+def _lines_of(functions: list[tuple[_Function, str]]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, function.lineno) for function, name in functions)
+
+
+def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
+    """Return what a file has compiled, and what calls what in it.
+
+    Args:
+        tree: the file.
+        nodes: all of its nodes.
+    """
+    names = _jit_names(nodes)
+    own = {each.name for each in nodes if isinstance(each, ast.ClassDef | _Function)}
+    imports = {name: full for name, full in imports_of(nodes).items() if name not in own}
     compiles: set[str] = set()
     calls: dict[str, frozenset[str]] = {}
+    bases: dict[str, tuple[str, ...]] = {}
+    refused: set[str] = set()
+    decorators: dict[str, frozenset[str]] = {}
+    given: set[tuple[str, str]] = set()
     values: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
+    wrapped: dict[ast.AST, str] = {}
+    stars = False
+    for node in nodes:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name | ast.Attribute):
                     values.setdefault(_last(target), []).append(node.value)
-        if isinstance(node, ast.ClassDef):
-            for base in node.bases:
-                if _last(base) == "ScriptModule":
-                    compiles.add(f"{node.name}.forward")
-    for function, name in _functions(tree, ""):
+        elif isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple | ast.List):
+            values.setdefault(_last(node.target), []).extend(node.iter.elts)
+        elif isinstance(node, ast.ClassDef):
+            inherits = (_meant(each, imports) for each in node.bases)
+            bases[node.name] = bases.get(node.name, ()) + tuple(filter(None, inherits))
+            if any(_last(base) == "ScriptModule" for base in node.bases):
+                compiles.add(f"{node.name}.forward")
+        elif isinstance(node, ast.ImportFrom):
+            stars |= any(each.name == "*" for each in node.names)
+    functions = _functions(tree)
+    for function, name in functions:
         does = {names.get(_dotted(each)) for each in function.decorator_list}
         does |= {names.get(_dotted(each.func)) for each in function.decorator_list if isinstance(each, ast.Call)}
         if does & _LEFT_OUT:
             continue
+        owner = name.rpartition(".")[0]
         if does & _COMPILES:
             compiles.add(name)
-            owner = name.rpartition(".")[0]
             if "export" in does and owner:
                 compiles.add(owner)
-        found = calls.get(name, frozenset())
-        calls[name] = found | {_called(each, imports) for each in ast.walk(function) if isinstance(each, ast.Call)} - {
-            ""
-        }
-    for node in ast.walk(tree):
+        inside = list(ast.walk(function))
+        called = [each for each in inside if isinstance(each, ast.Call)]
+        calls[name] = calls.get(name, frozenset()) | {_called(each, imports) for each in called} - {""}
+        decorators[name] = frozenset(
+            filter(None, (_meant(getattr(each, "func", each), imports) for each in function.decorator_list))
+        )
+        if not does & _COMPILES and _is_refused(function, inside, imports):
+            refused.add(name)
+        arguments = {each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+        for each in called:
+            if each.args and isinstance(each.args[0], ast.Name) and each.args[0].id in arguments:
+                wrapped[each] = owner if owner and each.args[0].id == "self" else f"{WRAPPED}{name}"
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             if {names.get(_dotted(each)) for each in node.decorator_list} & _COMPILES:
                 compiles.add(node.name)
         elif isinstance(node, ast.Call) and names.get(_dotted(node.func)) in ("script", "script_if_tracing"):
-            compiles |= _argument(node.args[0], values, 4) if node.args else {ANY_MODULE}
-    return Scripts(frozenset(compiles), calls)
+            if node in wrapped:
+                compiles.add(wrapped[node])
+            elif node.args:
+                compiles |= _argument(node.args[0], values, imports, 4)
+            else:
+                compiles |= {ANY_MODULE} if any(each.arg is None for each in node.keywords) else set()
+                for keyword in node.keywords[:1]:
+                    compiles |= _argument(keyword.value, values, imports, 4)
+        elif isinstance(node, ast.Call) and node.args and _SPEAKS.search(_last(node.func)):
+            callee = _meant(node.func, imports)
+            given |= {(callee, each) for each in _argument(node.args[0], values, imports, 4)} if callee else set()
+    return Scripts(
+        frozenset(compiles), calls, bases, frozenset(refused), decorators, frozenset(given), stars, _lines_of(functions)
+    )
 
 
-def _functions(node: ast.AST, owner: str) -> list[tuple[_Function, str]]:
-    """The functions of a tree, those in classes with the class's name before their own."""
+_SPEAKS = re.compile(r"jit|script", re.IGNORECASE)
+_REFUSED = (
+    ast.Try, ast.TryStar, ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Lambda, ast.Import,
+    ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.NamedExpr,
+    ast.Set, ast.SetComp, ast.Match,
+)  # fmt: skip
+"""Nodes for which torch.jit.frontend has no builder."""
+_HOSTS = {
+    "os", "json", "pickle", "subprocess", "shutil", "glob", "threading", "queue", "socket", "time", "random", "pathlib",
+    "argparse", "numpy", "cv2", "PIL", "librosa", "soundfile", "scipy", "pandas", "yaml", "tqdm", "onnxruntime",
+    "tensorrt", "transformers",
+}  # fmt: skip
+"""Packages whose functions TorchScript cannot call."""
+
+
+def _is_refused(function: _Function, nodes: Sequence[ast.AST], imports: Mapping[str, str]) -> bool:
+    """Return whether TorchScript cannot compile a function: by its syntax, or by what it calls.
+
+    One that asks whether it is scripted has code for Python next to code for TorchScript, and is not judged.
+    """
+    if isinstance(function, ast.AsyncFunctionDef):
+        return True
+    inside = nodes[1:]  # but for the function itself
+    if any(isinstance(each, ast.Attribute | ast.Name) and _last(each) in _ASKS for each in inside):
+        return False
+    given = function.args
+    if given.vararg or given.kwarg or any(each is not None for each in given.kw_defaults):
+        return True
+    for each in inside:
+        if isinstance(each, _REFUSED) or (isinstance(each, ast.For | ast.While) and each.orelse):
+            return True
+        if isinstance(each, ast.comprehension) and each.ifs:
+            return True
+        if isinstance(each, ast.Call):
+            name = full_name(each.func, imports)
+            if name.partition(".")[0] in _HOSTS or name in ("torch.load", "torch.save") or _last(each.func) == "open":
+                return True
+            if any(keyword.arg is None for keyword in each.keywords):
+                return True
+    return False
+
+
+_ASKS = {"is_scripting", "is_tracing", "_IgnoreContextManager"}
+
+
+def _functions(node: ast.AST, owner: str = "") -> list[tuple[_Function, str]]:
+    """The functions of a tree, those in classes with the class's name before their own. They are statements alone."""
     found: list[tuple[_Function, str]] = []
-    for each in ast.iter_child_nodes(node):
-        if isinstance(each, _Function):
-            found.append((each, f"{owner}.{each.name}" if owner else each.name))
-            found += _functions(each, "")
-        else:
-            found += _functions(each, each.name if isinstance(each, ast.ClassDef) else owner)
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, block, ()):
+            if isinstance(each, _Function):
+                found.append((each, f"{owner}.{each.name}" if owner else each.name))
+                found += _functions(each)
+            else:
+                found += _functions(each, each.name if isinstance(each, ast.ClassDef) else owner)
     return found
 
 
 def scripted_functions(tree: ast.AST, scripted: frozenset[str]) -> list[_Function]:
     """The functions of a tree that are among the scripted ones."""
-    names = _jit_names(tree)
+    names = _jit_names(list(ast.walk(tree)))
     return [
         function
-        for function, name in _functions(tree, "")
+        for function, name in _functions(tree)
         if name in scripted and not {names.get(_dotted(each)) for each in function.decorator_list} & _LEFT_OUT
     ]
 
@@ -131,7 +226,7 @@ def styled_functions(tree: ast.AST, data: bytes) -> list[_Function]:
     if not (b"torch.ops." in data or b"jit" in data or _TYPE_COMMENT.search(data)):
         return []
     comments = {number for number, line in enumerate(data.splitlines(), 1) if _TYPE_COMMENT.search(line)}
-    return [function for function, name in _functions(tree, "") if _is_styled(function, name, comments)]
+    return [function for function, name in _functions(tree) if _is_styled(function, name, comments)]
 
 
 def _is_styled(function: _Function, name: str, comments: set[int]) -> bool:
@@ -163,11 +258,11 @@ def _outermost(node: ast.AST) -> list[ast.AST]:
     return [each for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.expr) for each in _outermost(inner)]
 
 
-def _jit_names(tree: ast.AST) -> dict[str, str]:
+def _jit_names(nodes: Sequence[ast.AST]) -> dict[str, str]:
     """The names in torch.jit by the texts under which a file has them, such as "jit.script"."""
     every = (*_COMPILES, *_LEFT_OUT)
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -181,10 +276,22 @@ def _jit_names(tree: ast.AST) -> dict[str, str]:
                         found |= {f"{alias.asname or 'jit'}.{name}": name for name in every}
             case ast.ImportFrom(module="torch.jit", names=aliases):
                 found |= {alias.asname or alias.name: alias.name for alias in aliases if alias.name in every}
-    for node in ast.walk(tree):  # script = torch.jit.script
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _dotted(node.value) in found:
-            found[node.targets[0].id] = found[_dotted(node.value)]
+    for node in nodes:  # script = torch.jit.script, or another one where it is not wanted
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            for each in _chosen(node.value):
+                if _dotted(each) in found:
+                    found[node.targets[0].id] = found[_dotted(each)]
     return found
+
+
+def _chosen(node: ast.expr) -> list[ast.expr]:
+    """The functions that an expression may be: `torch.jit.script if fast else same`, `partial(torch.jit.script)`."""
+    match node:
+        case ast.IfExp(body=body, orelse=orelse):
+            return [*_chosen(body), *_chosen(orelse)]
+        case ast.Call(func=function, args=[first, *_]) if _last(function) == "partial":
+            return [first]
+    return [node]
 
 
 def _dotted(node: ast.AST) -> str:
@@ -198,10 +305,10 @@ def _last(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def imports_of(tree: ast.AST) -> dict[str, str]:
-    """The full names of what a file imports, by its own names for them."""
+def imports_of(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """The full names of what the nodes of a file import, by its own names for them."""
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
@@ -226,106 +333,45 @@ def is_outside(name: str, modules: Collection[str]) -> bool:
     return bool(root and dot) and root != "self" and root not in modules
 
 
+def _meant(node: ast.AST, imports: Mapping[str, str]) -> str:
+    """The name of a function or class: in full where it is imported; "" for an attribute of something else."""
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Name):
+        return imports.get(node.id, node.id)
+    return full_name(node, imports) if isinstance(node, ast.Attribute) else ""
+
+
 def _called(call: ast.Call, imports: Mapping[str, str]) -> str:
     """The name of what is called: in full where it is imported; "" for a method of some object."""
-    function = call.func
-    if isinstance(function, ast.Name):
-        return imports.get(function.id, function.id)
-    if not isinstance(function, ast.Attribute):
-        return ""
-    if isinstance(function.value, ast.Name) and function.value.id == "self":
-        return f"self.{function.attr}"
-    return full_name(function, imports)
+    match call.func:
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return f"self.{name}"
+        case ast.Attribute(value=inner, attr=name) if _dotted(inner).startswith("self."):
+            return f"self.*.{name}"
+    return _meant(call.func, imports)
 
 
-def _argument(node: ast.expr, values: Mapping[str, list[ast.expr]], depth: int) -> set[str]:
+def _argument(node: ast.expr, values: Mapping[str, list[ast.expr]], imports: Mapping[str, str], depth: int) -> set[str]:
     """Return what is compiled where this is handed to torch.jit.script."""
     match node:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             inner = [each for each in node.args if isinstance(each, ast.Call)]  # Sequential(Net()), Net().to(device)
             below = node.func.value if isinstance(node.func, ast.Attribute) else None
             inner += [below] if isinstance(below, ast.Call) else []
-            found = {name} if name[:1].isupper() else set()
+            meant = _meant(node.func, imports)
+            found = {meant or name} if (meant or name).rpartition(".")[2][:1].isupper() else set()
             for each in inner:
-                found |= _argument(each, values, depth)
+                found |= _argument(each, values, imports, depth)
             if isinstance(below, ast.Name) and not found and depth:
-                return _argument(below, values, depth - 1)  # net.eval()
+                return _argument(below, values, imports, depth - 1)  # net.eval()
             return found or {ANY_MODULE}
         case ast.Name(id=name) | ast.Attribute(attr=name):
             if name in values and depth:
-                every = [_argument(each, values, depth - 1) for each in values[name]]
+                every = [_argument(each, values, imports, depth - 1) for each in values[name]]
                 return set().union(*every)
-            return {name} if name[:1].isupper() else {f"{_PERHAPS}{name}"}
+            meant = _meant(node, imports) or name
+            return {meant} if meant.rpartition(".")[2][:1].isupper() else {f"{PERHAPS}{meant}"}
+        case ast.IfExp(body=body, orelse=orelse):
+            return _argument(body, values, imports, depth) | _argument(orelse, values, imports, depth)
     return {ANY_MODULE}
-
-
-def reached(
-    scripts: Scripts, classes: Mapping[str, _Class], modules: frozenset[str], files: Collection[str] = ()
-) -> frozenset[str]:
-    """Functions and methods that are compiled, with all that these call.
-
-    Args:
-        scripts: of all files.
-        classes: the project's classes.
-        modules: names of the classes that may be torch modules.
-        files: the names under which the project's files may be imported.
-    """
-    own = {
-        name: frozenset(_last_part(each) for each in called if not is_outside(each, files))
-        for name, called in scripts.calls.items()
-    }
-    scripts = Scripts(scripts.compiles, own)
-    found: set[str] = set()
-    ahead = list(scripts.compiles)
-    while ahead:
-        name = ahead.pop()
-        if name.startswith(_PERHAPS):
-            name = name.removeprefix(_PERHAPS)
-            name = name if name in scripts.calls or name in classes else ANY_MODULE
-        if name in found:
-            continue
-        found.add(name)
-        if name == ANY_MODULE:
-            ahead += [each for each in modules if each in classes]
-        elif name in classes:
-            ahead += _of_class(name, scripts, classes, modules)
-        else:
-            owner, _, _ = name.rpartition(".")
-            for each in scripts.calls.get(name, ()):
-                ahead += _targets(each, owner, scripts, classes)
-    return frozenset(found - {ANY_MODULE})
-
-
-def _last_part(name: str) -> str:
-    return name if name.startswith("self.") else name.rpartition(".")[2]
-
-
-def _lineage(name: str, classes: Mapping[str, _Class]) -> list[str]:
-    """A class and those of the project that it inherits from."""
-    found = [name]
-    for each in found:
-        found += [base for base in sorted(classes[each].bases) if base in classes and base not in found]
-    return found
-
-
-def _of_class(name: str, scripts: Scripts, classes: Mapping[str, _Class], modules: frozenset[str]) -> list[str]:
-    """The methods of a class that are compiled first: a module's forward, all of another class; and its submodules."""
-    first: list[str] = []
-    for each in _lineage(name, classes):
-        methods = [key for key in scripts.calls if key.startswith(f"{each}.")]
-        if name in modules:
-            first += [key for key in methods if key == f"{each}.forward"]
-            made = {called for key in methods for called in scripts.calls[key]}
-            first += [called for called in made if called in modules]
-        else:
-            first += methods
-    return first
-
-
-def _targets(called: str, owner: str, scripts: Scripts, classes: Mapping[str, _Class]) -> list[str]:
-    """The functions and methods of the project that a name called in a compiled function may be."""
-    if called.startswith("self."):
-        method = called.removeprefix("self.")
-        return [f"{each}.{method}" for each in (_lineage(owner, classes) if owner in classes else [owner])
-                if f"{each}.{method}" in scripts.calls]  # fmt: skip
-    return [called] if called in scripts.calls or called in classes else []

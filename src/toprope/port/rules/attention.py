@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from toprope import chips
-from toprope.port.analysis.tensor_facts import dtype_of
+from toprope.port.analysis.tensor_facts import dtype_of, is_unpacked
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
@@ -156,10 +156,11 @@ def _at_top(file: File, node: ast.Call) -> bool:
 
 @dataclass(frozen=True)
 class _Value:
-    """A part of a computation of attention: scores, or probabilities made of them, and the line of the scores."""
+    """Scores, or probabilities made of them; the line of the scores, and whether something was added to them."""
 
     probabilities: bool
     line: int
+    biased: bool = False
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -193,6 +194,10 @@ class _Search:
                         self.names[target.id] = value
             elif isinstance(statement, ast.AugAssign | ast.Return | ast.Expr) and statement.value is not None:
                 self.value(statement.value)
+                if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+                    scores = self.names.get(statement.target.id)
+                    if scores is not None and isinstance(statement.op, ast.Add | ast.Sub):
+                        self.names[statement.target.id] = _Value(scores.probabilities, scores.line, biased=True)
             for inner in ("body", "orelse", "finalbody"):
                 branch = getattr(statement, inner, None)
                 if isinstance(branch, list):
@@ -212,6 +217,8 @@ class _Search:
                 return self.product(node, [left, right])
             changed = left or right
             scaled = isinstance(node.op, ast.Mult | ast.Div)
+            if isinstance(node.op, ast.Add | ast.Sub) and changed is not None and not changed.probabilities:
+                return _Value(False, changed.line, biased=True)
             return changed if changed is None or not changed.probabilities or scaled else None
         if isinstance(node, ast.IfExp):
             return self.value(node.body) or self.value(node.orelse)
@@ -235,8 +242,10 @@ class _Search:
             return self.product(node, given)
         if "softmax" in name.lower():
             if first is not None and not first.probabilities:
-                return _Value(True, first.line)
+                return _Value(True, first.line, first.biased)
             return None
+        if first is not None and name in ("add", "add_", "sub") and not first.probabilities:
+            return _Value(False, first.line, biased=True)
         kept = name in _KEEP or any(word in name.lower() for word in ("drop", "mask", "bias"))
         return first if kept else None
 
@@ -254,8 +263,18 @@ class _Search:
                 f"attention by hand, its scores {above} lines above: scaled_dot_product_attention of "
                 "torch.nn.functional reaches npu_fusion_attention, with a boolean mask or none"
             )
+            if first.biased:
+                said += "; what is added to the scores here is none: with a bias of floats it takes single operators"
+            if any(self.is_returned(name, node) for name, each in self.names.items() if each == first):
+                said += "; the probabilities are returned: leave it where the program uses them"
             self.file.report(BY_HAND, node, said)
         return None
+
+    def is_returned(self, name: str, product: ast.expr) -> bool:
+        """Return whether the function returns the probabilities next to the product."""
+        around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
+        returns = [each for each in ast.walk(around) if isinstance(each, ast.Return)] if around is not None else []
+        return any(isinstance(each, ast.Name) and each.id == name for one in returns for each in ast.walk(one))
 
     def is_used(self, name: str, product: ast.expr) -> bool:
         """Return whether the probabilities are used for more than the second product and a return."""
@@ -267,7 +286,8 @@ class _Search:
             if product in outer or each.lineno < product.lineno:
                 continue
             statement = self.file.statement(each)
-            if isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return):
+            returned = isinstance(statement, ast.Return) and isinstance(self.file.parent(each), ast.Tuple | ast.Return)
+            if returned and not (around is not None and is_unpacked(self.file, name, around)):
                 continue  # the callers of most models do not look at them
             targets = statement.targets if isinstance(statement, ast.Assign) else []
             if not any(isinstance(one, ast.Name) and one.id == name for one in targets):

@@ -26,6 +26,7 @@ TF32 = FAMILY.rule(
     why="""It is about NVIDIA's tensor cores and does no harm elsewhere. torch.set_float32_matmul_precision says the
     same for every device.""",
     source="PyTorch's notes on CUDA",
+    once=True,
     examples=[
         Example(
             """
@@ -47,7 +48,7 @@ def _tf32(file: File, node: ast.expr) -> bool:
 ATTENTION = FAMILY.rule(
     "TR076",
     Kind.REVIEW,
-    "torch.backends.cuda.sdp_kernel(...), enable_flash_sdp(...): reported",
+    "torch.backends.cuda.sdp_kernel(...), enable_flash_sdp(...): they choose among CUDA's kernels alone",
     why="""They choose among CUDA's ways to compute attention. Elsewhere enable_... does no harm; sdp_kernel is
     deprecated: torch.nn.attention.sdpa_kernel([SDPBackend.MATH, ...]) is its heir, for every device that has one.""",
     source="torch.nn.attention",

@@ -7,6 +7,7 @@ import re
 
 from toprope.port.family import Family
 from toprope.port.file import File, is_vendored_runtime
+from toprope.port.files.packages import PACKAGES
 from toprope.port.files.pins import old_pins
 from toprope.port.files.rules import PIN
 from toprope.port.rule import Example, Kind
@@ -58,7 +59,8 @@ EXTENSION = FAMILY.rule(
     ],
 )  # fmt: skip
 PACKAGE = FAMILY.rule(
-    "TR106b", Kind.REVIEW, "triton, flash-attn, nvidia-*-cu12 in a setup.py: reported",
+    "TR106b", Kind.REVIEW,
+    "triton, flash-attn, nvidia-*-cu12 in a setup.py: an extra is a place for what is for CUDA alone",
     why="""They cannot be installed, or do nothing, on a machine without CUDA. Put them into an extra of their own
     ("cuda"), so that the others' installation does not fail.""",
     source="the packages' pages on PyPI",
@@ -80,10 +82,7 @@ PACKAGE = FAMILY.rule(
         ),
     ],
 )  # fmt: skip
-_PACKAGES = re.compile(
-    r"(?:flash[-_]attn|xformers|triton(?:-windows)?|bitsandbytes|apex|mamba[-_]ssm|causal[-_]conv1d|tensorrt|onnxruntime-gpu"
-    r"|tinycudann|nvdiffrast|kaolin|(?:spconv|cumm)-cu\d+|cuda-python|numba-cuda|deepspeed-kernels|pynvml|nvidia-[a-z0-9-]+|cu(?:py|df|ml)(?:-cuda\d+x)?(?:-cu\d+)?)\s*(?:[<>=!~;@\[].*)?"
-)
+_PACKAGES = re.compile(rf"(?:{PACKAGES}|nvidia-[a-z0-9-]+)\s*(?:[<>=!~;@\[].*)?", re.I | re.X)
 
 
 @FAMILY.call("torch.utils.cpp_extension.CUDAExtension")
@@ -138,7 +137,9 @@ def _compiler(file: File, node: ast.Constant) -> bool:
         each.rule is EXTENSION and each.line <= node.lineno <= each.end_line and each.before != file.text(node)
         for each in file.findings
     )  # the extension itself, whose flags these are
-    if not isinstance(around, ast.Expr | ast.JoinedStr) and not reported:
+    is_key = (isinstance(around, ast.Dict) and node in around.keys) or isinstance(around, ast.Subscript)
+    flags = is_key and "Extension" in file.source.text  # of the extension that is reported itself
+    if not isinstance(around, ast.Expr | ast.JoinedStr) and not reported and not flags:
         file.report(EXTENSION, node)
     return True
 

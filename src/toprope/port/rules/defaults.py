@@ -221,12 +221,24 @@ def resolve_in(
     indent = file.source.text[start : file.source.span(body[0])[0]] if first is body[0] else ""
     if first is not body[0]:
         indent = file.source.text[start : file.source.span(first)[0]].rpartition("@")[0]
+    start = _above_comment(file, start, first.lineno, indent)
     if indent.strip():  # on the line of the def, or behind another statement
         _wrap(file, rule, default, file.reads(parameter.arg, parameter))
         return
     resolver = file.portable(resolver_for(parameter.arg))
     line = f"{indent}{parameter.arg} = {resolver}({parameter.arg}){file.source.newline}"
     file.report(rule, default, "resolved in the function", edits=Edit(start, start, (line,)))
+
+
+def _above_comment(file: File, start: int, line: int, indent: str) -> int:
+    """Return where the comment right above a statement begins, in the same column; else where its line does."""
+    for above in range(line - 2, -1, -1):
+        begin = file.source.starts[above]
+        text = file.source.text[begin:start].splitlines()[0] if file.source.text[begin:start] else ""
+        if not text.startswith(f"{indent}#"):
+            break
+        start = begin
+    return start
 
 
 def _says_nothing(statement: ast.stmt) -> bool:
@@ -252,7 +264,9 @@ def _wrap(file: File, rule: Rule, place: ast.expr, reads: list[ast.Name], messag
     bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve", "resolve_kind", "kind")]
     edits = [file.replace(each, *_resolved(file, each)) for each in bare]
     held = (
-        "a place inside an f-string is not known exactly" if any(not file.stands_there(each) for each in bare) else ""
+        "a place inside an f-string is not known exactly"
+        if any(not file.has_exact_place(each) for each in bare)
+        else ""
     )
     if edits:
         file.report(rule, place, message or "resolved where it is read", edits=edits, held_back=held)

@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from toprope.port.analysis.places import device_name, index_name, names_default
+from toprope.port.analysis.places import cannot_be, device_name, index_name, is_argument, names_default
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.facts import is_options
 from toprope.port.rule import Example, Kind
+from toprope.port.rules.nccl import ASKED, is_nccl
 from toprope.port.syntax.scopes import Binding, with_defaults
 
 __all__ = ["FAMILY"]
@@ -110,10 +111,6 @@ _GROUPS = {
 }
 
 
-def _is_nccl(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lower() == "nccl"
-
-
 def _there(file: File, node: ast.expr | None) -> None:
     """`"nccl" if dist.is_nccl_available() else "gloo"`: NCCL is asked for on CUDA alone."""
     if isinstance(node, ast.IfExp) and any(True for _ in _backends(node.body)):
@@ -121,7 +118,7 @@ def _there(file: File, node: ast.expr | None) -> None:
         is_asked = isinstance(test, ast.Call) and file.dotted(test.func) == "torch.distributed.is_nccl_available"
         if isinstance(test, ast.Call) and is_asked and not file.is_done(test.func):
             edits = file.replace(test, f'{file.portable("kind")}() != "cuda" or ', test)
-            file.report(TEST, test, edits=edits)
+            file.report(ASKED, test, edits=edits)
             file.done(test.func)
 
 
@@ -133,7 +130,7 @@ def _backends(node: ast.expr | None) -> Iterator[ast.expr]:
     elif isinstance(node, ast.BoolOp):
         for each in node.values:
             yield from _backends(each)
-    elif node is not None and _is_nccl(node):
+    elif node is not None and is_nccl(node):
         yield node
 
 
@@ -153,7 +150,7 @@ def _convert(file: File, node: ast.expr | None) -> None:
 def _group(file: File, node: ast.Call) -> bool:
     backend = file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend")
     _convert(file, backend)
-    if backend is not None and _comes_from_elsewhere(file, backend):
+    if backend is not None and _comes_from_elsewhere(file, backend) and not cannot_be(file, backend, "nccl"):
         edits = file.replace(backend, f"{file.portable('resolve')}(", backend, ")")
         file.report(
             BACKEND, backend, 'it may be "nccl" from a file or an argument: resolved where it is used', edits=edits
@@ -195,7 +192,7 @@ def _is_given(file: File, binding: Binding) -> bool:
         arguments = file.parent(binding.node)
         defaults = dict(with_defaults(arguments)) if isinstance(arguments, ast.arguments) else {}
         default = defaults.get(binding.node)
-        return not (default is not None and _is_nccl(default) and names_default(binding.node.arg, default))
+        return not (default is not None and is_nccl(default) and names_default(binding.node.arg, default))
     value = binding.value
     return value is not None and not isinstance(value, ast.Name) and _comes_from_elsewhere(file, value)
 
@@ -221,6 +218,8 @@ def _assigned(file: File, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> b
     """`backend = "nccl"`, and `backend = "gloo" if ... else "nccl"`."""
     if isinstance(file.parent(node), ast.ClassDef):
         return False  # an attribute of a class, resolved when it is read
+    if isinstance(node, ast.Assign) and file.project.sets(file.walk.module.node, node.targets[0]):
+        return False  # a setting, resolved where it is read
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
         if name.lower().endswith("backend"):
@@ -237,71 +236,6 @@ def _returned(file: File, node: ast.Return) -> bool:
     return False
 
 
-TEST = FAMILY.rule(
-    "TR065",
-    Kind.REVIEW,
-    'backend == "nccl": compared with the backend of the device in use',
-    why="""Where the group is made with another backend, a test for "nccl" takes the branch for the CPU.""",
-    source="seen in public code: one of the two places rewritten, and not the other",
-    examples=[
-        Example(
-            """
-            import torch.distributed as dist
-
-            if dist.get_backend() == "nccl":
-                move()
-            """,
-            """
-            import torch.distributed as dist
-            from toprope.device import portable
-
-            if dist.get_backend() == portable.dist_backend():
-                move()
-            """,
-        ),
-        Example(
-            """
-            if name != 'nccl':
-                pass
-            """,
-            """
-            from toprope.device import portable
-            if name != portable.dist_backend():
-                pass
-            """,
-        ),
-        Example(
-            """
-            import torch.distributed as dist
-
-            if dist.is_nccl_available():
-                pass
-            """
-        ),
-    ],
-)
-
-
-@FAMILY.node(ast.Compare)
-def _compare(file: File, node: ast.Compare) -> bool:
-    if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
-        return False
-    for each in (node.left, node.comparators[0]):
-        if _is_nccl(each):
-            file.report(TEST, node, edits=file.replace(each, f"{file.portable('dist_backend')}()"))
-            file.done(each)
-    return False
-
-
-@FAMILY.reference("torch.distributed.is_nccl_available")
-def _available(file: File, node: ast.expr) -> bool:
-    around = file.parent(file.parent(node) or node)
-    if isinstance(around, ast.BoolOp) and file.calls_runtime(getattr(around.values[0], "left", None), "kind"):
-        return True  # asked on CUDA alone
-    file.report(TEST, node, 'elsewhere it is False; portable.dist_backend() == "nccl" says what is used')
-    return True
-
-
 @FAMILY.string("nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "cuda:nccl")
 def _string(file: File, node: ast.Constant) -> bool:
     statement = file.statement(node)
@@ -310,6 +244,8 @@ def _string(file: File, node: ast.Constant) -> bool:
     parent = file.parent(node)
     if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "print":
         return False
+    if is_argument(file, node):
+        return True
     file.report(BACKEND, node, "a backend by name: elsewhere portable.dist_backend() says which one to use")
     return True
 

@@ -108,6 +108,7 @@ OTHERS = FAMILY.rule(
     "CUDA_HOME, CUDA_DEVICE_ORDER, TORCH_CUDA_ARCH_LIST and other variables of CUDA",
     why="""They tell CUDA's compiler and runtime something that others do not ask.""",
     source="NVIDIA's documentation",
+    once=True,
     examples=[
         Example(
             """
@@ -134,6 +135,10 @@ _TWINS: dict[str, tuple[Rule, str]] = {
 }
 
 
+_OTHER_FRAMEWORK = re.compile(rb"^\s*(?:import|from)\s+(?:tensorflow|jax)\b", re.MULTILINE)
+"""Programs of TensorFlow or JAX: the variable for NPUs has no reader in them."""
+
+
 @FAMILY.node(ast.Assign)
 def _set(file: File, node: ast.Assign) -> bool:
     for target in node.targets:
@@ -144,11 +149,41 @@ def _set(file: File, node: ast.Assign) -> bool:
             continue
         rule, twin = _TWINS[name]
         file.done(target.slice)
+        if rule is MASK and _OTHER_FRAMEWORK.search(file.source.data) and b"torch" not in file.source.data:
+            continue
         if any(isinstance(each, ast.Subscript) and _is_text(each.slice, twin) for each in node.targets):
             continue
         quote = file.text(target.slice)[-1]
         twins = f"{file.text(target.value)}[{quote}{twin}{quote}]"
-        file.report(rule, target, edits=file.replace(target, target.value, "[", target.slice, f"] = {twins}"))
+        held = (
+            "CUDA's own value is put back here: the NPUs' variable has another one"
+            if _is_put_back(file, node, name)
+            else ""
+        )
+        edits = file.replace(target, target.value, "[", target.slice, f"] = {twins}")
+        file.report(rule, target, edits=edits, held_back=held)
+    return False
+
+
+def _is_put_back(file: File, node: ast.Assign, name: str) -> bool:
+    """Return whether the function puts the variable's own value back: no other variable may be given that."""
+    scope = file.scope(node)
+    sets = [
+        each for each in file.walk.parents if isinstance(each, ast.Assign) and file.scope(each) is scope
+        and any(isinstance(target, ast.Subscript) and _is_text(target.slice, name) for target in each.targets)
+    ]  # fmt: skip
+    return any(_is_of(file, each.value, name) for each in sets)
+
+
+def _is_of(file: File, node: ast.expr, name: str, depth: int = 2) -> bool:
+    """Return whether a value is read from a variable."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.expr) and _is_text(each, name):
+            return True
+        if isinstance(each, ast.Name) and depth:
+            values = [binding.value for binding in file.bindings(each)]
+            if any(value is not None and _is_of(file, value, name, depth - 1) for value in values):
+                return True
     return False
 
 
@@ -229,6 +264,7 @@ TOOLS = FAMILY.rule(
             """
         ),
         Example("import pynvml"),
+        Example("import ctypes\n\ndriver = ctypes.CDLL('libcuda.so')"),
     ],
 )
 
@@ -239,7 +275,7 @@ def _tool(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     return False
 
 
-@FAMILY.string("nvidia-smi*")
+@FAMILY.string("nvidia-smi*", "libcuda.*", "libcudart*", "libnvidia-ml*", "libnvrtc*", "nvcuda.dll")
 def _command(file: File, node: ast.Constant) -> bool:
     file.report(TOOLS, node)
     return True

@@ -31,6 +31,7 @@ IMPORTED = FAMILY.rule(
     to replace it; else put the import into a try, and keep a version in torch for the other devices: many projects have
     one in their tests. Ignore it where the module is built for other devices as well.""",
     source="torch.utils.cpp_extension; toprope's replacements.toml",
+    once=True,
     examples=[
         Example("import my_ops_cuda"),
         Example("import MultiScaleDeformableAttention as MSDA"),
@@ -38,9 +39,11 @@ IMPORTED = FAMILY.rule(
         Example("import fastcudnnlib"),
         Example("from raymarchingcuda.ops import march"),
         Example("from diff_surfel_rasterization import GaussianRasterizer"),
+        Example('import importlib\n\nops = importlib.import_module("my_ops_cuda")\n'),
         Example("from utils.cuda_tools import timer", reported=False),
         Example("from rasterio import open as open_raster", reported=False),
         Example("from torch import cuda", reported=False),
+        Example("import importlib\n\nkernel = importlib.import_module('attn_core_inplace_cuda')"),
     ],
 )
 PLUGIN = FAMILY.rule(
@@ -83,6 +86,7 @@ QUANTISED = FAMILY.rule(
     Load them unquantised where they fit, or with torchao; the line names what is known to replace the
     package.""",
     source="transformers' documentation of quantisation",
+    once=True,
     examples=[
         Example("model = AutoModel.from_pretrained(name, load_in_8bit=True)"),
         Example("config = BitsAndBytesConfig(load_in_4bit=args.small)"),
@@ -161,6 +165,8 @@ def _binary(file: File, module: str, name: str, *, from_import: bool, own: bool)
     """The name of the binary module that an import brings; "" where it brings none."""
     last = module.rpartition(".")[2]
     names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
+    if from_import and f"{last}.{name}" in file.project.assigned:
+        return ""  # a name that a file of the project gives a value: `_C = CfgNode()`
     names = [each for each in names if each not in file.project.modules]
     for each in names:
         if each in file.context.extensions or each in _KNOWN_BINARY or _RASTERIZER.fullmatch(each):
@@ -179,13 +185,42 @@ def _own(file: File, name: str) -> bool:
     return name in file.project.modules
 
 
-def _report(file: File, node: ast.Import | ast.ImportFrom, name: str) -> None:
-    found = for_module(name) or next(iter(for_kernels(name)), None)
-    if found is None and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
-        found = next(iter(for_kernels(file.context.sources)), None)
+@FAMILY.call("importlib.import_module", "__import__")
+def _loaded(file: File, node: ast.Call) -> bool:
+    """`importlib.import_module("my_ops_cuda")`."""
+    first = file.argument(node, 0, "name")
+    name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+    if name and not name.startswith(".") and name.partition(".")[0] not in {*_OTHERS, *_PLUGINS}:
+        module, _, last = name.rpartition(".")
+        binary = _binary(file, module, last, from_import=False, own=_own(file, name.partition(".")[0]))
+        if binary:
+            _report(file, node, binary)
+    return False
+
+
+def _report(file: File, node: ast.stmt | ast.Call, name: str) -> None:
+    """Report a module, with what replaces it by its name, by what the file uses of it, or by the project's sources.
+
+    One module may hold all kernels of a project: what a file uses says which of them are meant.
+    """
+    used = " ".join(_used(file, node))
+    named = for_module(name)
+    found = [named] if named is not None else for_kernels(f"{name} {used}")[:2]
+    if not found and len(file.context.extensions) <= 1:  # by the kernels that the project's only extension has
+        rows = for_kernels(file.context.sources)
+        found = rows[:1] if len(rows) == 1 or not used else []
     built = " (the project builds it)" if name in file.context.extensions else ""
-    known = f"known to replace it: {found.text}" if found is not None else "nothing is known to replace it"
-    file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {known}")
+    known = "; ".join(each.text for each in found)
+    said = f"known to replace it: {known}" if known else "nothing is known to replace it"
+    file.report(IMPORTED, node, f"{name}{built} is compiled for CUDA; {said}")
+
+
+def _used(file: File, node: ast.stmt | ast.Call) -> list[str]:
+    """The names that a file uses of a module that it imports: `_C.roi_align_forward`."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return []
+    reads = [file.parent(use) for each in node.names for use in file.reads(each.asname or each.name, node)]
+    return list(dict.fromkeys(each.attr for each in reads if isinstance(each, ast.Attribute)))
 
 
 @FAMILY.node(ast.FunctionDef)
@@ -212,6 +247,7 @@ OPERATORS = FAMILY.rule(
     why="""What torch itself does not have was registered by an extension, mostly for CUDA. Keep a version in torch for
     devices that it has no kernel for.""",
     source="torch.library",
+    once=True,
     examples=[
         Example(
             """
@@ -239,5 +275,6 @@ def _operators(file: File, node: ast.expr) -> bool:
     name = (file.dotted(node) or "").split(".")
     if len(name) < 3 or name[2] in _TORCHS:
         return False
-    file.report(OPERATORS, node)
+    library = ".".join(name[:3])
+    file.report(OPERATORS, node, f"{library}: operators of a library of its own, which an extension registers")
     return True

@@ -109,10 +109,10 @@ PRIVATE = FAMILY.rule(
 )  # fmt: skip
 
 
-@FAMILY.reference("torch._C.*", "torch.cuda._*")
+@FAMILY.reference("torch._C.*")
 def _private(file: File, node: ast.expr) -> bool:
     name = file.dotted(node) or ""
-    if not name.startswith(("torch._C._cuda", "torch._C._Cuda", "torch.cuda._")):
+    if not name.startswith(("torch._C._cuda", "torch._C._Cuda")):
         return False
     file.report(PRIVATE, node)
     return True
@@ -135,7 +135,11 @@ def _operator(file: File, node: ast.Constant) -> bool:
 
 @FAMILY.reference("torch.cuda", "torch.cuda.*")
 def _unknown(file: File, node: ast.expr) -> bool:
-    if isinstance(node, ast.Attribute) or file.by_star(node):
+    name = (file.dotted(node) or "").rpartition(".")[2]
+    if name.startswith("_"):
+        lazy = "off CUDA it keeps the function for when CUDA is initialised, and never calls it"
+        file.report(PRIVATE, node, f"torch.cuda.{name}: {lazy}" if name == "_lazy_call" else "")
+    elif isinstance(node, ast.Attribute) or file.by_star(node):
         file.report(UNKNOWN, node)
     return True
 
@@ -221,7 +225,7 @@ def _split(file: File, node: ast.ImportFrom, swapped: list[ast.alias], gone: lis
         found = _without_statement(file, node)
         if found is None:
             for alias in gone:
-                file.report(MODULE, alias, "the import stays: nothing else stands in its block")
+                file.report(MODULE, alias, "the import stays: nothing else is in its block")
             return
         edit = found
     for alias in (*swapped, *gone):
@@ -257,7 +261,7 @@ def _import(file: File, node: ast.Import) -> bool:
             file.report(MODULE, alias, edits=edit)
         elif len(node.names) == 1 and _only_converted(file, node, alias):
             gone = _without_statement(file, node)
-            held = "" if gone else "nothing else stands in its block"
+            held = "" if gone else "nothing else is in its block"
             file.report(MODULE, alias, edits=gone or (), held_back=held)
         else:
             file.report(MODULE, alias, _kept(file, node, alias))
@@ -298,7 +302,7 @@ def _is_used_in_script(file: File, node: ast.stmt, alias: ast.alias) -> bool:
 
 
 def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
-    """Return whether the name is used, and every use is of a name that is rewritten with all that stands before it."""
+    """Return whether the name is used, and every use is of a name that is rewritten with all that is before it."""
     uses = _uses(file, node, alias)
     exported = f'"{alias.asname or alias.name}"' in file.source.text and "__all__" in file.walk.names
     return bool(uses) and not exported and all(_converted(file, use) for use in uses)

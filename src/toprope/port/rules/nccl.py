@@ -1,4 +1,4 @@
-"""Rows 67 and 70: NCCL's own options, questions and variables."""
+"""Rows 65, 67 and 70: NCCL's own options, questions and variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
 
-__all__ = ["FAMILY"]
+__all__ = ["ASKED", "FAMILY", "is_nccl"]
 
 FAMILY = Family("nccl", "NCCL's own", words=[b"nccl", b"NCCL"])
 
@@ -55,6 +55,7 @@ VARIABLES = FAMILY.rule(
     why="""HCCL has variables of its own: HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT, HCCL_BUFFSIZE;
     ASCEND_GLOBAL_LOG_LEVEL for what it logs.""",
     source="CANN's list of environment variables",
+    once=True,
     examples=[
         Example(
             """
@@ -70,4 +71,83 @@ VARIABLES = FAMILY.rule(
 @FAMILY.string("NCCL_*", "TORCH_NCCL_*")
 def _variable(file: File, node: ast.Constant) -> bool:
     file.report(VARIABLES, node)
+    return True
+
+
+def is_nccl(node: ast.expr | None) -> bool:
+    """Return whether an expression is the text "nccl"."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lower() == "nccl"
+
+
+ASKED = FAMILY.rule(
+    "TR065",
+    Kind.REVIEW,
+    'backend == "nccl": compared with the backend of the device in use',
+    why="""Where the group is made with another backend, a test for "nccl" takes the branch for the CPU.""",
+    source="seen in public code: one of the two places rewritten, and not the other",
+    examples=[
+        Example(
+            """
+            import torch.distributed as dist
+
+            if dist.get_backend() == "nccl":
+                move()
+            """,
+            """
+            import torch.distributed as dist
+            from toprope.device import portable
+
+            if dist.get_backend() == portable.dist_backend():
+                move()
+            """,
+        ),
+        Example(
+            """
+            if name != 'nccl':
+                pass
+            """,
+            """
+            from toprope.device import portable
+            if name != portable.dist_backend():
+                pass
+            """,
+        ),
+        Example(
+            """
+            import torch.distributed as dist
+
+            if dist.is_nccl_available():
+                pass
+            """
+        ),
+    ],
+)
+
+
+@FAMILY.node(ast.Compare)
+def _compare(file: File, node: ast.Compare) -> bool:
+    if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        return False
+    for each, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
+        if is_nccl(each):
+            held = "what it is compared with may be the text that is not resolved" if _stays_nccl(file, other) else ""
+            file.report(ASKED, node, edits=file.replace(each, f"{file.portable('dist_backend')}()"), held_back=held)
+            file.done(each)
+    return False
+
+
+def _stays_nccl(file: File, node: ast.expr, depth: int = 2) -> bool:
+    """Return whether a value is "nccl" where an option is not given: `getattr(args, "backend", "nccl")`."""
+    if isinstance(node, ast.Name) and depth:
+        values = [each.value for each in file.bindings(node)]
+        return any(each is not None and _stays_nccl(file, each, depth - 1) for each in values)
+    return isinstance(node, ast.Call) and file.of_runtime(node.func) is None and any(map(is_nccl, node.args[1:]))
+
+
+@FAMILY.reference("torch.distributed.is_nccl_available")
+def _available(file: File, node: ast.expr) -> bool:
+    around = file.parent(file.parent(node) or node)
+    if isinstance(around, ast.BoolOp) and file.calls_runtime(getattr(around.values[0], "left", None), "kind"):
+        return True  # asked on CUDA alone
+    file.report(ASKED, node, 'elsewhere it is False; portable.dist_backend() == "nccl" says what is used')
     return True

@@ -24,6 +24,7 @@ ON_HOST = FAMILY.rule(
     Kind.REVIEW,
     "torch.linalg.inv, x.lgamma(), nn.HuberLoss: operators without a kernel on the card",
     hint=True,
+    once=True,
     why="""torch_npu hands an operator that has no kernel to the host: its tensors are copied there and back, and the
     card waits for that. It matters in a loop, not in a set-up that runs once. Which operators these are depends on the
     release of torch_npu (--torch-npu) and on the chip (--chip). The line says what to write instead where a source
@@ -138,7 +139,7 @@ def _method(file: File, node: ast.Call, function: ast.Attribute) -> None:
 
 
 def _look_up(file: File, node: ast.Call, name: str, calls: Calls, operands: list[ast.expr]) -> None:
-    """Report what the tables say of a call, once, and count it."""
+    """Report what the tables say of a call, and count it."""
     card = file.context.target
     places = [status(each, release=card.release, chip=card.chip) for each in calls.every]
     if any(each.kind is Place.UNKNOWN for each in places):

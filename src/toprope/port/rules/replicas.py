@@ -72,6 +72,7 @@ PARALLEL = FAMILY.rule(
     process a device, works everywhere and is faster. A condition on CUDA in front of it stays. The class may be asked
     about: no model is of it elsewhere.""",
     source="PyTorch's own advice; torch_npu's documentation",
+    once=True,
     examples=[
         Example("import torch\n\nif torch.cuda.device_count() > 1:\n    model = torch.nn.DataParallel(model)"),
         Example("from torch import nn\n\nif isinstance(model, (nn.DataParallel, Other)):\n    run()", reported=False),

@@ -9,6 +9,7 @@ from toprope.port.analysis.receivers import why_left
 from toprope.port.conditions.compiled import guards_a_kernel
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.project.asked import is_one_device
 from toprope.port.project.facts import OTHERS
 from toprope.port.rule import Example, Kind, Rule
 
@@ -375,7 +376,7 @@ def _device_of(file: File, node: ast.expr) -> ast.expr | None:
         value = value.args[0]
     value = value.value if isinstance(value, ast.Attribute) and value.attr == "type" else value
     name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
-    return value if name.lower().strip("_") in ("device", "dev", "device_name", "map_location") else None
+    return value if is_one_device(name.lower()) else None
 
 
 def _in_text(file: File, node: ast.Compare, text: ast.expr, is_not: bool) -> bool:

@@ -14,6 +14,8 @@ __all__ = ["missing_requirement"]
 
 _LISTS = (FileKind.REQUIREMENTS, FileKind.PROJECT, FileKind.ENVIRONMENT)
 _NAMED = re.compile(rb"(?<![\w.-])toprope(?![\w.-])")
+_ASKS = re.compile(rb"install_requires|dependencies|\[packages\]")
+"""Words of a list of requirements; a setup.cfg may have the settings of tools alone."""
 _IMPORTS = RUNTIME.rpartition(".")[0].encode()
 
 
@@ -27,7 +29,10 @@ def missing_requirement(files: Sequence[Ported]) -> str:
     """
     if not any(_IMPORTS in each.after and kind_of(each.path) not in (None, *_LISTS) for each in files):
         return ""
-    lists = [(each, kind) for each in files if (kind := kind_of(each.path)) in _LISTS]
+    lists = [
+        (each, kind) for each in files
+        if (kind := kind_of(each.path)) in _LISTS and (kind is not FileKind.PROJECT or _ASKS.search(each.before))
+    ]  # fmt: skip
     if any(_NAMED.search(_entries(each.before)) for each, _ in lists):
         return ""
     if not lists:

@@ -204,6 +204,7 @@ class Tree:
             module = facts.folder if facts.path.name == "__init__.py" else facts.path.with_suffix("")
             if module.parts[-len(parts) :] == tuple(parts):
                 found.append((facts, Path(*module.parts[: -len(parts)])))
+        found = [each for each in found if self._may_be_own(importer, parts, each[1])]
         near = [each for each in found if each[1] == importer.folder] or [
             each for each in found if each[1] == self.top or each[1] in importer.path.parents
         ]
@@ -213,6 +214,17 @@ class Tree:
             if facts is not importer:
                 facts.roots.add(root)
                 importer.flat |= root == importer.folder == facts.folder
+
+    def _may_be_own(self, importer: _Facts, parts: list[str], root: Path) -> bool:
+        """Return whether a name can be a folder of the project: `import ray` in `trainer/ray` is the installed Ray.
+
+        A folder inside a package is on the path of those alone that import a file of it by its name.
+        """
+        if len(parts) > 1 or root == self.top or package_of(root) is None or not (root / parts[0]).is_dir():
+            return True
+        inner = {each.split(".")[1] for each in importer.names if each.startswith(f"{parts[0]}.")}
+        folder = root / parts[0]
+        return any((folder / name).is_dir() or (folder / f"{name}.py").is_file() for name in inner)
 
     def _spread(self) -> None:
         """A file that is imported by a relative name has the folders of the one that imports it."""
