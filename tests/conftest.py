@@ -71,6 +71,8 @@ def pytest_configure(config):
     # Tests choose their own variables: what this shell has set for toprope must not decide what they see.
     for name in [name for name in os.environ if name.startswith("TOPROPE_") and name not in KEPT]:
         del os.environ[name]
+    # what commands print is held to English, wherever the tests run
+    os.environ.update({name: "C.UTF-8" for name in ("LC_ALL", "LC_MESSAGES", "LANG") if name in os.environ})
     # nor what the user has started with `toprope start`
     folder = os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="toprope-tests-")
     os.environ["XDG_CONFIG_HOME"] = f"{folder}/config"  # nor the rates of the user's card

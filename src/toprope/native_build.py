@@ -26,7 +26,7 @@ from toprope.errors import BuildError
 from toprope.progress import Progress, Step
 from toprope.terminal import Display
 
-__all__ = ["LOCK_LIMIT", "NOTE", "NativeLibrary", "SharedObject", "Unit"]
+__all__ = ["LOCK_LIMIT", "NOTE", "UNFINISHED", "NativeLibrary", "SharedObject", "Unit", "is_held", "lock_of"]
 
 NOTE = "build.json"
 """The file that says what a build was made for and with; it is written last."""
@@ -34,7 +34,9 @@ NOTE = "build.json"
 LOCK_LIMIT = 900.0
 """Seconds to wait for another process that builds the same."""
 
-_UNFINISHED = ".building-"
+UNFINISHED = ".building-"
+"""Part of the name of a build that is not finished, or that is being removed."""
+
 # Standard input is a pipe that only the builder can write to: it ends when the builder ends, however that happens, and
 # the compiler's whole process group with it.
 _SUPERVISE = 'exec 3<&0 </dev/null; ({ read -r line <&3; kill -KILL 0; } >/dev/null 2>&1 &); exec "$@" 3<&-'
@@ -134,7 +136,7 @@ class NativeLibrary:
     def is_being_built(self) -> bool:
         """Return True if a process is building it now."""
         compiler = _compiler()
-        return compiler is not None and _is_held(_lock_of(self._folder(compiler)))
+        return compiler is not None and is_held(lock_of(self._folder(compiler)))
 
     @property
     def _have(self) -> str:
@@ -168,7 +170,7 @@ class NativeLibrary:
         return next((folder for folder in folders if self._is_whole(folder)), None)
 
     def _is_whole(self, folder: Path) -> bool:
-        if _UNFINISHED in folder.name:
+        if UNFINISHED in folder.name:
             return False
         try:
             sizes = _sizes((folder / NOTE).read_text(encoding="utf-8", errors="replace"))
@@ -187,7 +189,7 @@ class NativeLibrary:
     def _locked(self, folder: Path) -> Iterator[None]:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = _open_lock(_lock_of(folder))
+            lock = _open_lock(lock_of(folder))
         except OSError as error:
             raise self._not_writable(error) from error
         try:
@@ -227,7 +229,7 @@ class NativeLibrary:
 
         _remove_unfinished(folder)
         try:
-            aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}{_UNFINISHED}", dir=self.cache))
+            aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}{UNFINISHED}", dir=self.cache))
         except OSError as error:
             raise self._not_writable(error) from error
         try:
@@ -275,11 +277,12 @@ class NativeLibrary:
             finally:
                 compilers.end()
                 pool.shutdown(cancel_futures=True)
-        with _Compilers() as linkers:
+        with ThreadPoolExecutor(1) as pool, _Compilers() as linkers:
             for number, shared in enumerate(self.objects, len(units) + 1):
                 linked = [objects[shared, unit] for unit in shared.units]
                 folders = [f"-L{folder}" for folder in (aside, *shared.libraries)]
-                linkers.run(
+                linking = pool.submit(
+                    linkers.run,
                     [
                         *compiler,
                         "-shared",
@@ -293,6 +296,9 @@ class NativeLibrary:
                     ],
                     shared.name,
                 )
+                while wait([linking], timeout=1).not_done:
+                    progress.step(number - 1, steps)
+                linking.result()
                 progress.step(number, steps)
         for path in objects.values():
             os.unlink(path)
@@ -431,7 +437,8 @@ def _named(sources: tuple[Path, ...]) -> str:
     return sources[0].name + (f" or {others} files compiled with it" if others else "")
 
 
-def _lock_of(folder: Path) -> Path:
+def lock_of(folder: Path) -> Path:
+    """The file that the builder of a folder locks."""
     return folder.with_name(f"{folder.name}.lock")
 
 
@@ -443,7 +450,8 @@ def _try_lock(lock: int, how: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _is_held(path: Path) -> bool:
+def is_held(path: Path) -> bool:
+    """Return True if a process holds this lock."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -456,7 +464,7 @@ def _is_held(path: Path) -> bool:
 
 def _remove_unfinished(folder: Path) -> None:
     """Remove what killed builders left in the cache; the caller holds the lock of `folder`."""
-    for aside in folder.parent.glob(f"*{_UNFINISHED}*"):
-        of = folder.with_name(aside.name.split(_UNFINISHED)[0])
-        if of == folder or not _is_held(_lock_of(of)):
+    for aside in folder.parent.glob(f"*{UNFINISHED}*"):
+        of = folder.with_name(aside.name.split(UNFINISHED)[0])
+        if of == folder or not is_held(lock_of(of)):
             shutil.rmtree(aside, ignore_errors=True)

@@ -52,7 +52,8 @@ class Settings:
     """Version of CANN whose rules the simulated card keeps where versions differ, such as "8.5.0"."""
 
     lang: str = "auto"
-    """Language of the page of `toprope ui`: "en", "zh", or "auto" for the browser's."""
+    """Language of the command line and of the page of `toprope ui`: "en", "zh", or "auto" for the locale's and the
+    browser's."""
 
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Origin of each value: "argument", "environment variable NAME", a pyproject.toml's path or "default"."""

@@ -1,6 +1,7 @@
 """Text and progress for people, on rich: tables, labelled rows, a progress bar.
 
 Colour and control characters go to terminals alone. Nothing is cut off, no word is broken, and text is never markup.
+A `Message` is shown in the reader's language.
 Lines are wrapped on a terminal; elsewhere they are as long as they are, but for `field`s with a width.
 """
 
@@ -8,12 +9,16 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
+
+from toprope.messages import Message, catalogue, language, local
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,20 +26,72 @@ if TYPE_CHECKING:
 
     from toprope.progress import Step
 
-__all__ = ["WIDTH", "Display", "columns", "field", "render", "say", "show", "table", "unbroken", "wants_colour"]
+__all__ = [
+    "WIDTH",
+    "Display",
+    "breakable",
+    "cells",
+    "columns",
+    "field",
+    "render",
+    "say",
+    "show",
+    "table",
+    "unbroken",
+    "wants_colour",
+]
 
 WIDTH = 100
 """Columns of prose that is made to be pasted elsewhere."""
 
+_CELLS = {"W": 2, "F": 2}
 _ENDLESS = 100_000
 _SPACE = "\ue000"
+_BREAK = "\x1f"  # white space without a width: a line may end there
+_BREAKABLE = re.compile(
+    r"(?<=[\u2e80-\ud7ff\uf900-\ufaff\uff01-\uff60])(?=[^\s\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f\u300b\u201d])"
+)
+"""Places between characters of Chinese text where a line may end: not before a closing mark."""
 _BAR, _NAME = 24, 40
-_REDRAW, _REPORT = 0.1, 15.0
+_REDRAW, _REPORT = 0.1, 8.0  # seconds; the second where lines stay: nobody waits 10 s without one
 
 
 def unbroken(text: str) -> str:
     """A text inside which no line ends, such as a command."""
-    return text.replace(" ", _SPACE)
+    return local(text).replace(" ", _SPACE)
+
+
+def _text(text: str | Text) -> Text:
+    """A text for rich, in the reader's language."""
+    from rich.text import Text
+
+    return text if isinstance(text, Text) else Text(_wrappable(text))
+
+
+def _wrappable(text: str) -> str:
+    """A text in the reader's language, whose lines may end inside its translation, but in no name that is in it."""
+    if language() == "en" or not isinstance(text, Message):
+        return text
+    return text.translated(_wrappable_catalogue(language()))
+
+
+@cache
+def _wrappable_catalogue(name: str) -> Mapping[str, str]:
+    return {text: breakable(translation) for text, translation in catalogue(name).items()}
+
+
+def breakable(text: str) -> str:
+    """A text whose lines may end between Chinese characters too: with white space there that has no width."""
+    return text if text.isascii() else _BREAKABLE.sub(_BREAK, text)
+
+
+def cells(text: str) -> int:
+    """Columns of a terminal that a text takes: two for a Chinese character."""
+    from unicodedata import east_asian_width
+
+    return (
+        len(text) if text.isascii() else sum(_CELLS.get(east_asian_width(each), 1) for each in text if each != _BREAK)
+    )
 
 
 def table(
@@ -62,7 +119,9 @@ def table(
 
     # Space behind the last column too: without it rich cuts that column off by as much.
     made = Table(box=None, padding=(0, gap, 0, 0), show_header=bool(header), header_style="bold")
-    lines = [[cell if number in wrapped else unbroken(cell) for number, cell in enumerate(row)] for row in rows]
+    lines = [
+        [_wrappable(cell) if number in wrapped else unbroken(cell) for number, cell in enumerate(row)] for row in rows
+    ]
     names = [unbroken(name) for name in header] or [""] * len(lines[0])
     for number, (name, *cells) in enumerate(zip(names, *lines, strict=True)):
         justify: Literal["left", "right"] = "right" if number in right else "left"
@@ -88,13 +147,13 @@ def field(
     from rich.table import Table
     from rich.text import Text
 
-    label = label if isinstance(label, Text) else Text(label)
+    label = _text(label)
     items: list[RenderableType] = []
     if label.cell_len >= label_width:
         items.append(Padding(label, (0, 0, 0, indent), expand=False))
         label = Text()
     for number, text in enumerate(texts):
-        cell = text if isinstance(text, Text) else Text(text)
+        cell = _text(text)
         longest = _longest_word(cell.plain)
         grid = Table.grid()
         grid.add_column(width=label_width)
@@ -125,7 +184,7 @@ def render(*items: RenderableType, width: int | None = None, colour: bool = Fals
     console = _console(io.StringIO(), colour=colour, width=_ENDLESS)
     for item in items:
         for each in item.renderables if isinstance(item, Group) else (item,):
-            shown = Text(each) if isinstance(each, str) else each
+            shown = _text(each) if isinstance(each, str) else each
             options = console.options
             if width is not None:
                 options = options.update(width=max(width, console.measure(shown).minimum))
@@ -134,7 +193,7 @@ def render(*items: RenderableType, width: int | None = None, colour: bool = Fals
                 text.rstrip()
                 console.print(text, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().replace(_SPACE, " ")
+    return console.file.getvalue().replace(_SPACE, " ").replace(_BREAK, "")
 
 
 def show(*items: RenderableType) -> None:
@@ -178,11 +237,14 @@ class Display:
         self._live: Any = None
 
     def stage(self, text: str) -> None:
-        """Show on a terminal what is done now, until something else is shown."""
+        """Show what is done now: on a terminal until something else is shown, elsewhere where no line is recent."""
+        text = local(text)
         if self._redraws:
             from rich.text import Text
 
             self._draw(Text(f"{text} ...", no_wrap=True, overflow="ellipsis"))
+        elif not self._quiet and time.monotonic() - self._shown >= _REPORT:
+            self.say(text)
 
     def step(self, step: Step) -> None:
         """Show a step, unless one was shown just now."""
@@ -191,13 +253,14 @@ class Display:
             self._shown = now
             self._draw(self._line(step))
         elif not self._redraws and not self._quiet and now - self._shown >= _REPORT:
-            self._shown = now
             self.say("  ".join([self.name, *self._words(step)]))
 
     def say(self, text: str) -> None:
         """Write a line to stderr that stays."""
         self.clear()
-        sys.stderr.write(f"toprope: {text}\n")
+        if not self._redraws:
+            self._shown = time.monotonic()
+        sys.stderr.write(f"toprope: {local(text)}\n")
         sys.stderr.flush()
 
     def clear(self) -> None:

@@ -18,6 +18,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from toprope.messages import Message
+
 __all__ = [
     "CONTAINER_VARIABLE",
     "CUDA_VARIABLE",
@@ -69,7 +71,7 @@ def visible_cards(mask: str | None, count: int) -> Visible:
     if mask is None:
         return Visible(tuple(range(count)))
     if not mask:
-        return Visible((), "it is empty")
+        return Visible((), Message("it is empty"))
     cards: list[int] = []
     place = 0
     while mask[place : place + 1].isascii() and mask[place : place + 1].isdigit():
@@ -78,9 +80,9 @@ def visible_cards(mask: str | None, count: int) -> Visible:
             end += 1
         card = int(mask[place:end])
         if cards and card <= cards[-1]:
-            return Visible((), f"numbers must rise, and {card} follows {cards[-1]}")
+            return Visible((), Message("numbers must rise, and {card} follows {last}", card=card, last=cards[-1]))
         if card >= count:
-            return Visible(tuple(cards), f"there is no card {card}")
+            return Visible(tuple(cards), Message("there is no card {card}", card=card))
         cards.append(card)
         place = end + 1
         if mask[end : end + 1] != ",":
@@ -88,7 +90,10 @@ def visible_cards(mask: str | None, count: int) -> Visible:
             break
     if place >= len(mask):
         return Visible(tuple(cards))
-    return Visible(tuple(cards), f"reading stops at {mask[place]!r}, character {place + 1}")
+    return Visible(
+        tuple(cards),
+        Message("reading stops at {character!r}, character {place}", character=mask[place], place=place + 1),
+    )
 
 
 def explain(mask: str, count: int) -> str:
@@ -99,9 +104,11 @@ def explain(mask: str, count: int) -> str:
         'ASCEND_RT_VISIBLE_DEVICES=0,99 shows 1 of 4 cards: there is no card 99'
     """
     seen = visible_cards(mask, count)
-    number = f"{len(seen.cards)} of {count} cards" if seen.cards else "no card"
-    why = f": {seen.problem}" if seen.problem else ""
-    return f"{VARIABLE}={mask} shows {number}{why}"
+    number = (
+        Message("{cards} of {count} cards", cards=len(seen.cards), count=count) if seen.cards else Message("no card")
+    )
+    why = Message(": {problem}", problem=seen.problem) if seen.problem else ""
+    return Message("{variable}={mask} shows {number}{why}", variable=VARIABLE, mask=mask, number=number, why=why)
 
 
 @dataclass(frozen=True)
@@ -182,13 +189,13 @@ def npu_map(mask: str | None, granted: str | None, machine: Sequence[int]) -> Id
     if granted is not None:
         grant = granted_cards(granted)
         missing = [card for card in grant.cards if card not in cards]
-        problem = grant.problem or (f"the machine has no card {missing[0]}" if missing else "")
+        problem = grant.problem or (Message("the machine has no card {card}", card=missing[0]) if missing else "")
         cards = [card for card in grant.cards if card in cards]
     seen = visible_cards(mask, len(cards))
     if seen.problem:
         problem = seen.problem
         if problem.startswith("there is no card"):
-            problem += f": the mask counts the {len(cards)} cards here from 0"
+            problem += Message(": the mask counts the {cards} cards here from 0", cards=len(cards))
     return IdMap(seen.cards, tuple(cards[card] for card in seen.cards), problem)
 
 
@@ -207,15 +214,15 @@ def granted_cards(granted: str) -> Visible:
         (4, 5, 6)
     """
     if granted.strip() in ("", "void"):
-        return Visible((), "it grants no card")
+        return Visible((), Message("it grants no card"))
     cards: set[int] = set()
     for part in granted.split(","):
         found = _GRANT.fullmatch(part.strip())
         if found is None:
-            return Visible((), f"{part.strip()!r} is no number of a card")
+            return Visible((), Message("{part!r} is no number of a card", part=part.strip()))
         first, last = int(found[1]), int(found[2] or found[1])
         if not first <= last < _MOST_GRANTED:
-            return Visible((), f"{part.strip()!r} is no range of cards")
+            return Visible((), Message("{part!r} is no range of cards", part=part.strip()))
         cards.update(range(first, last + 1))
     return Visible(tuple(sorted(cards)))
 
@@ -234,21 +241,36 @@ def explain_grant(mask: str | None, granted: str | None, nodes: Sequence[int]) -
     """
     grant = granted_cards(granted) if granted is not None else Visible(())
     if granted is None or not grant.cards:
-        return f"{CONTAINER_VARIABLE}={granted}: {grant.problem}" if grant.problem else ""
+        if not grant.problem:
+            return ""
+        return Message("{variable}={mask}: {problem}", variable=CONTAINER_VARIABLE, mask=granted, problem=grant.problem)
     seen = npu_map(mask, None, nodes)
     for logical, card in enumerate(seen.physical):
         if card not in grant.cards:
-            return (
-                f"{CONTAINER_VARIABLE}={granted} grants {_cards(grant.cards)}, and programs see "
-                f"{len(seen)} card{'s' if len(seen) > 1 else ''}: npu:{logical} is card {card}, which was never granted"
+            return Message(
+                "{container_variable}={granted} grants {cards}, and programs see {seen} card{s}: "
+                "npu:{logical} is card {card}, which was never granted",
+                container_variable=CONTAINER_VARIABLE,
+                granted=granted,
+                cards=_cards(grant.cards),
+                seen=len(seen),
+                s="s" if len(seen) > 1 else "",
+                logical=logical,
+                card=card,
             )
     if not seen.physical and mask is not None and nodes:
-        return f"{VARIABLE}={mask} shows none of {_cards(sorted(nodes))}: {seen.problem}"
+        return Message(
+            "{variable}={mask} shows none of {nodes}: {problem}",
+            variable=VARIABLE,
+            mask=mask,
+            nodes=_cards(sorted(nodes)),
+            problem=seen.problem,
+        )
     return ""
 
 
 def _cards(cards: Sequence[int]) -> str:
-    return f"card{'s' if len(cards) > 1 else ''} {', '.join(map(str, cards))}"
+    return Message("card{s} {cards}", s="s" if len(cards) > 1 else "", cards=", ".join(map(str, cards)))
 
 
 def cuda_map(mask: str | None, count: int, uuids: Sequence[str] = ()) -> IdMap:

@@ -53,7 +53,7 @@ def test_has_a_page(error):
 
 
 def test_no_page_without_an_error():
-    pages = {page.stem for page in (ROOT / "docs" / "errors").glob("*.md")} - {"index"}
+    pages = {page.stem.removesuffix(".zh") for page in (ROOT / "docs" / "errors").glob("*.md")} - {"index"}
     assert pages == {error.page for error in CLASSES if error.page}
 
 

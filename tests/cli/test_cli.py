@@ -53,12 +53,6 @@ def test_wrong_usage_ends_with_2_and_no_traceback(words: list[str], capsys: pyte
     assert "Traceback" not in seen.err
 
 
-def test_no_words_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    seen = capsys.readouterr()
-    assert "Verbs:" in seen.out + seen.err
-
-
 def test_an_error_of_the_tree_is_one_message_and_its_own_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

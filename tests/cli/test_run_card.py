@@ -161,3 +161,24 @@ def test_libraries_find_the_card_only_where_there_is_one(tmp_path: Path, options
     done, facts = toprope(tmp_path, LIBRARIES, *options)
     assert (done.returncode, done.stdout) == (0, seen)
     assert all(not card["used_cards"] for card in facts["simulated"])
+
+
+def test_a_first_allocation_that_fails_was_taken_for_a_card_that_the_program_did_not_use(tmp_path: Path) -> None:
+    code = """
+        import sys, torch
+        try:
+            torch.ones(64 << 20, dtype=torch.uint8, device="npu")
+        except torch.OutOfMemoryError:
+            sys.exit(1)
+    """
+    done, facts = toprope(tmp_path, code, "--chip", "910B3", "--hbm", "16MB")
+    assert done.returncode == 1
+    (card,) = facts["simulated"]
+    assert card["verdict"].startswith("ended with exit status 1; until then: does not fit")
+    (finding,) = card["findings"]
+    assert finding["kind"] == "memory"
+    assert finding["text"] == "npu:0 does not fit: an allocation failed; the peak is 0 B of 15.3 MiB"
+    assert finding["advice"] == "a smaller tensor: 64.0 MiB at once are more than the card has"
+    assert (finding["file"], finding["line"]) == (str(tmp_path / "program.py"), 4)
+    (used,) = card["used_cards"]
+    assert (used["ooms"], used["peak_allocated"]) == (1, 0)

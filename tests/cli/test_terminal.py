@@ -107,7 +107,8 @@ def test_progress_in_a_pipe_is_a_plain_line_now_and_then(monkeypatch, capsys):
     seen = capsys.readouterr()
     assert seen.out == ""
     assert seen.err.splitlines() == [
-        "toprope: weights  15/40  1.0 s/step  25 s left", "toprope: weights  30/40  1.0 s/step  10 s left",
+        "toprope: weights   8/40  1.0 s/step  32 s left", "toprope: weights  16/40  1.0 s/step  24 s left",
+        "toprope: weights  24/40  1.0 s/step  16 s left",
     ]  # fmt: skip
     with Display("weights", quiet=True) as display:
         clock[0] += 100

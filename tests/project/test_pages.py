@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import translated_pages
 from words import prose
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -20,7 +21,7 @@ def linked(page):
 def test_the_front_page_links_every_page():
     front = DOCS / "index.md"
     # the pages of errors and of rules are many: each folder has its own front page
-    folders = [DOCS / "errors" / "index.md", DOCS / "port" / "index.md"]
+    folders = [DOCS / "errors" / "index.md", DOCS / "errors" / "index.zh.md", DOCS / "port" / "index.md"]
     assert set(folders) <= linked(front)
     reached = {front}.union(*(linked(each) for each in (front, *folders)))
     assert (
@@ -81,7 +82,20 @@ def test_the_chinese_readme_has_the_headings_and_snippets_of_the_english_one():
     assert len(code) >= 12
     assert chinese[0] == headings
     assert chinese[1] == code
-    assert chinese[2] == sorted("README.md" if each == "README.zh.md" else each for each in links)
+    assert sorted(each.replace(".zh.md", ".md") for each in chinese[2]) == sorted(
+        each.replace(".zh.md", ".md") for each in links
+    )
+
+
+@pytest.mark.parametrize("page", translated_pages.PAGES, ids=lambda page: page.name)
+def test_a_chinese_page_has_the_headings_links_and_blocks_of_the_english_one(page):
+    assert translated_pages.faults(page) == [], "python scripts/translated_pages.py --update copies the blocks"
+
+
+def test_the_first_pages_doctor_and_all_errors_are_in_chinese():
+    translated = {str(page.relative_to(DOCS)).replace(".zh.md", ".md") for page in translated_pages.PAGES}
+    errors = {f"errors/{page.name}" for page in (DOCS / "errors").glob("*.md") if not page.name.endswith(".zh.md")}
+    assert sorted({"start.md", "tutorials/cuda.md", "doctor.md", *errors} - translated) == []
 
 
 def test_comments_that_the_tests_read_are_not_translated():
@@ -234,3 +248,7 @@ def test_claims_are_found(text):
 @pytest.mark.parametrize("text", ["a device that is not there", "the plan", "a later run", "not given"])
 def test_other_sentences_are_no_claims(text):
     assert not MISSING.search(text)
+
+
+def test_the_page_of_changes_was_a_copy_that_stayed_behind() -> None:
+    assert (ROOT / "docs" / "changelog.md").readlink() == pathlib.Path("../CHANGELOG.md")

@@ -148,6 +148,13 @@ def test_advice_for_a_tensor_larger_than_the_card_was_a_batch_of_a_thousandth() 
     ]
 
 
+def test_advice_for_a_first_tensor_that_no_piece_fits_was_less_fragmentation() -> None:
+    (text,) = advice({}, 3 * MIB, 0, 16 * MIB)
+    assert text.startswith("more memory: ")
+    assert "20 MiB for tensors of 1 to 10 MiB" in text
+    assert "fits into 16.0 MiB" in text
+
+
 def test_advice_named_a_setting_that_the_program_had(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("expandable_segments" in each for each in advice({"others": 10}, 10, 0, 100))
     monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True")

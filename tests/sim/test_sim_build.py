@@ -37,7 +37,8 @@ def test_a_build_is_made_once(cache: Path, compiler: Compiler, capsys: pytest.Ca
     assert compiler.linked == [build.CORE, build.GLUE]
     said = capsys.readouterr()
     assert said.out == ""
-    first, last = said.err.splitlines()
+    first, *progress, last = said.err.splitlines()  # progress on a busy machine only
+    assert all(re.fullmatch(r"toprope: building the simulated card: \d/5, \d+ s", line) for line in progress)
     assert first.startswith(f"toprope: building the simulated card for torch {TORCH.version} with {compiler.path}")
     assert re.fullmatch(rf"toprope: built in \d+ s, kept in {re.escape(str(made.folder))}", last)
 
@@ -216,6 +217,22 @@ def test_a_compiler_that_fails_without_a_word(tmp_path: Path, cache: Path, monke
     assert "ended by signal 9" in killed
     assert "for want of memory" in killed
     assert folders(cache) == []
+
+
+@pytest.mark.parametrize(("step", "done"), [("-c", "0/5"), ("-shared", "3/5")])
+def test_a_build_whose_output_is_no_terminal_was_silent_to_its_end(
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step: str,
+    done: str,
+) -> None:
+    monkeypatch.setattr("toprope.terminal._REPORT", 0.5)
+    slow = Compiler(tmp_path / "tools", before=f'case "$*" in *{step}*) /bin/sleep 2.5;; esac')
+    monkeypatch.setenv("CXX", str(slow.path))
+    build.ensure()
+    assert f"\ntoprope: building the simulated card: {done}, " in capsys.readouterr().err
 
 
 def test_a_linker_that_fails(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

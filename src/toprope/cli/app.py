@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,9 +13,12 @@ import typer
 from typer.core import TyperGroup
 
 import toprope
+from toprope.cli.completion import VARIABLE
 from toprope.cli.group import group
+from toprope.cli.help_text import localize
 from toprope.cli.standard_streams import guarded
-from toprope.errors import PackageError, TopropeError
+from toprope.errors import PackageError, SettingError, TopropeError
+from toprope.messages import Message, local, shown_in
 
 __all__ = ["VERBS", "main"]
 
@@ -31,6 +36,8 @@ VERBS = {
     "serve": "Serve a graph of models and functions over HTTP.",
     "images": "Write a tiny model that edits pictures, to try everything offline.",
     "devices": "List the devices that a program would see, and why there are no others.",
+    "cache": "Show what toprope keeps on this machine, such as the compiled card, with size and age; clear it.",
+    "completion": "Print the script that completes toprope's commands and options in bash, zsh or fish.",
     "explain": "Print a page of the documentation, such as the one that an error names; list the pages.",
     "start": "Start a deployment: settings and cards for this user's programs with functions, until `stop`.",
     "status": "Show the deployment and the running instances.",
@@ -42,6 +49,10 @@ VERBS = {
 class VerbGroup(TyperGroup):
     """The verbs of the table. A verb's file is imported when the verb is used, never for `toprope --help`."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        localize(self)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all verbs."""
         return list(VERBS)
@@ -52,7 +63,7 @@ class VerbGroup(TyperGroup):
             return None
         command = typer.main.get_command(import_module(f"toprope.cli.{cmd_name}").app)
         command.name = cmd_name
-        return command
+        return localize(command)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the table of verbs into the help."""
@@ -84,10 +95,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after `toprope`; those of this process when left out.
     """
-    return guarded(lambda: _run(arguments))
+    with shown_in(_language()):
+        return guarded(lambda: _run(arguments))
+
+
+_LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")  # POSIX: the first that is set and not empty decides
+
+
+def _language() -> str:
+    """The user's language: TOPROPE_LANG or `lang` in pyproject.toml, else the locale's, else English."""
+    from toprope.settings import Settings
+
+    try:
+        setting = Settings.load().lang
+    except SettingError:
+        setting = "auto"  # the verb that needs the settings reports it
+    if setting != "auto":
+        return setting
+    locale = next((text for name in _LOCALE if (text := os.environ.get(name, ""))), "")
+    return "zh" if re.match(r"zh(?![a-z])", locale, re.IGNORECASE) else "en"
+
+
+_STEPS = (
+    (
+        "toprope run --chip 910B3 train.py",
+        Message("run a program on a simulated card, and see what a real one would do"),
+    ),
+    ("toprope port train.py --diff", Message("see what a program for CUDA needs to run on NPU, CUDA and CPU")),
+    ("toprope doctor", Message("see why there is no NPU here, and what to do")),
+)
+"""Ways to begin, for `toprope` alone."""
+
+
+def _begin() -> int:
+    from toprope.terminal import cells, say
+
+    width = max(cells(command) for command, _ in _STEPS)
+    steps = "".join(f"  {command:<{width}}  {local(text)}\n" for command, text in _STEPS)
+    first = local(Message("toprope takes PyTorch programs to Ascend NPUs. Three ways to begin:"))
+    last = local(Message("toprope --help lists all commands, toprope explain start shows the first page to read."))
+    say(f"{first}\n{steps}{last}\n")
+    return 0
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    if VARIABLE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
+    elif not (sys.argv[1:] if arguments is None else arguments):
+        return _begin()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="toprope")
     except TopropeError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toprope.cli.group import HELP, verb
+from toprope.cli.group import HELP, chip_names, verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,12 @@ def calibrate(
     ] = None,
     chip: Annotated[
         str | None,
-        typer.Option(metavar="CHIP", show_default=False, help="The chip that was measured, such as 910B3."),
+        typer.Option(
+            metavar="CHIP",
+            autocompletion=chip_names,
+            show_default=False,
+            help="The chip that was measured, such as 910B3.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toprope.cli.group import HELP, group
+from toprope.cli.group import HELP, chip_names, group
 from toprope.cores.model import Discipline
 from toprope.errors import UsageError
 
@@ -45,7 +45,12 @@ Assumed = Annotated[
     Assume,
     typer.Option(help="Need of operators that no source knows; with all-blocks no deadlock is called safe."),
 ]
-Chip = Annotated[str, typer.Option(metavar="CHIP", help="Chip of the cards, for traces and CSV, which do not say it.")]
+Chip = Annotated[
+    str,
+    typer.Option(
+        metavar="CHIP", autocompletion=chip_names, help="Chip of the cards, for traces and CSV, which do not say it."
+    ),
+]
 World = Annotated[
     str, typer.Option(metavar="NAME", help="The communicator of all cards, where a trace does not name a collective's.")
 ]

@@ -17,10 +17,11 @@ import typer
 
 from toprope.cli.group import verb
 from toprope.errors import UsageError
+from toprope.messages import Message
 
 __all__ = ["LOOKING", "app"]
 
-LOOKING = "looking: torch and the devices are tried in a process of their own"
+LOOKING = Message("looking: torch and the devices are tried in a process of their own")
 PIPE = 0.5  # seconds in which a log must begin to come through a pipe
 
 app = verb()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toprope.cli.group import HELP, verb
+from toprope.cli.group import HELP, chip_names, verb
 from toprope.errors import UsageError
 
 __all__ = ["app"]
@@ -30,7 +30,10 @@ def estimate(
         ),
     ],
     chip: Annotated[
-        str, typer.Option(metavar="CHIP", help="Such as 910B3; toprope explain chips lists them.")
+        str,
+        typer.Option(
+            metavar="CHIP", autocompletion=chip_names, help="Such as 910B3; toprope explain chips lists them."
+        ),
     ] = "910B3",
     mode: Annotated[
         str | None,

@@ -14,6 +14,7 @@ import typer
 from toprope import errors
 from toprope.cli.group import HELP, verb
 from toprope.errors import TopropeError, UsageError
+from toprope.messages import language
 
 __all__ = ["app", "pages"]
 
@@ -46,7 +47,7 @@ def explain(
         return
     known = pages()
     of_class = {error.__name__.lower(): name for name, error in _errors().items()}
-    name = of_class.get(page.lower(), PurePath(page.lower()).stem)
+    name = of_class.get(page.lower(), PurePath(page.lower()).stem.removesuffix(".zh"))
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         nearest = f"toprope explain {' or '.join(near)}; " if near else ""
@@ -55,16 +56,23 @@ def explain(
             looked_at=f"{len(known)} pages",
             do=f"{nearest}toprope explain lists all pages, toprope doctor CODE explains a code of the card",
         )
-    say(_LINK.sub(_as_command, known[name].read_text(encoding="utf-8")))
+    translated = pages(language()).get(name) if language() != "en" else None
+    say(_LINK.sub(_as_command, (translated or known[name]).read_text(encoding="utf-8")))
 
 
-def pages() -> dict[str, Traversable]:
-    """The file of every page, by the page's name in small letters."""
+def pages(language: str = "") -> dict[str, Traversable]:
+    """The file of every page, by the page's name in small letters.
+
+    Args:
+        language: "zh" for the pages that are translated; "" for all pages, in English.
+    """
     found = {}
+    ending = f".{language}.md" if language else ".md"
     for folder, front in _FRONT.items():
         for file in files("toprope").joinpath("docs", folder).iterdir():
-            if file.name.endswith(".md"):
-                found[front if file.name == "index.md" else file.name.removesuffix(".md").lower()] = file
+            if file.name.endswith(ending) and file.name.count(".") == ending.count("."):
+                name = file.name.removesuffix(ending).lower()
+                found[front if name == "index" else name] = file
     return found
 
 
@@ -76,7 +84,7 @@ def _errors() -> dict[str, type[TopropeError]]:
 
 def _as_command(link: re.Match[str]) -> str:
     """A link between pages as the command that shows the other page."""
-    text, target = link[1], PurePath(link[2])
+    text, target = link[1], PurePath(link[2].replace(".zh.md", ".md"))
     name = _FRONT.get(target.parent.name.strip("."), "index") if target.stem == "index" else target.stem
     return f"{text} (toprope explain {name})"
 
@@ -84,7 +92,9 @@ def _as_command(link: re.Match[str]) -> str:
 def _list() -> str:
     """Every page with its title, those of errors first; of the rules' pages the list of them alone."""
     titles = {name: (error.__doc__ or "").partition("\n")[0] for name, error in sorted(_errors().items())}
+    translated = pages(language()) if language() != "en" else {}
     for name, file in sorted(pages().items()):
+        file = translated.get(name, file)
         if name not in titles and not re.fullmatch(r"tr\d+[a-z]?", name):
             titles[name] = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     width = max(map(len, titles))

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["HELP", "group", "verb"]
+__all__ = ["HELP", "chip_names", "group", "verb"]
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of each command: typer hands those of the group on to none."""
@@ -22,17 +22,25 @@ def verb() -> typer.Typer:
     return typer.Typer(**_PLAIN)
 
 
-def group(cls: type[TyperGroup] = TyperGroup, metavar: str = "COMMAND ...") -> typer.Typer:
+def group(cls: type[TyperGroup] = TyperGroup, metavar: str = "COMMAND ...", *, alone: bool = False) -> typer.Typer:
     """A typer application that others are commands of.
 
     Args:
         cls: finds and lists the commands.
         metavar: stands for them in the usage line.
+        alone: whether it does something without a command; otherwise it shows its help.
     """
     return typer.Typer(
         cls=cls,
         **_PLAIN,
-        no_args_is_help=True,
+        no_args_is_help=not alone,
         subcommand_metavar=metavar,
         context_settings=HELP,
     )
+
+
+def chip_names(incomplete: str) -> list[str]:
+    """The chips whose names begin so, for the shell."""
+    from toprope import chips
+
+    return [name for name in chips.names() if name.startswith(incomplete)]

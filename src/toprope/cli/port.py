@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from toprope.cli.group import chip_names
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +93,11 @@ def port(
     ] = None,
     chip: Annotated[
         str | None,
-        typer.Option(metavar="CHIP", help="The chip that operators are looked up for.  [default: 910B3]"),
+        typer.Option(
+            metavar="CHIP",
+            autocompletion=chip_names,
+            help="The chip that operators are looked up for.  [default: 910B3]",
+        ),
     ] = None,
     torch_npu: Annotated[
         str | None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from toprope.cli.group import verb
+from toprope.cli.group import chip_names, verb
 from toprope.cli.launch.select_target import Asked, Choice, choose
 from toprope.errors import UsageError
 
@@ -73,7 +73,10 @@ def run(
         ),
     ] = None,
     chip: Annotated[
-        str | None, typer.Option(metavar="CHIP", help="Chip of the simulated card, such as 910B3; implies sim.")
+        str | None,
+        typer.Option(
+            metavar="CHIP", autocompletion=chip_names, help="Chip of the simulated card, such as 910B3; implies sim."
+        ),
     ] = None,
     count: Annotated[int | None, typer.Option(metavar="N", help="Number of simulated cards. [default: 1]")] = None,
     hbm: Annotated[
@@ -193,13 +196,24 @@ def run(
 
 def _without_effect(choice: Choice) -> tuple[str, ...]:
     """A note where TORCH_NPU_FALLBACK_CPU_DISABLE asks for what the release of torch_npu does not know."""
+    from toprope.messages import Message
     from toprope.sim.installation.host_operators import DISABLE
     from toprope.support.operators_on_card import find_release
 
     if choice.spec is None or os.environ.get(DISABLE, "").strip() != "1":
         return ()
     release = find_release(choice.spec.torch_npu)
-    return () if release.can_refuse else (f"{DISABLE}=1 has no effect in {release.text}, which does not know it",)
+    return (
+        ()
+        if release.can_refuse
+        else (
+            Message(
+                "{variable}=1 has no effect in {release}, which does not know it",
+                variable=DISABLE,
+                release=release.text,
+            ),
+        )
+    )
 
 
 def _run(
@@ -234,7 +248,7 @@ def _run(
     from toprope.terminal import columns, wants_colour
     from toprope.visible import VARIABLE
 
-    folder = tempfile.mkdtemp(prefix="toprope-")
+    folder = tempfile.mkdtemp(prefix="toprope-run-")
     try:
         if choice.spec is not None:
             npu_smi.install(Path(folder), choice.spec)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toprope.cli.group import verb
+from toprope.cli.group import chip_names, verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +71,10 @@ def start(
         typer.Option(*_names("master_address", "master_info"), metavar="ADDRESS", help="Join a Ray cluster."),
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Start Ray, for programs on more than one machine.")] = False,
-    chip: Annotated[str | None, typer.Option(metavar="CHIP", help="Chip of simulated cards, such as 910B3.")] = None,
+    chip: Annotated[
+        str | None,
+        typer.Option(metavar="CHIP", autocompletion=chip_names, help="Chip of simulated cards, such as 910B3."),
+    ] = None,
     count: Annotated[int | None, typer.Option(metavar="N", help="Number of simulated cards.")] = None,
     hbm: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of a simulated card.")] = None,
     block: Annotated[str, typer.Option(metavar="BOOL", help="Wait until it is stopped.")] = "false",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toprope.cli.group import HELP, group
+from toprope.cli.group import HELP, chip_names, group
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ def plan(
     chip: Annotated[
         str | None,
         typer.Option(
-            metavar="CHIP", show_default=False, help="Plan for this chip, such as 910B3, which need not be here."
+            metavar="CHIP",
+            autocompletion=chip_names,
+            show_default=False,
+            help="Plan for this chip, such as 910B3, which need not be here.",
         ),
     ] = None,
     reserve: Annotated[str, typer.Option(metavar="SIZE", help="Of the device's budget, kept for activations.")] = "0",

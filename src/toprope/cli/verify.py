@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toprope.cli.calibrate import figures_table, store
-from toprope.cli.group import HELP, verb
+from toprope.cli.group import HELP, chip_names, verb
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def verify(
         str | None,
         typer.Option(
             metavar="CHIP",
+            autocompletion=chip_names,
             show_default=False,
             help="Whose refusals are tried [910B3]; with --read the chip that was measured, else the one in the file.",
         ),

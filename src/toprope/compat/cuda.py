@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.compat.cuda_sites import Log, is_ours
+from toprope.messages import Message
 
 if TYPE_CHECKING:
     from toprope.compat.cuda_patches import Convert, Patches
 
 __all__ = ["NOTE", "install", "install_for_run"]
 
-NOTE = "torch.cuda was redefined in the program's processes (--from cuda, --trace-cuda): a first look, no port"
+NOTE = Message("torch.cuda was redefined in the program's processes (--from cuda, --trace-cuda): a first look, no port")
 """Text of the report about such a run."""
 
 _TABLE = """

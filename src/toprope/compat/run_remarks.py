@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+
+from toprope.messages import pack, unpack
 
 __all__ = ["note", "read"]
 
@@ -21,11 +24,11 @@ def note(key: str, text: str) -> None:
     if folder:
         try:
             with (Path(folder) / f"{key}{_SUFFIX}").open("x", encoding="utf-8") as file:
-                file.write(text)
+                json.dump(pack(text), file)
         except OSError:
             pass  # another process was first, or the run is over
 
 
 def read(folder: Path) -> tuple[str, ...]:
     """The remarks of a run."""
-    return tuple(path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"*{_SUFFIX}")))
+    return tuple(unpack(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob(f"*{_SUFFIX}")))

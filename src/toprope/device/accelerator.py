@@ -17,6 +17,7 @@ from toprope.device.base import Availability, Capabilities, Device, Properties, 
 from toprope.device.host.libraries import reason
 from toprope.device.seeds import draws_random_numbers
 from toprope.errors import UnsupportedError
+from toprope.messages import Message
 
 __all__ = ["AcceleratorDevice"]
 
@@ -37,21 +38,27 @@ class AcceleratorDevice(Device):
             return Availability(
                 cls.kind,
                 State.NOT_INSTALLED,
-                reason=f"torch {torch.__version__} is built without {cls.kind}",
-                looked_at=f"torch.accelerator.current_accelerator() is {_accelerator() or None}",
-                do=f"install a torch that is built for {cls.kind}",
+                reason=Message("torch {version} is built without {kind}", version=torch.__version__, kind=cls.kind),
+                looked_at=Message(
+                    "torch.accelerator.current_accelerator() is {accelerator}", accelerator=_accelerator() or None
+                ),
+                do=Message("install a torch that is built for {kind}", kind=cls.kind),
             )
         try:
             count = torch.accelerator.device_count()
         except Exception as error:  # whatever a driver raises
             return Availability(
-                cls.kind, State.BROKEN, reason=f"torch cannot count the devices: {reason(error)}",
-                looked_at=cls.facts(), do="check the driver", surprising=True,
+                cls.kind, State.BROKEN, reason=Message("torch cannot count the devices: {error}", error=reason(error)),
+                looked_at=cls.facts(), do=Message("check the driver"), surprising=True,
             )  # fmt: skip
         if count:
             return Availability(cls.kind, State.WORKS, count)
         return Availability(
-            cls.kind, State.NO_CARD, reason=f"no {cls.kind} is visible", looked_at=cls.facts(), do="check the driver"
+            cls.kind,
+            State.NO_CARD,
+            reason=Message("no {kind} is visible", kind=cls.kind),
+            looked_at=cls.facts(),
+            do=Message("check the driver"),
         )
 
     @classmethod

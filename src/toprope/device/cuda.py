@@ -14,6 +14,7 @@ import torch
 from toprope.device.accelerator import AcceleratorDevice
 from toprope.device.base import Availability, Capabilities, Properties, State
 from toprope.device.host.libraries import reason
+from toprope.messages import Message, joined
 
 __all__ = ["CudaDevice"]
 
@@ -40,8 +41,8 @@ class CudaDevice(AcceleratorDevice):
                 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             except RuntimeError as error:
                 return Availability(
-                    "cuda", State.BROKEN, reason=f"torch cannot count the GPUs: {reason(error)}",
-                    looked_at=_facts(), do="check nvidia-smi and the driver", surprising=True,
+                    "cuda", State.BROKEN, reason=Message("torch cannot count the GPUs: {error}", error=reason(error)),
+                    looked_at=_facts(), do=Message("check nvidia-smi and the driver"), surprising=True,
                 )  # fmt: skip
         if count > 0:
             return Availability("cuda", State.WORKS, count)
@@ -49,21 +50,22 @@ class CudaDevice(AcceleratorDevice):
             return Availability(
                 "cuda",
                 State.NOT_INSTALLED,
-                reason=f"torch {torch.__version__} is built without CUDA",
+                reason=Message("torch {version} is built without CUDA", version=torch.__version__),
                 looked_at=_facts(),
-                do="install a torch that is built for CUDA",
+                do=Message("install a torch that is built for CUDA"),
             )
         if said:
             return Availability(
                 "cuda", State.BROKEN, reason=reason(RuntimeError(str(said[0].message))),
-                looked_at=_facts(), do="repair the driver, or install a torch that is built for it", surprising=True,
+                looked_at=_facts(), do=Message("repair the driver, or install a torch that is built for it"),
+                surprising=True,
             )  # fmt: skip
         return Availability(
             "cuda",
             State.NO_CARD,
-            reason="no GPU is visible",
+            reason=Message("no GPU is visible"),
             looked_at=_facts(),
-            do="check nvidia-smi, CUDA_VISIBLE_DEVICES and whether the container was given the GPUs",
+            do=Message("check nvidia-smi, CUDA_VISIBLE_DEVICES and whether the container was given the GPUs"),
         )
 
     @classmethod
@@ -114,8 +116,10 @@ def _facts() -> str:
     nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
     parts = [
         f"torch {torch.__version__}",
-        f"built for {'CUDA' if torch.version.cuda else 'ROCm'} {built}" if built else "built without CUDA",
+        Message("built for {platform} {built}", platform="CUDA" if torch.version.cuda else "ROCm", built=built)
+        if built
+        else Message("built without CUDA"),
         "" if mask is None else f"CUDA_VISIBLE_DEVICES={mask}",
-        ", ".join(f"/dev/{node}" for node in nodes[:4]) or "no /dev/nvidia*",
+        joined(", ", (f"/dev/{node}" for node in nodes[:4])) or Message("no /dev/nvidia*"),
     ]
-    return ", ".join(part for part in parts if part)
+    return joined(", ", (part for part in parts if part))

@@ -22,6 +22,7 @@ from toprope.device.host.ascend import look_at_machine, mask_text
 from toprope.device.host.libraries import advice, reason
 from toprope.device.host.software import installed_version
 from toprope.device.seeds import draws_random_numbers
+from toprope.messages import Message, joined
 from toprope.visible import VARIABLE
 
 __all__ = ["NpuDevice"]
@@ -54,23 +55,23 @@ class NpuDevice(AcceleratorDevice):
             return Availability(
                 "npu",
                 State.NO_CARD,
-                reason="this run was given no NPU",
+                reason=Message("this run was given no NPU"),
                 looked_at="TOPROPE_DEVICE=" + os.environ.get("TOPROPE_DEVICE", ""),
-                do="run the program with `toprope run --device npu` or `--device sim`",
+                do=Message("run the program with `toprope run --device npu` or `--device sim`"),
             )
         try:
             count = int(npu.device_count())
         except Exception as error:  # the driver refuses, or this is no torch.npu
             return Availability(
-                "npu", State.BROKEN, reason=f"torch_npu cannot count the cards: {reason(error)}",
-                looked_at=_facts(npu), do="check npu-smi info, and that driver and CANN belong together",
+                "npu", State.BROKEN, reason=Message("torch_npu cannot count the cards: {error}", error=reason(error)),
+                looked_at=_facts(npu), do=Message("check npu-smi info, and that driver and CANN belong together"),
                 surprising=True,
             )  # fmt: skip
         if count > 0:
             return Availability("npu", State.WORKS, count) if _is_a_name_to_torch() else _only_made_by_hand(npu)
         why, do = _why_no_card(npu)
         return Availability(
-            "npu", State.NO_CARD, reason=f"no card is visible: {why}", looked_at=_facts(npu), do=do,
+            "npu", State.NO_CARD, reason=Message("no card is visible: {why}", why=why), looked_at=_facts(npu), do=do,
             surprising=os.environ.get(VARIABLE) != "",
         )  # fmt: skip
 
@@ -82,7 +83,7 @@ class NpuDevice(AcceleratorDevice):
     def facts(cls) -> str:
         """Versions, driver, device files and masks; of the simulated card, that it is one."""
         npu = getattr(torch, "npu", None)
-        return _facts(npu) if npu is not None else f"torch {torch.__version__}, {look_at_machine().text}"
+        return _facts(npu) if npu is not None else joined(", ", (f"torch {torch.__version__}", look_at_machine().text))
 
     @classmethod
     def current_index(cls) -> int:
@@ -144,7 +145,7 @@ class NpuDevice(AcceleratorDevice):
         if dtype is torch.bfloat16:
             with self.as_current():  # the chip is known once a card is in use
                 if not self._npu.is_bf16_supported():
-                    return f"{self.name} has no bfloat16 (torch.npu.is_bf16_supported)"
+                    return Message("{name} has no bfloat16 (torch.npu.is_bf16_supported)", name=self.name)
         return ""
 
 
@@ -172,10 +173,12 @@ def _only_made_by_hand(npu: Any) -> Availability:
     return Availability(
         "npu",
         State.BROKEN,
-        reason="there is a torch.npu, but torch knows no device of this name, as with a mock",
+        reason=Message("there is a torch.npu, but torch knows no device of this name, as with a mock"),
         looked_at=_facts(npu),
-        do="take the mock away and rehearse with `toprope run --device sim`, or install the torch-npu of the same"
-        " version as torch",
+        do=Message(
+            "take the mock away and rehearse with `toprope run --device sim`, or install the "
+            "torch-npu of the same version as torch"
+        ),
         surprising=True,
     )
 
@@ -190,7 +193,7 @@ def _import_torch_npu() -> Availability | None:
     try:
         spec = importlib.util.find_spec("torch_npu")
     except ValueError:  # a module without a spec, made by hand
-        return _gives_no_npu("made by this program")
+        return _gives_no_npu(Message("made by this program"))
     if spec is None or spec.origin is None or getattr(spec.loader, "__toprope__", False):
         return None  # without an origin it is a mere folder of that name
     before = os.environ.get(_AUTOLOAD)
@@ -205,8 +208,12 @@ def _import_torch_npu() -> Availability | None:
             Availability(
                 "npu",
                 State.BROKEN,
-                reason=f"{_torch_npu_version()} is installed but cannot be loaded: {reason(error)}",
-                looked_at=f"{_torch_npu_version()}, {look_at_machine().text}",
+                reason=Message(
+                    "{torch_npu_version} is installed but cannot be loaded: {error}",
+                    torch_npu_version=_torch_npu_version(),
+                    error=reason(error),
+                ),
+                looked_at=joined(", ", (_torch_npu_version(), look_at_machine().text)),
                 do=advice(error),
                 surprising=True,
             )
@@ -219,10 +226,14 @@ def _gives_no_npu(origin: str) -> Availability:
     return Availability(
         "npu",
         State.BROKEN,
-        reason=f"{_torch_npu_version()} was imported, but gives torch no npu",
-        looked_at=f"{origin}, {look_at_machine().text}",
-        do="see whether something of this name is in the way of the vendor's package, or install torch-npu again, of"
-        " the same version as torch",
+        reason=Message(
+            "{torch_npu_version} was imported, but gives torch no npu", torch_npu_version=_torch_npu_version()
+        ),
+        looked_at=joined(", ", (origin, look_at_machine().text)),
+        do=Message(
+            "see whether something of this name is in the way of the vendor's package, or install "
+            "torch-npu again, of the same version as torch"
+        ),
         surprising=True,
     )
 
@@ -231,9 +242,9 @@ def _not_installed() -> Availability:
     return Availability(
         "npu",
         State.NOT_INSTALLED,
-        reason="torch_npu is not installed",
-        looked_at=f"torch {torch.__version__}, {look_at_machine().text}",
-        do="install the torch-npu of the same version as torch, or rehearse with `toprope run --device sim`",
+        reason=Message("torch_npu is not installed"),
+        looked_at=joined(", ", (f"torch {torch.__version__}", look_at_machine().text)),
+        do=Message("install the torch-npu of the same version as torch, or rehearse with `toprope run --device sim`"),
     )
 
 
@@ -248,8 +259,8 @@ def _is_simulated(npu: ModuleType) -> bool:
 def _facts(npu: ModuleType) -> str:
     if _is_simulated(npu):
         mask = mask_text(os.environ.get(VARIABLE), None)
-        return f"{mask}, the simulated card" if mask else "the simulated card"
-    return f"{_torch_npu_version()}, {look_at_machine().text}"
+        return Message("{mask}, the simulated card", mask=mask) if mask else Message("the simulated card")
+    return joined(", ", (_torch_npu_version(), look_at_machine().text))
 
 
 def _why_no_card(npu: ModuleType) -> tuple[str, str]:
@@ -257,6 +268,8 @@ def _why_no_card(npu: ModuleType) -> tuple[str, str]:
         mask = os.environ.get(VARIABLE, "")
         from toprope.visible import visible_cards
 
-        problem = visible_cards(mask, 16).problem or "it lists none of the simulated cards"
-        return f"{VARIABLE}={mask}: {problem}", f"unset {VARIABLE}, or list cards that are there, rising"
+        problem = visible_cards(mask, 16).problem or Message("it lists none of the simulated cards")
+        return Message("{variable}={mask}: {problem}", variable=VARIABLE, mask=mask, problem=problem), Message(
+            "unset {variable}, or list cards that are there, rising", variable=VARIABLE
+        )
     return look_at_machine().why_no_card()

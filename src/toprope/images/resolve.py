@@ -1,4 +1,4 @@
-"""Closing what a request leaves open: defaults of the family, the picture, its frame, the seed, the instruction."""
+"""Choose all values that a request leaves open: the family's defaults, the picture, its frame, seed, instruction."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["settle"]
 
 
 def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices) -> Settled:
-    """The request with nothing left open.
+    """Choose the open values of a request.
 
     Args:
         loaded: the model.
-        request: as the caller gave it.
-        refiner: of `toprope.images.refining.opening`; None for nobody.
-        notices: told what takes long, and what is done otherwise than asked for.
+        request: the caller's request.
+        refiner: a refiner of `toprope.images.refining.opening`; None for none.
+        notices: receives stages that take long, and deviations from the request.
 
     Raises:
-        UsageError: the request cannot be, or the model does not honour one of its knobs.
-        ImageError: the picture or the mask cannot be read, or they do not go together.
+        UsageError: the request is invalid, or the model does not have one of its knobs.
+        ImageError: the picture or the mask cannot be read, or they do not match.
     """
     family = loaded.family
     request = request.validate()

@@ -6,6 +6,7 @@ import functools
 import tomllib
 from importlib import resources
 
+from toprope.messages import Message
 from toprope.support.operator_kinds import kind_of
 
 __all__ = ["instead", "slow"]
@@ -24,7 +25,7 @@ def slow(operator: str) -> str:
     """
     known = _find("slow", operator)
     if not known and kind_of(operator).engine == "aicpu":
-        return "runs on the card's own CPU (AI CPU), not on its cores (operator_kinds.toml)"
+        return Message("runs on the card's own CPU (AI CPU), not on its cores (operator_kinds.toml)")
     return known
 
 
@@ -45,4 +46,5 @@ def _tables() -> dict[str, dict[str, str]]:
 
 
 def _text(table: str, row: dict[str, str]) -> str:
-    return row["text"] if table == "instead" else f"{row['text']} ({row['source']})"
+    text = Message(row["text"])  # scripts/messages.py reads the file for the catalogues
+    return text if table == "instead" else Message("{text} ({source})", text=text, source=row["source"])

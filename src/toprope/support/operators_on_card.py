@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toprope.errors import UsageError
+from toprope.messages import Message
 
 __all__ = [
     "FILE",
@@ -81,9 +82,11 @@ class Release:
         """A few words for a reader: "torch_npu 2.7.1.post2 (release 7.3.0, for torch 2.7.1)"."""
         if self.versions == (self.release,):
             return f"torch_npu {self.release}"
-        name = f"release {self.release}" if self.release != MASTER else f"master of {self.date}"
-        version = f"torch_npu {self.versions[0]} (" if self.versions else "torch_npu ("
-        return f"{version}{name}, for torch {self.torch})"
+        version = f"torch_npu {self.versions[0]}" if self.versions else "torch_npu"
+        name = Message("release {release}", release=self.release)
+        if self.release == MASTER:
+            name = Message("master of {date}", date=self.date)
+        return Message("{version} ({name}, for torch {torch})", version=version, name=name, torch=self.torch)
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ def status(
         reason = "a kernel of the newer interface (aclnn)" if new else "a kernel of the older interface only (aclop)"
         return Status(full, Kind.ON_CARD if new else Kind.OLD_ROAD, reason, found, source, registered=True)
     if letter == "u":
-        reason = "a kernel is registered, whose source is not stored: it may compute on the host"
+        reason = Message("a kernel is registered, whose source is not stored: it may compute on the host")
         return Status(full, Kind.PARTLY_HOST, reason, found, source, registered=True)
     source = f"Ascend/op-plugin: {table.host_code[name]} (as of the newest release that has it)"
     dtypes = frozenset(table.dtypes.get(name, "").split()) if letter == "d" else frozenset()
@@ -242,7 +245,7 @@ def _with_host_code(letter: str, dtypes: frozenset[str], dtype: str | None, chip
     if letter == "h":
         return Kind.HOST, "the kernel that is registered computes on the host"
     if letter == "a":
-        return Kind.PARTLY_HOST, "the kernel computes on the host for some arguments"
+        return Kind.PARTLY_HOST, Message("the kernel computes on the host for some arguments")
     if letter == "d":
         listed = ", ".join(sorted(dtypes))
         if dtype is None:

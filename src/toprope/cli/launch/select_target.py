@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from toprope.errors import CardError, SettingError, UsageError
+from toprope.messages import Message
 from toprope.settings import Settings
 from toprope.sim.spec import SimSpec
 
@@ -49,14 +50,14 @@ class Probe:
         """The finding as one sentence without a full stop."""
         name = f"torch_npu {self.version}".strip()
         if self.state == "works":
-            return f"{name} works and sees {self.count} x {self.name}"
+            return Message("{name} works and sees {count} x {card}", name=name, count=self.count, card=self.name)
         if self.state == "no card":
-            return f"{name} works but sees no card"
+            return Message("{name} works but sees no card", name=name)
         if self.state == "broken" and self.loads:
-            return f"{name} can be imported, and yet there is no NPU: {self.reason}"
+            return Message("{name} can be imported, and yet there is no NPU: {reason}", name=name, reason=self.reason)
         if self.state == "broken":
-            return f"{name} is installed but cannot be loaded: {self.reason}"
-        return "torch_npu is not installed"
+            return Message("{name} is installed but cannot be loaded: {reason}", name=name, reason=self.reason)
+        return Message("torch_npu is not installed")
 
 
 @dataclass(frozen=True)

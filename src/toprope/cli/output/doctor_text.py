@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -15,6 +16,7 @@ from toprope.device.doctor.finding import Finding
 from toprope.device.doctor.mask_checks import card_numbers, process_cards
 from toprope.device.doctor.ratings import ratings
 from toprope.device.host.machine import DeviceResult, Facts
+from toprope.messages import Message, joined, local
 from toprope.sizes import gibibytes
 from toprope.terminal import WIDTH, field, table, unbroken
 from toprope.visible import VARIABLE, explain
@@ -35,19 +37,19 @@ def report(facts: Facts, findings: Sequence[Finding], *, further: Sequence[tuple
         findings: what is to be said about it.
         further: more rows: a label, and parts.
     """
-    items = _row("found", _joined(_found(facts)))
+    items = _row(Message("found"), _joined(_found(facts)))
     libraries = [f"{name} {version}" for name, version in facts.packages.items() if name in _LIBRARIES]
     if libraries:
-        items += _row("libraries", _joined(libraries))
+        items += _row(Message("libraries"), _joined(libraries))
     for finding in findings:
         items += _finding(finding)
-    items += _row("devices", *_devices(facts))
+    items += _row(Message("devices"), *_devices(facts))
     items += _tried(facts)
     for label, parts in further:
         items += _row(label, _joined(parts) if len(parts) > 1 else parts[0])
     shown = (f"{name}={value}" for name, value in facts.environment.items() if name not in _PATHS)
-    items += _row("variables", *map(unbroken, shown))
-    return Group(*items, Text(verdict(findings), "bold"))
+    items += _row(Message("variables"), *map(unbroken, shown))
+    return Group(*items, Text(local(verdict(findings)), "bold"))
 
 
 _LIBRARIES = (
@@ -60,7 +62,9 @@ _PATHS = ("ASCEND_OPP_PATH", "ASCEND_TOOLKIT_HOME", "TOPROPE_SIM")
 def verdict(findings: Sequence[Finding]) -> str:
     """The last line: how many problems."""
     count = sum(finding.problem for finding in findings)
-    return "no problem" if not count else "1 problem" if count == 1 else f"{count} problems"
+    if not count:
+        return Message("no problem")
+    return Message("1 problem") if count == 1 else Message("{count} problems", count=count)
 
 
 def as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -81,17 +85,20 @@ def _found(facts: Facts) -> Iterator[str]:
     yield f"Python {facts.python} ({facts.machine})"
     for name in _MAIN:
         shown = name.replace("-", "_")
-        yield f"{shown} {facts.packages[name]}" if name in facts.packages else f"no {shown}"
+        yield f"{shown} {facts.packages[name]}" if name in facts.packages else Message("no {package}", package=shown)
     for name in ("CANN", "NNAL"):
         package = facts.package(name)
-        yield f"no {name}" if package is None else f"{name} {package.version or 'of unknown version'}"
+        if package is None:
+            yield Message("no {package}", package=name)
+        else:
+            yield f"{name} {package.version}" if package.version else Message("{name} of unknown version", name=name)
     driver = facts.package("driver")
     version = facts.ascend.driver or (driver.version if driver is not None else "")
-    yield f"driver {version}" if version else "no driver"
+    yield Message("driver {version}", version=version) if version else Message("no driver")
     if facts.simulated:
-        yield "a simulated card"
+        yield Message("a simulated card")
     if facts.ascend.container:
-        yield "in a container"
+        yield Message("in a container")
 
 
 def _joined(parts: Iterable[str]) -> str:
@@ -104,14 +111,16 @@ def _row(label: str | Text, *texts: str | Text) -> list[RenderableType]:
 
 
 def _finding(finding: Finding) -> list[RenderableType]:
-    label = Text("problem", "bold red") if finding.problem else Text("note", "bold yellow")
+    name, style = (Message("problem"), "bold red") if finding.problem else (Message("note"), "bold yellow")
+    label = Text(local(name), style)
     texts: list[str | Text] = [finding.what]
     if finding.looked_at:
-        texts.append(f"looked at: {finding.looked_at}")
+        texts.append(Message("looked at: {looked_at}", looked_at=finding.looked_at))
+    do = local(Message("do:"))
     for number, what in enumerate(finding.do):
         # a command must stay on one line, to be copied
-        texts.append(Text.assemble(("   " if number else "do:", "bold"), unbroken(f" {what}")))
-    texts += [unbroken(f"see {source}") for source in finding.sources[:1]]
+        texts.append(Text.assemble((" " * cell_len(do) if number else do, "bold"), unbroken(" " + what)))
+    texts += [unbroken(Message("see {source}", source=source)) for source in finding.sources[:1]]
     return _row(label, *texts)
 
 
@@ -120,9 +129,10 @@ def _devices(facts: Facts) -> Iterator[str]:
     if examination is not None:
         for kind in dict.fromkeys(device.kind for device in examination.devices):
             yield _of_kind(facts, kind, examination.of(kind))
-    absent = {"npu": "not looked for"} if examination is None else examination.absent
+    absent = {"npu": Message("not looked for")} if examination is None else examination.absent
     for kind, why in absent.items():
-        yield f"no {kind}: {why}" + (f" ({facts.ascend.text})" if kind == "npu" else "")
+        text = Message("no {kind}: {why}", kind=kind, why=why)
+        yield Message("{text} ({machine})", text=text, machine=facts.ascend.text) if kind == "npu" else text
 
 
 def _of_kind(facts: Facts, kind: str, devices: Sequence[DeviceResult]) -> str:
@@ -130,26 +140,34 @@ def _of_kind(facts: Facts, kind: str, devices: Sequence[DeviceResult]) -> str:
     name = f"{kind}: {len(devices)} x " if len(devices) > 1 else f"{first.name}: "
     memory = "" if first.total is None else f", {gibibytes(first.total)}"
     if first.free is not None and first.total is not None:
-        memory = f", {gibibytes(first.free)} of {gibibytes(first.total)} free"
-    text = f"{name}{first.title}{' (simulated)' if first.simulated else ''}{memory}"
+        memory = Message(", {free} of {total} free", free=gibibytes(first.free), total=gibibytes(first.total))
+    simulated = Message(" (simulated)") if first.simulated else ""
+    text = Message("{name}{title}{simulated}{memory}", name=name, title=first.title, simulated=simulated, memory=memory)
     numbers = process_cards(facts) if kind == "npu" else ()
     if numbers and numbers != tuple(range(len(numbers))):
-        text += "; " + ", ".join(f"npu:{index} is card {card}" for index, card in enumerate(numbers))
+        text += "; " + joined(
+            ", ", (Message("npu:{index} is card {card}", index=index, card=card) for index, card in enumerate(numbers))
+        )
     return text
 
 
 def _tried(facts: Facts) -> list[RenderableType]:
     tried = [device for device in facts.examination.devices if device.dtypes] if facts.examination is not None else []
     dtypes = (f"{device.name}: {_joined(each.text for each in ratings(device))}" for device in tried)
-    steps = [f"{each.name} {_step(each)}" for each in tried if each.step is not None]
-    return _row("dtypes", *dtypes) + (_row("training", _joined(steps)) if steps else [])
+    steps = [Message("{device} {step}", device=each.name, step=_step(each)) for each in tried if each.step is not None]
+    return _row(Message("dtypes"), *dtypes) + (_row(Message("training"), _joined(steps)) if steps else [])
 
 
 def _step(device: DeviceResult) -> str:
     step = device.step
     if step is None or not step.learned:
-        return "fails"
-    return "ok (simulated)" if device.simulated else f"ok ({step.milliseconds:.0f} ms)"
+        return Message("fails")
+    if device.simulated:
+        return Message("ok (simulated)")
+    return Message("ok ({milliseconds:.0f} ms)", milliseconds=step.milliseconds)
+
+
+_COLUMNS = (Message("device"), Message("name"), Message("card"), Message("memory free"), Message("dtype"))
 
 
 def devices_text(facts: Facts, findings: Sequence[Finding]) -> Group:
@@ -158,14 +176,18 @@ def devices_text(facts: Facts, findings: Sequence[Finding]) -> Group:
     for entry in devices_as_dict(facts, findings)["devices"]:
         free, total = entry["free"], entry["total"]
         memory = (
-            "" if total is None else gibibytes(total) if free is None else f"{gibibytes(free)} of {gibibytes(total)}"
+            ""
+            if total is None
+            else gibibytes(total)
+            if free is None
+            else Message("{free} of {total}", free=gibibytes(free), total=gibibytes(total))
         )
-        name = entry["name"] + (" (simulated)" if entry["simulated"] else "")
+        name = entry["name"] + (Message(" (simulated)") if entry["simulated"] else "")
         card = "" if entry["card"] is None else str(entry["card"])
         rows.append((entry["device"], name, card, memory, entry["dtype"] or ""))
-    items = [table(rows, ("device", "name", "card", "memory free", "dtype"), wrapped=(1,))]
+    items = [table(rows, _COLUMNS, wrapped=(1,))]
     absent = facts.examination.absent if facts.examination is not None else {}
-    items += [f"no {kind}: {why}" for kind, why in absent.items()]
+    items += [Message("no {kind}: {why}", kind=kind, why=why) for kind, why in absent.items()]
     mask, cards = facts.environment.get(VARIABLE), card_numbers(facts)
     if mask is not None and cards:
         items.append(explain(mask, len(cards)))
@@ -173,7 +195,8 @@ def devices_text(facts: Facts, findings: Sequence[Finding]) -> Group:
     for finding in problems:
         items += _finding(finding)
     if problems:
-        items.append(Text(f"{verdict(findings)}; toprope doctor tells more", "bold"))
+        last = Message("{verdict}; toprope doctor tells more", verdict=verdict(findings))
+        items.append(Text(local(last), "bold"))
     return Group(*items)
 
 
@@ -218,10 +241,10 @@ def seen_text(seen: Sequence[Seen]) -> Group:
     first = seen[0].what
     rows = []
     for each in seen:
-        times = "" if each.count == 1 else f", on {each.count} lines"
-        where = [f"line {each.line}{times}: {each.text}"]
+        times = "" if each.count == 1 else Message(", on {count} lines", count=each.count)
+        where = [Message("line {line}{times}: {text}", line=each.line, times=times, text=each.text)]
         if each.what.order and not first.order:
-            where.append(f"probably a consequence of {first.code}")
+            where.append(Message("probably a consequence of {code}", code=first.code))
         rows.append((each.what, where))
     return Group(*_paragraphs(rows))
 
@@ -231,14 +254,14 @@ def _paragraphs(explanations: Iterable[tuple[Explanation, Sequence[str]]]) -> li
     for each, where in explanations:
         means = [f"{each.means} ({each.name})" if each.name else each.means]
         if not each.of_its_own:
-            means.append("there is no entry for this code itself: this is what its family means")
+            means.append(Message("there is no entry for this code itself: this is what its family means"))
         items += [""] if items else []
         items += _row(Text(each.code, "bold"), *means)
-        items += _row("seen", *where)
-        items += _row("reason", *_reason(each))
-        items += _row("possible" if each.open else "causes", *each.causes)
-        items += _row("try", *each.try_)
-        items += _row("source", *(source.url for source in each.sources))
+        items += _row(Message("seen"), *where)
+        items += _row(Message("reason"), *_reason(each))
+        items += _row(Message("possible") if each.open else Message("causes"), *each.causes)
+        items += _row(Message("try"), *each.try_)
+        items += _row(Message("source"), *(source.url for source in each.sources))
     return items
 
 
@@ -247,9 +270,14 @@ def _reason(what: Explanation) -> Iterator[str]:
         yield what.reason
     if what.open:
         if what.reason:
-            yield f"from the log: the cause is in this text or the lines before it; {what.code} alone does not say it"
+            yield Message(
+                "from the log: the cause is in this text or the lines before it; {code} alone does not say it",
+                code=what.code,
+            )
         else:
-            yield f"open: {what.code} alone does not say it; look at the text and the lines next to it"
+            yield Message(
+                "open: {code} alone does not say it; look at the text and the lines next to it", code=what.code
+            )
 
 
 def seen_as_dict(seen: Sequence[Seen]) -> list[dict[str, Any]]:

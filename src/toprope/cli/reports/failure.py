@@ -15,6 +15,7 @@ from typing import Literal
 from toprope import chips, collectives
 from toprope.compat.ending import SUFFIX
 from toprope.compat.missing import of_the_real_one, vendor_names
+from toprope.messages import Message
 from toprope.sim.metrics.counters import Counters, Lack, LackRecord
 from toprope.support import operator_kinds, operators_on_card, refusals
 
@@ -142,28 +143,30 @@ def on_card(record: LackRecord, chip: str, torch_npu: str = "") -> OnCard:
         torch_npu: the release of torch_npu, as counters have it.
     """
     if record.lack is Lack.KERNEL and (release := operators_on_card.failing(record.name, torch_npu)):
-        return OnCard("refuses", f"a card has none either ({release.text}), and torch has none for the CPU")
+        return OnCard(
+            "refuses", Message("a card has none either ({text}), and torch has none for the CPU", text=release.text)
+        )
     if record.lack in (Lack.KERNEL, Lack.DTYPE):
         return _kernel(record.name, record.dtype, chip)
     if record.lack is Lack.REFUSED and record.name.startswith("hccl::"):
         newer = collectives.newer_releases(record.name, record.dtype or "", chip)
         if newer:
-            return OnCard("unknown", f"older torch_npu refuses it too; {newer} takes it")
-        return OnCard("refuses", "the card refuses it too (torch_npu)")
+            return OnCard("unknown", Message("older torch_npu refuses it too; {newer} takes it", newer=newer))
+        return OnCard("refuses", Message("the card refuses it too (torch_npu)"))
     if record.lack is Lack.REFUSED:
         kernels = sorted({row.kernel_of(record.name) for row in _rows(record.name, chip)})
-        return OnCard("refuses", f"the card refuses it too{_in_brackets(kernels)}")
+        return OnCard("refuses", Message("the card refuses it too{kernels}", kernels=_in_brackets(kernels)))
     if record.lack is Lack.FORMAT:
-        return OnCard("refuses", "the card refuses it too (torch_npu)")
+        return OnCard("refuses", Message("the card refuses it too (torch_npu)"))
     if record.lack is Lack.INDEX:
         return OnCard(
-            "refuses", "the card found it when it was next waited for; ASCEND_LAUNCH_BLOCKING=1 shows the call"
+            "refuses", Message("the card found it when it was next waited for; ASCEND_LAUNCH_BLOCKING=1 shows the call")
         )
     if record.lack is Lack.BY_TEST:
-        return OnCard("unknown", "the program asked for this refusal (toprope.sim.faults.refuse)")
+        return OnCard("unknown", Message("the program asked for this refusal (toprope.sim.faults.refuse)"))
     if record.lack is Lack.NAME:
         return _name(record.name)
-    return OnCard("unknown", "not known whether the card has one")
+    return OnCard("unknown", Message("not known whether the card has one"))
 
 
 def _kernel(operator: str, dtype: str | None, chip: str) -> OnCard:
@@ -172,16 +175,19 @@ def _kernel(operator: str, dtype: str | None, chip: str) -> OnCard:
     kernels = sorted({row.kernel_of(operator) for row in rows})
     first = [row for row in rows if any(operand.position == 0 for operand in row.operands)]
     if rows and dtype is None:
-        return OnCard("has", f"the card has one{_in_brackets(kernels)}")
+        return OnCard("has", Message("the card has one{kernels}", kernels=_in_brackets(kernels)))
     if first and all(dtype in row.supported and dtype not in row.refused for row in first):
-        return OnCard("has", f"the card has one{_in_brackets(kernels)}")
+        return OnCard("has", Message("the card has one{kernels}", kernels=_in_brackets(kernels)))
     if first and all(dtype in row.refused for row in first):
-        return OnCard("refuses", f"the card refuses it too{_in_brackets(kernels)}")
+        return OnCard("refuses", Message("the card refuses it too{kernels}", kernels=_in_brackets(kernels)))
     if rows:
-        return OnCard("unknown", f"not known whether the card has one for this dtype{_in_brackets(kernels)}")
+        return OnCard(
+            "unknown",
+            Message("not known whether the card has one for this dtype{kernels}", kernels=_in_brackets(kernels)),
+        )
     if not operator_kinds.assumed(operator.partition(".")[0]):
-        return OnCard("unknown", "the vendor has such an operator, not known for which dtypes")
-    return OnCard("unknown", "not known whether the card has one")
+        return OnCard("unknown", Message("the vendor has such an operator, not known for which dtypes"))
+    return OnCard("unknown", Message("not known whether the card has one"))
 
 
 def _rows(operator: str, chip: str) -> list[refusals.Row]:
@@ -198,10 +204,12 @@ def _name(name: str) -> OnCard:
     full = f"torch_npu.{name.removeprefix('torch.')}" if name.startswith("torch.npu.") else name
     module, _, last = full.rpartition(".")
     if module == "torch_npu.npu" and last in _names_of_torch_npu():
-        return OnCard("has", "the real torch_npu has it")
+        return OnCard("has", Message("the real torch_npu has it"))
     vendor = vendor_names().get(full.partition(".")[0])
     has = vendor is not None and (full in vendor["modules"] or last in vendor["modules"].get(module, ()))
-    return OnCard("has" if has else "unknown", of_the_real_one(full) or "not known whether the real package has it")
+    return OnCard(
+        "has" if has else "unknown", of_the_real_one(full) or Message("not known whether the real package has it")
+    )
 
 
 @cache

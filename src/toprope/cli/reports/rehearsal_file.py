@@ -11,6 +11,7 @@ from typing import Any
 from toprope.cli.launch.select_target import Choice
 from toprope.cli.reports.run_report import Outcome, finding_text
 from toprope.errors import UsageError
+from toprope.messages import Message, local
 from toprope.sim.rehearsal.facts import TROUBLES, Trouble
 
 __all__ = ["as_dict", "check", "failures", "smallest", "write"]
@@ -100,7 +101,8 @@ def _write(name: str, outcome: Outcome) -> str:
             text = json.dumps(as_dict(outcome), ensure_ascii=False, indent=1) + "\n"
             Path(name).write_text(text, encoding="utf-8")
     except OSError as error:
-        return f"toprope: the report could not be written to {name}: {error.strerror}\n"
+        text = Message("toprope: the report could not be written to {name}: {error}", name=name, error=error.strerror)
+        return local(text) + "\n"
     return ""
 
 
@@ -110,5 +112,9 @@ def failures(outcome: Outcome, troubles: tuple[Trouble, ...]) -> str:
     if not found:
         return ""
     kinds = ", ".join(dict.fromkeys(one.kind for one in found))
-    more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"toprope: failed by --fail-on {kinds}: {finding_text(found[0], outcome.folder)}{more}\n"
+    more = Message("; and {number} more", number=len(found) - 1) if len(found) > 1 else ""
+    first = finding_text(found[0], outcome.folder)
+    return (
+        local(Message("toprope: failed by --fail-on {kinds}: {first}{more}", kinds=kinds, first=first, more=more))
+        + "\n"
+    )

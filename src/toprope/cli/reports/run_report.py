@@ -15,9 +15,10 @@ from toprope.cli.reports.failure import Ending, Failure, find
 from toprope.cli.reports.run_cores import CoresCheck
 from toprope.cli.reports.trace_file import TraceFile
 from toprope.estimate.cost.span import seconds_text
+from toprope.messages import Message, joined
 from toprope.sim.metrics.counters import Counters, Lack
 from toprope.sim.metrics.totals import AssumedDtype, Cause, Totals
-from toprope.sim.rehearsal.facts import Finding, Rehearsal, facts_of_run, place_text, short_name
+from toprope.sim.rehearsal.facts import KIND_NAMES, Finding, Rehearsal, facts_of_run, place_text, short_name
 from toprope.sim.rehearsal.module_numbers import BadModule, Deviation
 from toprope.sim.rehearsal.record_file import Record
 from toprope.sim.tracing.timing import Timing
@@ -68,7 +69,11 @@ class Outcome:
     @cached_property
     def rehearsals(self) -> tuple[Rehearsal, ...]:
         """The facts of the run, one entry for each chip."""
-        stopped = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}" if self.status else ""
+        stopped: str = ""
+        if self.status < 0:
+            stopped = Message("signal {number}", number=-self.status)
+        elif self.status:
+            stopped = Message("exit status {number}", number=self.status)
         return facts_of_run(
             self.processes,
             self.records,
@@ -83,7 +88,7 @@ class Outcome:
 
 def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False) -> str:
     """The report for a reader, a few lines; width and colour as of `toprope.terminal.render`."""
-    notes = (row for text in outcome.notes for row in _row("note", text))
+    notes = (row for text in outcome.notes for row in _row(Message("note"), text))
     cores = () if outcome.cores is None else outcome.cores.text
     return render(*_items(outcome), *notes, *cores, width=width, colour=colour)
 
@@ -215,89 +220,127 @@ def _items(outcome: Outcome) -> Iterator[RenderableType]:
         yield from _chosen(choice)
         return
     groups = outcome.rehearsals
-    origin = [*_chosen(choice), *_row("time", f"{outcome.seconds:.1f} s here, on the host's CPU")]
+    origin = [
+        *_chosen(choice),
+        *_row(Message("time"), Message("{seconds:.1f} s here, on the host's CPU", seconds=outcome.seconds)),
+    ]
     if (failure := _failure(outcome)) is not None:
-        origin = [*_row("failed", _failure_text(failure, outcome.folder)), *origin]
+        origin = [*_row(Message("failed"), _failure_text(failure, outcome.folder)), *origin]
     if not groups:
         assert choice.spec is not None
         size = sizes.gibibytes(choice.spec.capacity)
-        yield (
-            "toprope: the program did not touch the card: "
-            "none of its processes loaded it (it comes with `import torch`)"
+        yield Message(
+            "toprope: the program did not touch the card: none of its processes loaded it (it comes with "
+            "`import torch`)"
         )
         card = _chip_text(choice.spec.chip, size, choice.spec.hbm is not None)
-        yield from _row("card", f"{card}, {choice.spec.count} of it")
+        yield from _row(Message("card"), Message("{card}, {count} of it", card=card, count=choice.spec.count))
         yield from origin
     for place, rehearsal in enumerate(groups):
         totals = rehearsal.totals
         yield _headline(totals)
         if outcome.records and totals.used:
             yield from _row(
-                "verdict", f"{rehearsal.verdict}; numbers: {rehearsal.numbers}", *_findings(rehearsal, outcome)
+                Message("verdict"),
+                Message("{verdict}; numbers: {numbers}", verdict=rehearsal.verdict, numbers=rehearsal.numbers),
+                *_findings(rehearsal, outcome),
             )
         if place == 0:
             yield from origin
-        yield from (row for mask in totals.masks for row in _row("visible", mask))
+        yield from (row for mask in totals.masks for row in _row(Message("visible"), mask))
         if totals.used:
             if rehearsal.timing is not None:
-                yield from _row("card time", *_card_time(rehearsal.timing, totals))
-            yield from _row("numbers", *numbers_text(rehearsal, outcome.folder))
+                yield from _row(Message("card time"), *_card_time(rehearsal.timing, totals))
+            yield from _row(Message("numbers"), *numbers_text(rehearsal, outcome.folder))
             yield from _figures(totals, outcome.folder)
     if outcome.trace is not None:
-        yield from _row("trace", _trace(outcome.trace))
+        yield from _row(Message("trace"), _trace(outcome.trace))
 
 
-STEPS = {"training": "a step of training", "inference": "a call of the model", "forward": "a forward pass"}
+STEPS = {
+    "training": Message("a step of training"),
+    "inference": Message("a call of the model"),
+    "forward": Message("a forward pass"),
+}
 _MUCH_OF_IT = 0.1
 BOUNDS = {
-    "launches": "launching on the host",
-    "copies": "copies and waits of the host",
-    "card": "computing on the card",
+    "launches": Message("launching on the host"),
+    "copies": Message("copies and waits of the host"),
+    "card": Message("computing on the card"),
 }
 
 
 def _card_time(timing: Timing, totals: Totals) -> Iterator[str]:
     """The time of the card: estimates."""
     if timing.unknown:
-        yield f"not known: {timing.unknown}"
+        yield Message("not known: {unknown}", unknown=timing.unknown)
         return
-    step = f"{timing.step.text} {STEPS[timing.steps[0]]}; " if timing.step is not None else ""
-    basis = f"; {timing.measured}" if timing.measured else ""
-    yield f"{step}{timing.total.text} in all, bound by {BOUNDS[timing.bound]} (estimate{basis})"
+    step: str = ""
+    if timing.step is not None:
+        step = Message("{time} {step}; ", time=timing.step.text, step=STEPS[timing.steps[0]])
+    basis = Message("; {measured}", measured=timing.measured) if timing.measured else ""
+    yield Message(
+        "{step}{time} in all, bound by {bound} (estimate{basis})",
+        step=step,
+        time=timing.total.text,
+        bound=BOUNDS[timing.bound],
+        basis=basis,
+    )
     if timing.own > _MUCH_OF_IT * timing.total.likely:
-        yield f"and the program's own code between operators: {seconds_text(timing.own)} here (measured on this host)"
+        yield Message(
+            "and the program's own code between operators: {own} here (measured on this host)",
+            own=seconds_text(timing.own),
+        )
     if timing.generated:
-        yield (
-            f"{timing.generated} calls of graphs that Inductor compiled: of their generated kernels one pass over "
-            "inputs and results counts, so the card may take longer"
+        yield Message(
+            "{generated} calls of graphs that Inductor compiled: of their generated kernels one pass over inputs and "
+            "results counts, so the card may take longer",
+            generated=timing.generated,
         )
     kinds = [f"{kind} {span.text}" for kind, span in list(timing.kinds.items())[:_SHOWN]]
     if kinds:
-        yield f"of the card: {', '.join(kinds)}"
+        yield Message("of the card: {kinds}", kinds=joined(", ", kinds))
     if longer := [name for name, _ in totals.slow] + [one.operator for one in totals.on_host]:
-        yield f"longer than that for {', '.join(list(dict.fromkeys(longer))[:_SHOWN])}: slow, or computed by the host"
-    yield from (f"saves {one.saves.text}: {one.what}" for one in timing.changes)
+        yield Message(
+            "longer than that for {operators}: slow, or computed by the host",
+            operators=joined(", ", list(dict.fromkeys(longer))[:_SHOWN]),
+        )
+    yield from (Message("saves {time}: {what}", time=one.saves.text, what=one.what) for one in timing.changes)
 
 
 def numbers_text(rehearsal: Rehearsal, folder: str) -> list[str]:
     """The first bad numbers, and the modules that deviate most from float32; none where nobody looked."""
-    names = {"nan": "NaN", "overflow": "overflow"}
-    found = [
-        f"first {names[kind]}: {operator}, {place_text(line.file, line.line, folder)}"
-        + (f", in {module}" if (module := rehearsal.module_of(kind)) else "")
+    names = {"nan": "NaN", "overflow": Message("overflow")}
+    found: list[str] = [
+        Message(
+            "first {kind}: {operator}, {place}{within}",
+            kind=names[kind],
+            operator=operator,
+            place=place_text(line.file, line.line, folder),
+            within=Message(", in {module}", module=module) if (module := rehearsal.module_of(kind)) else "",
+        )
         for kind, (operator, line) in rehearsal.bad_numbers.items()
     ]
     ordered = sorted(rehearsal.deviations, key=lambda one: -one.largest)
     found += [
-        f"deviation from float32: {one.module or 'the outermost module'} ({one.kind}, {one.dtype}) {one.largest:.1e} "
-        "of the largest value (measured)"
+        Message(
+            "deviation from float32: {module} ({kind}, {dtype}) {largest:.1e} of the largest value (measured)",
+            module=one.module or Message("the outermost module"),
+            kind=one.kind,
+            dtype=one.dtype,
+            largest=one.largest,
+        )
         for one in ordered[:_SHOWN]
     ]
     return found
 
 
 def _chosen(choice: Choice) -> list[RenderableType]:
-    return _row("chosen", f"by itself: {choice.probe.text}") if choice.automatic and choice.probe is not None else []
+    return (
+        _row(Message("chosen"), Message("by itself: {probe}", probe=choice.probe.text))
+        if choice.automatic and choice.probe is not None
+        else []
+    )
 
 
 def _without_simulated_card(outcome: Outcome) -> str:
@@ -305,55 +348,90 @@ def _without_simulated_card(outcome: Outcome) -> str:
     if outcome.choice.device == "npu":
         probe = outcome.choice.probe
         assert probe is not None
-        return (
-            f"toprope: ran with the real card, {probe.count} x {probe.name} (torch_npu {probe.version}), {took}; "
-            "its memory and copies are not counted"
+        return Message(
+            "toprope: ran with the real card, {count} x {name} (torch_npu {version}), {took}; its "
+            "memory and copies are not counted",
+            count=probe.count,
+            name=probe.name,
+            version=probe.version,
+            took=took,
         )
-    name = {"cpu": "the CPU", "cuda": "CUDA"}[outcome.choice.device]
-    return f"toprope: ran with {name} (--device {outcome.choice.device}), {took}; there was no NPU, real or simulated"
+    name = {"cpu": Message("the CPU"), "cuda": "CUDA"}[outcome.choice.device]
+    return Message(
+        "toprope: ran with {name} (--device {device}), {took}; there was no NPU, real or simulated",
+        name=name,
+        device=outcome.choice.device,
+        took=took,
+    )
 
 
 def _headline(totals: Totals) -> str:
     size = sizes.gibibytes(max((card.capacity for card in totals.cards), default=0))
     chip = _chip_text(totals.chip, size, totals.hbm_by_user)
-    seen = "" if totals.visible is None else f", {totals.visible} card{'' if totals.visible == 1 else 's'}"
-    cards = seen + (f", {totals.processes} processes" if totals.processes > 1 else "")
+    seen = (
+        ""
+        if totals.visible is None
+        else Message(", {visible} card{s}", visible=totals.visible, s="" if totals.visible == 1 else "s")
+    )
+    cards = seen + (Message(", {processes} processes", processes=totals.processes) if totals.processes > 1 else "")
     torch = f"torch {totals.torch_version.partition('+')[0]}"
     if totals.visible == 0:
-        return f"toprope: the program saw none of the simulated Ascend {totals.chip}, {torch}"
+        return Message(
+            "toprope: the program saw none of the simulated Ascend {chip}, {torch}", chip=totals.chip, torch=torch
+        )
     if not totals.used:
-        return f"toprope: the program did not use its card, a simulated Ascend {totals.chip}{cards}, {torch}"
-    names = _and([card.name for card in totals.cards]) or "no memory of any card"
-    return f"toprope: ran on {names}, a simulated Ascend {chip}{cards}, {torch}"
+        return Message(
+            "toprope: the program did not use its card, a simulated Ascend {chip}{cards}, {torch}",
+            chip=totals.chip,
+            cards=cards,
+            torch=torch,
+        )
+    names = _and([card.name for card in totals.cards]) or Message("no memory of any card")
+    return Message(
+        "toprope: ran on {names}, a simulated Ascend {chip}{cards}, {torch}",
+        names=names,
+        chip=chip,
+        cards=cards,
+        torch=torch,
+    )
 
 
 def _chip_text(name: str, size: str, by_user: bool) -> str:
     figures = _chip_figures(name)
     cores = [f"{number} {kind.removesuffix('_cores')}" for kind, number in figures.items() if number]
-    parts = [f"{' / '.join(cores)} cores"] if cores else []
-    parts.append(f"{size}, set by the user" if by_user else size)
-    return f"{name} ({', '.join(parts)})"
+    parts: list[str] = [Message("{cores} cores", cores=" / ".join(cores))] if cores else []
+    parts.append(Message("{size}, set by the user", size=size) if by_user else size)
+    return Message("{chip} ({facts})", chip=name, facts=joined(", ", parts))
 
 
 _LACKS = {
-    Lack.KERNEL: "an operator had no kernel here",
-    Lack.DTYPE: "an operator had no kernel here",
-    Lack.LAYOUT: "an operator had no kernel here for sparse, nested or quantized tensors",
-    Lack.REFUSED: "an operator refused a dtype",
-    Lack.BY_TEST: "an operator refused a dtype",
-    Lack.FORMAT: "an operator refused an argument",
-    Lack.INDEX: "an operator read an index that no element has",
-    Lack.NAME: "a name is missing here",
+    Lack.KERNEL: Message("an operator had no kernel here"),
+    Lack.DTYPE: Message("an operator had no kernel here"),
+    Lack.LAYOUT: Message("an operator had no kernel here for sparse, nested or quantized tensors"),
+    Lack.REFUSED: Message("an operator refused a dtype"),
+    Lack.BY_TEST: Message("an operator refused a dtype"),
+    Lack.FORMAT: Message("an operator refused an argument"),
+    Lack.INDEX: Message("an operator read an index that no element has"),
+    Lack.NAME: Message("a name is missing here"),
 }
 
 
 def _failure_text(failure: Failure, folder: str) -> str:
     record = failure.record
     dtype = f" ({record.dtype})" if record.dtype else ""
-    rank = f"rank {failure.rank}: " if failure.rank else ""
-    perhaps = "" if failure.certain else "perhaps because "
+    rank = Message("rank {rank}: ", rank=failure.rank) if failure.rank else ""
+    perhaps = "" if failure.certain else Message("perhaps because ")
     place = f", {short_name(failure.place, folder)}" if failure.place else ""
-    return f"{rank}{perhaps}{_LACKS[record.lack]}: {record.name}{dtype}{place}; {failure.card.text}"
+    return Message(
+        "{rank}{perhaps}{lack}: {name}{dtype}{place}; {card}",
+        rank=rank,
+        perhaps=perhaps,
+        lack=_LACKS[record.lack],
+        name=record.name,
+        dtype=dtype,
+        place=place,
+        card=failure.card.text,
+    )
 
 
 _SHOWN = 3  # most frequent causes of a figure
@@ -361,7 +439,13 @@ _SHOWN = 3  # most frequent causes of a figure
 
 def _causes(causes: Sequence[Cause], totals: Totals, folder: str, label: str = "") -> list[str]:
     return [
-        f"{label}{cause.operation}  {place_text(cause.file, cause.line, folder)}  {_times(cause.times, totals.sampled)}"
+        Message(
+            "{label}{operation}  {place}  {times}",
+            label=label,
+            operation=cause.operation,
+            place=place_text(cause.file, cause.line, folder),
+            times=_times(cause.times, totals.sampled),
+        )
         for cause in causes[:_SHOWN]
     ]
 
@@ -372,7 +456,7 @@ def _findings(rehearsal: Rehearsal, outcome: Outcome) -> Iterator[str]:
         if one.kind == "memory":
             yield from _holders(rehearsal, outcome.folder)
     if (more := len(rehearsal.findings) - _SHOWN) > 0:
-        yield f"and {more} more: --report FILE.html has all"
+        yield Message("and {more} more: --report FILE.html has all", more=more)
 
 
 def finding_text(finding: Finding, folder: str) -> str:
@@ -382,108 +466,157 @@ def finding_text(finding: Finding, folder: str) -> str:
         finding: the finding.
         folder: files below it are shown without it.
     """
-    place = f", {place_text(finding.file, finding.line, folder)}" if finding.file else ""
-    times = f" ({_times(finding.times)})" if finding.times > 1 and finding.kind != "sync-in-loop" else ""
-    return f"{finding.text}{times}{place}{f'; {finding.advice}' if finding.advice else ''}"
+    place = Message(", {place}", place=place_text(finding.file, finding.line, folder)) if finding.file else ""
+    shows_times = finding.times > 1 and finding.kind != "sync-in-loop"
+    times = Message(" ({times})", times=_times(finding.times)) if shows_times else ""
+    advice = Message("; {advice}", advice=finding.advice) if finding.advice else ""
+    return Message("{text}{times}{place}{advice}", text=finding.text, times=times, place=place, advice=advice)
 
 
 def _holders(rehearsal: Rehearsal, folder: str) -> Iterator[str]:
     """The lines and kinds that held the memory when an allocation failed."""
     for shortage in (one.shortage for one in rehearsal.memory if one.shortage is not None):
-        kinds = _kinds(shortage.kinds) or "nothing"
-        yield f"in use when {sizes.gibibytes(shortage.wanted)} more were wanted: {kinds}"
+        kinds = _kinds(shortage.kinds) or Message("nothing")
+        yield Message(
+            "in use when {wanted} more were wanted: {kinds}", wanted=sizes.gibibytes(shortage.wanted), kinds=kinds
+        )
         for held in shortage.lines[:_SHOWN]:
             where = held.line.group or place_text(held.line.file, held.line.line, folder)
-            yield f"held by {where}: {_kinds(held.bytes)}"
-        yield from (f"would fit: {text}" for text in shortage.advice[1:])
+            yield Message("held by {where}: {kinds}", where=where, kinds=_kinds(held.bytes))
+        yield from (Message("would fit: {advice}", advice=text) for text in shortage.advice[1:])
 
 
 def _kinds(kinds: Mapping[str, int]) -> str:
     """Bytes by kind, the most first."""
-    return ", ".join(f"{kind} {sizes.gibibytes(size)}" for kind, size in sorted(kinds.items(), key=lambda one: -one[1]))
+    return joined(
+        ", ",
+        (
+            Message("{kind} {size}", kind=KIND_NAMES[kind], size=sizes.gibibytes(size))
+            for kind, size in sorted(kinds.items(), key=lambda one: -one[1])
+        ),
+    )
 
 
 def _times(number: int, estimated: bool = False) -> str:
-    text = "once" if number == 1 else f"{_number(number)} times"
-    return f"about {text}" if estimated else text
+    text = Message("once") if number == 1 else Message("{number} times", number=_number(number))
+    return Message("about {times}", times=text) if estimated else text
 
 
 def _assumed(one: AssumedDtype) -> str:
-    return "  ".join(
-        [one.operator, *([one.argument] if one.argument else []), one.dtype, f"the operator ran {_times(one.calls)}"]
-    )
+    argument = [one.argument] if one.argument else []
+    ran = Message("the operator ran {times}", times=_times(one.calls))
+    return joined("  ", [one.operator, *argument, one.dtype, ran])
 
 
 def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
     memory = []
     for card in totals.cards:
-        text = (
-            f"peak {sizes.gibibytes(card.peak_allocated)} of {sizes.gibibytes(card.capacity)}, "
-            f"{_number(card.oom_retries)} out-of-memory retries"
+        text = Message(
+            "peak {peak_allocated} of {capacity}, {oom_retries} out-of-memory retries",
+            peak_allocated=sizes.gibibytes(card.peak_allocated),
+            capacity=sizes.gibibytes(card.capacity),
+            oom_retries=_number(card.oom_retries),
         )
         if card.ooms:
-            text += f", {_number(card.ooms)} allocation{'s' if card.ooms != 1 else ''} failed"
-        memory.append(f"{card.name} {text}" if len(totals.cards) > 1 else text)
+            text += Message(", {ooms} allocation{s} failed", ooms=_number(card.ooms), s="s" if card.ooms != 1 else "")
+        memory.append(Message("{card} {text}", card=card.name, text=text) if len(totals.cards) > 1 else text)
     if totals.processes > 1:
-        memory.append(f"each peak is the largest of any one of the {totals.processes} processes")
-    yield from _row("memory", *memory)
+        memory.append(
+            Message("each peak is the largest of any one of the {processes} processes", processes=totals.processes)
+        )
+    yield from _row(Message("memory"), *memory)
     (to, to_bytes), (back, back_bytes), (between, between_bytes) = totals.copies.values()
     yield from _row(
-        "copies",
-        f"{_number(to)} to the card ({sizes.decimal(to_bytes)}), {_number(back)} back ({sizes.decimal(back_bytes)}), "
-        f"{_number(between)} between cards" + (f" ({sizes.decimal(between_bytes)})" if between else ""),
-        *_causes(totals.copies_back, totals, folder, "back: "),
+        Message("copies"),
+        Message(
+            "{to} to the card ({to_bytes}), {back} back ({back_bytes}), {between} between cards{between_bytes}",
+            to=_number(to),
+            to_bytes=sizes.decimal(to_bytes),
+            back=_number(back),
+            back_bytes=sizes.decimal(back_bytes),
+            between=_number(between),
+            between_bytes=f" ({sizes.decimal(between_bytes)})" if between else "",
+        ),
+        *_causes(totals.copies_back, totals, folder, Message("back: ")),
     )
-    yield from _row("operators", _operators(totals), *map(_assumed, totals.assumed_dtypes[:_SHOWN]))
+    yield from _row(Message("operators"), _operators(totals), *map(_assumed, totals.assumed_dtypes[:_SHOWN]))
     if totals.on_host or totals.perhaps_on_host:
-        yield from _row("on host", *_on_host(totals, folder))
+        yield from _row(Message("on host"), *_on_host(totals, folder))
     if totals.slow:
-        yield from _row("slow", *(f"{operator}: {why}" for operator, why in totals.slow[:_SHOWN]))
+        yield from _row(
+            Message("slow"), *(Message("{name}: {why}", name=name, why=why) for name, why in totals.slow[:_SHOWN])
+        )
     if kernels := sum(card.kernels for card in totals.cards):
-        yield from _row("kernels", f"{_number(kernels)} launched by the program")
+        yield from _row(Message("kernels"), Message("{kernels} launched by the program", kernels=_number(kernels)))
     waits = totals.synchronisations
     yield from _row(
-        "waits",
-        f"{_number(waits)} synchronisation{'' if waits == 1 else 's'}",
+        Message("waits"),
+        Message("{waits} synchronisation{s}", waits=_number(waits), s="" if waits == 1 else "s"),
         *_causes(totals.waits, totals, folder),
     )
 
 
 def _on_host(totals: Totals, folder: str) -> Iterator[str]:
     kinds = len({one.operator for one in totals.on_host})
-    yield f"{_number(kinds)} operator{'' if kinds == 1 else 's'} without a kernel in {totals.torch_npu}"
+    yield Message(
+        "{kinds} operator{s} without a kernel in {torch_npu}",
+        kinds=_number(kinds),
+        s="" if kinds == 1 else "s",
+        torch_npu=totals.torch_npu,
+    )
     for one in totals.on_host[:_SHOWN]:
-        copied = f"{sizes.decimal(one.bytes_to_host)} to the host, {sizes.decimal(one.bytes_back)} back"
+        copied = Message(
+            "{bytes_to_host} to the host, {bytes_back} back",
+            bytes_to_host=sizes.decimal(one.bytes_to_host),
+            bytes_back=sizes.decimal(one.bytes_back),
+        )
         place = place_text(one.file, one.line, folder)
-        advice = f"; {one.advice}" if one.advice else ""
-        yield f"{one.operator}  {place}  {_times(one.times)}, {copied}{advice}"
+        advice = Message("; {advice}", advice=one.advice) if one.advice else ""
+        yield Message(
+            "{operator}  {place}  {times}, {copied}{advice}",
+            operator=one.operator,
+            place=place,
+            times=_times(one.times),
+            copied=copied,
+            advice=advice,
+        )
     for operator, why in totals.perhaps_on_host[:_SHOWN]:
-        yield f"perhaps {operator}: {why}"
+        yield Message("perhaps {operator}: {why}", operator=operator, why=why)
 
 
 def _operators(totals: Totals) -> str:
-    text = f"{_number(totals.operator_calls)} ({_number(len(totals.operators))} kinds)"
+    text = Message(
+        "{calls} ({kinds} kinds)",
+        calls=_number(totals.operator_calls),
+        kinds=_number(len(totals.operators)),
+    )
     if totals.undocumented:
-        text += (
-            f", {_number(len(totals.undocumented))} of them with a dtype that no document of the vendor mentions"
-            " (assumed to run)"
+        text += Message(
+            ", {undocumented} of them with a dtype that no document of the vendor mentions (assumed to run)",
+            undocumented=_number(len(totals.undocumented)),
         )
     if assumed := len(totals.assumed_cores):
-        text += f"; {_number(assumed)} assumed core count{'' if assumed == 1 else 's'}"
+        text += Message("; {assumed} assumed core count{s}", assumed=_number(assumed), s="" if assumed == 1 else "s")
     return text
 
 
 def _trace(trace: TraceFile) -> str:
     if trace.error:
-        return f"could not be written to {trace.path}: {trace.error}"
+        return Message("could not be written to {path}: {error}", path=trace.path, error=trace.error)
     if not trace.processes:
-        return f"{trace.path} is empty: no process loaded the card"
-    several = f" of {trace.processes} processes" if trace.processes > 1 else ""
-    lost = f", the {_number(trace.lost)} oldest were lost" if trace.lost else ""
-    return f"{trace.path} holds {_number(trace.records)} records{several}{lost}; ui.perfetto.dev opens it"
+        return Message("{path} is empty: no process loaded the card", path=trace.path)
+    several = Message(" of {processes} processes", processes=trace.processes) if trace.processes > 1 else ""
+    lost = Message(", the {lost} oldest were lost", lost=_number(trace.lost)) if trace.lost else ""
+    return Message(
+        "{path} holds {records} records{several}{lost}; ui.perfetto.dev opens it",
+        path=trace.path,
+        records=_number(trace.records),
+        several=several,
+        lost=lost,
+    )
 
 
-def _row(name: str, *texts: str) -> list[RenderableType]:
+def _row(name: Message, *texts: str) -> list[RenderableType]:
     return field(name, *texts, label_width=14, indent=2)
 
 
@@ -492,4 +625,4 @@ def _number(value: int) -> str:
 
 
 def _and(names: Sequence[str]) -> str:
-    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])
+    return joined(" and ", [*([joined(", ", names[:-1])] if len(names) > 1 else []), *names[-1:]])

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from toprope.device.host.child_process import say
+from toprope.messages import Message, pack
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -34,7 +35,7 @@ class Examiner:
 
     def doing(self, what: str) -> None:
         """Report the next step, so that a crash can be attributed to it."""
-        self.say("doing", what=what)
+        self.say("doing", what=pack(what))
 
     def run(self) -> None:
         """Run all checks, or only those that the options name."""
@@ -73,7 +74,7 @@ class Examiner:
             name = entry.module.partition(".")[0]
             if is_facade(name):
                 continue  # a real torch_npu is installed, and in this process the simulated card stands in for it
-            self.doing(f"load the backend {entry.name} ({entry.value})")
+            self.doing(Message("load the backend {name} ({value})", name=entry.name, value=entry.value))
             try:
                 entry.load()()
             except Exception as error:
@@ -107,7 +108,7 @@ class Examiner:
 
         only_npu = self.options.get("only_npu", False)
         for kind in ("npu",) if only_npu else interface.kinds():
-            self.doing(f"ask which devices of the kind {kind} there are")
+            self.doing(Message("ask which devices of the kind {kind} there are", kind=kind))
             try:
                 stand = look(kind)
                 devices = interface.available(kind) if stand.state is interface.State.WORKS else []
@@ -116,13 +117,13 @@ class Examiner:
                 continue
             if not devices:
                 broken = stand.do if stand.state is interface.State.BROKEN else ""
-                self.say("absent", kind=kind, reason=stand.reason, broken=broken)
+                self.say("absent", kind=kind, reason=pack(stand.reason), broken=pack(broken))
             for device in devices:
                 first = device.index == 0
                 if only_npu and not first:
                     self.say("device", name=str(device), kind=device.kind)
                     continue
-                self.doing(f"ask {device}")
+                self.doing(Message("ask {device}", device=str(device)))
                 try:
                     self.describe(device, first)
                     if first and not only_npu:
@@ -136,7 +137,7 @@ class Examiner:
         from toprope import device as interface
         from toprope.errors import TopropeError
 
-        self.doing("choose a device")
+        self.doing(Message("choose a device"))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -162,7 +163,7 @@ class Examiner:
         import torch
 
         for name in DTYPES:
-            self.doing(f"compute with {name} on {device}")
+            self.doing(Message("compute with {dtype} on {device}", dtype=name, device=str(device)))
             dtype = getattr(torch, name)
             found = device.probe(dtype)
             milliseconds = None
@@ -178,7 +179,7 @@ class Examiner:
         """Train a tiny model for a few steps, with numbers drawn on the CPU."""
         import torch
 
-        self.doing(f"train on {device}")
+        self.doing(Message("train on {device}", device=str(device)))
         begin = time.perf_counter()
         try:
             generator = torch.Generator().manual_seed(0)

@@ -11,6 +11,7 @@ from toprope.device.doctor import mask_checks, software_checks
 from toprope.device.doctor.finding import Finding
 from toprope.device.host.libraries import codes
 from toprope.device.host.machine import DeviceResult, Examination, Facts
+from toprope.messages import Message, joined
 
 __all__ = ["diagnose"]
 
@@ -37,14 +38,24 @@ def _torch(facts: Facts) -> Iterator[Finding]:
     if examination is not None and examination.torch_error and "torch" in facts.packages:
         yield Finding(
             "torch-broken",
-            f"torch {facts.packages['torch']} cannot be imported: {examination.torch_error}",
-            ("install torch again (for an NPU the CPU build)",),
+            Message(
+                "torch {torch} cannot be imported: {torch_error}",
+                torch=facts.packages["torch"],
+                torch_error=examination.torch_error,
+            ),
+            (Message("install torch again (for an NPU the CPU build)"),),
         )
     elif "torch" not in facts.packages and not (examination is not None and examination.torch):
         yield Finding(
             "no-torch",
-            f"torch is not installed in this Python ({facts.executable or facts.python}).",
-            ("install torch first: for an NPU the CPU build, of the release that the torch-npu you want names",),
+            Message(
+                "torch is not installed in this Python ({executable}).", executable=facts.executable or facts.python
+            ),
+            (
+                Message(
+                    "install torch first: for an NPU the CPU build, of the release that the torch-npu you want names"
+                ),
+            ),
         )
 
 
@@ -55,20 +66,31 @@ def _import(facts: Facts) -> Iterator[Finding]:
         return
     broken = [backend.name for backend in examination.backends if backend.error]
     if examination.import_error:
-        guilty = " and ".join(broken) + (" are" if len(broken) > 1 else " is") if broken else "another package is"
+        guilty = (
+            joined(" and ", broken) + (Message(" are") if len(broken) > 1 else Message(" is"))
+            if broken
+            else Message("another package is")
+        )
         yield Finding(
             "import-torch",
-            f"`import torch` itself fails while {guilty} like this: torch loads it by itself. With {AUTOLOAD}=0 it "
-            "does not, and there is no npu.",
-            (f"until it is fixed: export {AUTOLOAD}=0",),
+            Message(
+                "`import torch` itself fails while {guilty} like this: torch loads it by itself. With "
+                "{autoload}=0 it does not, and there is no npu.",
+                guilty=guilty,
+                autoload=AUTOLOAD,
+            ),
+            (Message("until it is fixed: export {autoload}=0", autoload=AUTOLOAD),),
             looked_at=examination.import_error,
             sources=("https://github.com/flagos-ai/FlagTree/issues/1024",),
         )
     elif facts.environment.get(AUTOLOAD) == "0" and examination.torch_npu and not examination.facade:
         yield Finding(
             "autoload-off",
-            f"{AUTOLOAD}=0 keeps torch from loading torch_npu: there is no npu before a program imports it.",
-            (f"unset {AUTOLOAD}, or import torch_npu in the program",),
+            Message(
+                "{autoload}=0 keeps torch from loading torch_npu: there is no npu before a program imports it.",
+                autoload=AUTOLOAD,
+            ),
+            (Message("unset {autoload}, or import torch_npu in the program", autoload=AUTOLOAD),),
             problem=False,
         )
 
@@ -79,18 +101,25 @@ def _backends(facts: Facts) -> Iterator[Finding]:
         if backend.error and backend.module == "toprope":
             yield Finding(
                 "simulated-card",
-                "the simulated card that TOPROPE_SIM asks for cannot be installed: "
-                + backend.error.partition(": ")[2].partition(" looked at ")[0],
+                Message(
+                    "the simulated card that TOPROPE_SIM asks for cannot be installed: {error}",
+                    error=backend.error.partition(": ")[2].partition(" looked at ")[0],
+                ),
                 (
-                    "correct TOPROPE_SIM, such as TOPROPE_SIM=910B3x2,hbm=1GiB, or unset it",
-                    "or start the program with toprope run --device sim, which sets it itself",
+                    Message("correct TOPROPE_SIM, such as TOPROPE_SIM=910B3x2,hbm=1GiB, or unset it"),
+                    Message("or start the program with toprope run --device sim, which sets it itself"),
                 ),
             )
         elif backend.error and backend.module != "torch_npu":
             yield Finding(
                 "backend-broken",
-                f"the backend {backend.name} of torch (package {backend.module}) cannot be loaded: {backend.error}",
-                (f"fix or uninstall the package that has {backend.module}",),
+                Message(
+                    "the backend {name} of torch (package {module}) cannot be loaded: {error}",
+                    name=backend.name,
+                    module=backend.module,
+                    error=backend.error,
+                ),
+                (Message("fix or uninstall the package that has {module}", module=backend.module),),
             )
 
 
@@ -105,15 +134,15 @@ def _cards(facts: Facts) -> Iterator[Finding]:
     if "npu" in examination.broken:
         yield Finding(
             "torch-npu-broken",
-            f"torch_npu can be imported, and yet there is no NPU: {examination.absent['npu']}.",
+            Message("torch_npu can be imported, and yet there is no NPU: {reason}.", reason=examination.absent["npu"]),
             (*(f"toprope doctor {code}" for code in codes(examination.absent["npu"])), examination.broken["npu"]),
-            looked_at=", ".join(part for part in (examination.torch_npu_file, facts.ascend.text) if part),
+            looked_at=joined(", ", (part for part in (examination.torch_npu_file, facts.ascend.text) if part)),
         )
         return
     why, do = facts.ascend.why_no_card()
     yield Finding(
         "no-card",
-        f"torch_npu works and shows no card: {why}.",
+        Message("torch_npu works and shows no card: {why}.", why=why),
         (do,),
         looked_at=facts.ascend.text,
         sources=("https://github.com/vllm-project/vllm-ascend/issues/14631",),
@@ -124,35 +153,48 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
     """Findings about device files that are missing or may not be opened."""
     machine = facts.ascend
     if machine.refused:
-        numbers = ", ".join(f"/dev/davinci{number}" for number in machine.refused)
+        numbers = joined(", ", (f"/dev/davinci{number}" for number in machine.refused))
         group = machine.owner.partition(":")[2]
         do: tuple[str, ...] = (
-            f"usermod -aG {group} USER, and log in again",
-            "in a container: run as a user of that group, or with the capability DAC_OVERRIDE",
+            Message("usermod -aG {group} USER, and log in again", group=group),
+            Message("in a container: run as a user of that group, or with the capability DAC_OVERRIDE"),
         )
         if group in facts.groups:
-            do = ("let an administrator give the group read and write (chmod 660)",)
+            do = (Message("let an administrator give the group read and write (chmod 660)"),)
         yield Finding(
             "permission",
-            f"you may not open {numbers}: owned by {machine.owner}, and "
-            f"{'its mode does not let the group in' if group in facts.groups else 'you are not in that group'}.",
+            Message(
+                "you may not open {numbers}: owned by {owner}, and {reason}.",
+                numbers=numbers,
+                owner=machine.owner,
+                reason=Message("its mode does not let the group in")
+                if group in facts.groups
+                else Message("you are not in that group"),
+            ),
             do,
             sources=("https://github.com/Project-HAMi/ascend-device-plugin/issues/139",),
         )
     if machine.cards and facts.missing_nodes:
-        names = ", ".join(f"/dev/{name}" for name in facts.missing_nodes)
+        names = joined(", ", (f"/dev/{name}" for name in facts.missing_nodes))
         yield Finding(
             "shared-nodes",
-            f"there are cards in /dev, but not {names}, which every card needs.",
-            ("start the container with " + " ".join(f"--device /dev/{name}" for name in facts.missing_nodes),)
+            Message("there are cards in /dev, but not {names}, which every card needs.", names=names),
+            (
+                Message(
+                    "start the container with {missing_nodes}",
+                    missing_nodes=" ".join(f"--device /dev/{name}" for name in facts.missing_nodes),
+                ),
+            )
             if machine.container
-            else ("load the driver (npu-smi info must work)",),
+            else (Message("load the driver (npu-smi info must work)"),),
         )
     if machine.cards and machine.container and not machine.driver:
         yield Finding(
             "driver-not-mounted",
-            "the cards are in this container, but not the driver's files (/usr/local/Ascend/driver/version.info).",
-            ("mount /usr/local/Ascend/driver/lib64 and /usr/local/Ascend/driver/version.info from the host",),
+            Message(
+                "the cards are in this container, but not the driver's files (/usr/local/Ascend/driver/version.info)."
+            ),
+            (Message("mount /usr/local/Ascend/driver/lib64 and /usr/local/Ascend/driver/version.info from the host"),),
             sources=("https://github.com/PaddlePaddle/PaddleOCR/issues/16162",),
             problem=not _works(facts),
         )
@@ -162,17 +204,27 @@ def _health(facts: Facts) -> Iterator[Finding]:
     """Findings from the output of npu-smi."""
     for card in facts.smi_cards or ():
         if card.health.upper() != "OK":
-            chip = f" chip {card.chip}" if card.chip else ""
+            chip = Message(" chip {chip}", chip=card.chip) if card.chip else ""
             yield Finding(
                 "health",
-                f"npu-smi calls card {card.npu}{chip} ({card.name}) {card.health!r}.",
-                (f"npu-smi info -t health -i {card.npu} shows why; reset the card when nobody uses it",),
+                Message(
+                    "npu-smi calls card {npu}{chip} ({name}) {health!r}.",
+                    npu=card.npu,
+                    chip=chip,
+                    name=card.name,
+                    health=card.health,
+                ),
+                (
+                    Message(
+                        "npu-smi info -t health -i {npu} shows why; reset the card when nobody uses it", npu=card.npu
+                    ),
+                ),
             )
     if facts.npu_smi_error and facts.ascend.cards:
         yield Finding(
             "npu-smi",
-            f"npu-smi lists no card: {facts.npu_smi_error}",
-            ("the driver is not loaded, or not all of it is in this container",),
+            Message("npu-smi lists no card: {npu_smi_error}", npu_smi_error=facts.npu_smi_error),
+            (Message("the driver is not loaded, or not all of it is in this container"),),
             problem=not _works(facts),
         )
 
@@ -181,18 +233,20 @@ def _devices(facts: Facts) -> Iterator[Finding]:
     """Findings about devices that fail at basic operations."""
     for device in facts.examination.devices if facts.examination is not None else ():
         if device.error:
-            yield _failed(device, "cannot be asked", device.error)
+            yield _failed(device, Message("cannot be asked"), device.error)
             continue
         plain = next((each for each in device.dtypes if each.dtype == "float32"), None)
         if plain is not None and not plain.works:
-            yield _failed(device, f"does not compute with float32 ({plain.failed})", plain.reason)
+            yield _failed(
+                device, Message("does not compute with float32 ({failed})", failed=plain.failed), plain.reason
+            )
         if device.step is not None and device.step.error:
-            yield _failed(device, "cannot train a tiny model", device.step.error)
+            yield _failed(device, Message("cannot train a tiny model"), device.step.error)
         elif device.step is not None and not device.step.learned:
             yield _failed(
                 device,
-                "trains a tiny model wrongly",
-                f"loss {device.step.first:.4g} before, {device.step.last:.4g} after",
+                Message("trains a tiny model wrongly"),
+                Message("loss {first:.4g} before, {last:.4g} after", first=device.step.first, last=device.step.last),
             )
 
 
@@ -200,9 +254,11 @@ def _failed(device: DeviceResult, what: str, error: str) -> Finding:
     from toprope.codes import in_text
 
     known = {each.code: each.means for each in in_text(error)}
-    do = tuple(f"toprope doctor {code}: {known[code]}" for code in codes(error))
+    do: tuple[str, ...] = tuple(f"toprope doctor {code}: {known[code]}" for code in codes(error))
     return Finding(
-        "device-fails", f"{device.name} {what}: {error}", do or ("see the error; npu-smi info for the card",)
+        "device-fails",
+        Message("{device} {what}: {error}", device=device.name, what=what, error=error),
+        do or (Message("see the error; npu-smi info for the card"),),
     )
 
 
@@ -212,8 +268,8 @@ def _setting(facts: Facts) -> Iterator[Finding]:
     if refused:
         yield Finding(
             "setting",
-            f"a program that leaves the device to what is set gets an error: {refused['what']}",
-            (refused["do"] or "correct what is set, or TOPROPE_DEVICE=cpu",),
+            Message("a program that leaves the device to what is set gets an error: {what}", what=refused["what"]),
+            (refused["do"] or Message("correct what is set, or TOPROPE_DEVICE=cpu"),),
             looked_at=refused["looked_at"],
         )
 
@@ -226,10 +282,17 @@ def _unfinished(facts: Facts) -> Iterator[Finding]:
     slow = "did not answer" in examination.ended
     yield Finding(
         "unfinished",
-        f"the search ended early: {examination.ended}, while it was to {examination.doing or 'start'}.",
-        ("give it more time: toprope doctor --wait 300", "npu-smi info: does the driver answer, is a card busy?")
+        Message(
+            "the search ended early: {ended}, while it was to {doing}.",
+            ended=examination.ended,
+            doing=examination.doing or Message("start"),
+        ),
+        (
+            Message("give it more time: toprope doctor --wait 300"),
+            Message("npu-smi info: does the driver answer, is a card busy?"),
+        )
         if slow
-        else ("try that step by itself in Python to see its error",),
+        else (Message("try that step by itself in Python to see its error"),),
     )
 
 

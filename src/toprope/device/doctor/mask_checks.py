@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from toprope.device.doctor.finding import Finding
 from toprope.device.host.machine import Facts
+from toprope.messages import Message, joined
 from toprope.visible import (
     CONTAINER_VARIABLE,
     CUDA_VARIABLE,
@@ -35,8 +36,13 @@ def masks(facts: Facts) -> Iterator[Finding]:
     if mask is not None and cards and visible_cards(mask, len(cards)).problem:
         yield Finding(
             "mask",
-            f"{explain(mask, len(cards))}.",
-            (f"{_better(facts, mask, cards)}, before the program starts: in a running one it comes too late",),
+            Message("{sentence}.", sentence=explain(mask, len(cards))),
+            (
+                Message(
+                    "{better}, before the program starts: in a running one it comes too late",
+                    better=_better(facts, mask, cards),
+                ),
+            ),
             sources=(_RULES, "https://github.com/agentscope-ai/Trinity-RFT/pull/618"),
         )
     granted = facts.environment.get(CONTAINER_VARIABLE)
@@ -65,8 +71,12 @@ def _better(facts: Facts, mask: str, cards: Sequence[int]) -> str:
         return f"export {VARIABLE}={_list(there)}"
     named = [cards.index(number) for number in numbers if number in cards]
     if named:
-        return f"CANN counts the cards here from 0: export {VARIABLE}={_list(named)}"
-    return f"unset {VARIABLE}, or list some of {_list(range(len(cards)))}, rising"
+        return Message(
+            "CANN counts the cards here from 0: export {variable}={named}", variable=VARIABLE, named=_list(named)
+        )
+    return Message(
+        "unset {variable}, or list some of {cards}, rising", variable=VARIABLE, cards=_list(range(len(cards)))
+    )
 
 
 def _on_host(facts: Facts, granted: str) -> Iterator[Finding]:
@@ -77,9 +87,21 @@ def _on_host(facts: Facts, granted: str) -> Iterator[Finding]:
     wanted = granted_cards(granted).cards
     yield Finding(
         "container-mask",
-        f"{CONTAINER_VARIABLE}={granted} has no effect here: it is read when a container is started. CANN reads "
-        f"{VARIABLE}, which is not set, so programs see all {len(cards)} cards.",
-        (f"export {VARIABLE}={_list(wanted) or '...'} to choose cards for a program",),
+        Message(
+            "{container_variable}={granted} has no effect here: it is read when a container is "
+            "started. CANN reads {variable}, which is not set, so programs see all {cards} cards.",
+            container_variable=CONTAINER_VARIABLE,
+            granted=granted,
+            variable=VARIABLE,
+            cards=len(cards),
+        ),
+        (
+            Message(
+                "export {variable}={cards} to choose cards for a program",
+                variable=VARIABLE,
+                cards=_list(wanted) or "...",
+            ),
+        ),
         sources=(_HAMI,),
     )
 
@@ -90,36 +112,56 @@ def _in_container(facts: Facts, granted: str) -> Iterator[Finding]:
     examination = facts.examination
     # some runtimes give the files new numbers: as many files as granted cards are right
     if len(cards) < len(wanted):
-        here = "no /dev/davinci*" if not cards else f"only {', '.join(f'/dev/davinci{each}' for each in cards)}"
+        here = (
+            Message("no /dev/davinci*")
+            if not cards
+            else Message("only {cards}", cards=joined(", ", (f"/dev/davinci{each}" for each in cards)))
+        )
         yield Finding(
             "granted-not-here",
-            f"this container was granted {CONTAINER_VARIABLE}={granted}, and has {here}: the variable alone brings no "
-            "card in.",
+            Message(
+                "this container was granted {container_variable}={granted}, and has {here}: the "
+                "variable alone brings no card in.",
+                container_variable=CONTAINER_VARIABLE,
+                granted=granted,
+                here=here,
+            ),
             (
-                "start the container with Ascend Docker Runtime (--runtime ascend), which acts on the variable",
-                "or with --device /dev/davinciN for each card, and davinci_manager, devmm_svm and hisi_hdc",
+                Message(
+                    "start the container with Ascend Docker Runtime (--runtime ascend), which acts on the variable"
+                ),
+                Message("or with --device /dev/davinciN for each card, and davinci_manager, devmm_svm and hisi_hdc"),
             ),
             sources=("https://github.com/vllm-project/vllm-ascend/issues/14631",),
         )
     elif wanted and set(cards) > set(wanted) and explain_grant(mask, granted, cards):
         yield Finding(
             "more-than-granted",
-            f"{explain_grant(mask, granted, cards)}. CANN does not read {CONTAINER_VARIABLE}: it takes cards that are "
-            "another's, or fails with 507033.",
+            Message(
+                "{difference}. CANN does not read {container_variable}: it takes cards that are another's, "
+                "or fails with 507033.",
+                difference=explain_grant(mask, granted, cards),
+                container_variable=CONTAINER_VARIABLE,
+            ),
             (
                 f"export {VARIABLE}={_list([cards.index(each) for each in wanted])}",
-                "or start the container without --privileged",
+                Message("or start the container without --privileged"),
             ),
             sources=(_HAMI,),
         )
     elif wanted and wanted[0] and mask is None and examination is not None and not examination.of("npu"):
         yield Finding(
             "granted-numbers",
-            f"this container was granted the machine's cards {_list(wanted)}; CANN reads {VARIABLE}, which is not set, "
-            "and counts from 0. Where the container's cards keep their numbers, it opens others (507033).",
+            Message(
+                "this container was granted the machine's cards {wanted}; CANN reads {variable}, which "
+                "is not set, and counts from 0. Where the container's cards keep their numbers, it "
+                "opens others (507033).",
+                wanted=_list(wanted),
+                variable=VARIABLE,
+            ),
             (
-                f"use npu:0 to npu:{len(wanted) - 1} in the program",
-                f"if that fails: export {VARIABLE}={_list(wanted)}",
+                Message("use npu:0 to npu:{last} in the program", last=len(wanted) - 1),
+                Message("if that fails: export {variable}={wanted}", variable=VARIABLE, wanted=_list(wanted)),
             ),
             sources=(_HAMI,),
             problem=bool(examination.torch_npu),
@@ -133,8 +175,8 @@ def _misspelt(facts: Facts) -> Iterator[Finding]:
         if name not in known and meant:
             yield Finding(
                 "misspelt",
-                f"{name} is set, and nothing reads a variable of that name.",
-                (f"did you mean {meant[0]}?",),
+                Message("{name} is set, and nothing reads a variable of that name.", name=name),
+                (Message("did you mean {meant}?", meant=meant[0]),),
                 sources=("https://github.com/vllm-project/vllm-ascend/pull/5581",),
             )
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toprope.device.host.machine import DeviceResult
+from toprope.messages import Message
 
 __all__ = ["SLOW", "Rating", "ratings"]
 
 SLOW = 4.0
 """A dtype is slow where a matrix product takes more than this many times float32's time; float64 may take twice."""
+
+_VERDICTS = {"ok": Message("ok"), "slow": Message("slow"), "refused": Message("refused")}
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Rating:
     @property
     def text(self) -> str:
         """The rating as a phrase: "float16 slow (50x float32)"."""
-        return f"{self.dtype} {self.verdict}" + (f" ({self.why})" if self.why else "")
+        why = Message(" ({why})", why=self.why) if self.why else ""
+        return Message("{dtype} {verdict}{why}", dtype=self.dtype, verdict=_VERDICTS[self.verdict], why=why)
 
 
 def ratings(device: DeviceResult) -> tuple[Rating, ...]:
@@ -38,9 +42,9 @@ def ratings(device: DeviceResult) -> tuple[Rating, ...]:
     found = []
     for each in device.dtypes:
         if not each.works:
-            found.append(Rating(each.dtype, "refused", each.failed or "by the chip"))
+            found.append(Rating(each.dtype, "refused", each.failed or Message("by the chip")))
         elif plain and each.milliseconds and each.milliseconds > SLOW * plain:
-            found.append(Rating(each.dtype, "slow", f"{each.milliseconds / plain:.0f}x float32"))
+            found.append(Rating(each.dtype, "slow", Message("{times:.0f}x float32", times=each.milliseconds / plain)))
         else:
             found.append(Rating(each.dtype, "ok"))
     return tuple(found)

@@ -9,6 +9,7 @@ from toprope.device.host import software
 from toprope.device.host import versions as table
 from toprope.device.host.libraries import codes, missing_library, missing_module
 from toprope.device.host.machine import Facts
+from toprope.messages import Message, joined
 
 __all__ = ["environment", "explain_torch_npu", "python_packages", "torch_npu", "versions"]
 
@@ -24,8 +25,11 @@ def torch_npu(facts: Facts) -> Iterator[Finding]:
         if "torch-npu" in facts.packages:
             yield Finding(
                 "torch-npu-aside",
-                f"torch_npu {facts.packages['torch-npu']} is installed; here the simulated card takes its place.",
-                ("run toprope doctor outside of toprope run, and without TOPROPE_SIM, to examine it",),
+                Message(
+                    "torch_npu {torch_npu} is installed; here the simulated card takes its place.",
+                    torch_npu=facts.packages["torch-npu"],
+                ),
+                (Message("run toprope doctor outside of toprope run, and without TOPROPE_SIM, to examine it"),),
                 problem=False,
             )
         return
@@ -34,17 +38,17 @@ def torch_npu(facts: Facts) -> Iterator[Finding]:
     elif examination is not None and examination.ended and examination.doing == "import torch_npu":
         yield Finding(
             "torch-npu-crash",
-            f"torch_npu cannot be loaded: {examination.ended} while it was imported.",
+            Message("torch_npu cannot be loaded: {ended} while it was imported.", ended=examination.ended),
             (
                 "toprope doctor --wait 300, if the machine is merely slow",
-                "npu-smi info: does the driver answer?",
-                "torch, torch_npu and CANN of versions that do not belong together crash like this",
+                Message("npu-smi info: does the driver answer?"),
+                Message("torch, torch_npu and CANN of versions that do not belong together crash like this"),
             ),
         )
     elif "torch-npu" not in facts.packages and not (examination is not None and examination.torch_npu_file):
         yield from _no_torch_npu(facts)
     elif examination is not None and examination.absent.get("npu") == "torch_npu is not installed":
-        yield explain_torch_npu("there is no module of this name, only what pip noted of it", facts)
+        yield explain_torch_npu(Message("there is no module of this name, only what pip noted of it"), facts)
 
 
 def explain_torch_npu(error: str, facts: Facts) -> Finding:
@@ -60,23 +64,33 @@ def explain_torch_npu(error: str, facts: Facts) -> Finding:
     if "No module named 'torch_npu._C'" in error:
         return Finding(
             "source-folder",
-            "torch_npu cannot be loaded: Python finds its source in the current folder, not the installed package.",
-            ("change to another folder",),
+            Message(
+                "torch_npu cannot be loaded: Python finds its source in the current folder, not the installed package."
+            ),
+            (Message("change to another folder"),),
             looked_at=facts.examination.torch_npu_file if facts.examination is not None else "",
             sources=(_FAQ,),
         )
     if "undefined symbol" in error:
         return Finding(
             "torch-npu-symbols",
-            f"torch_npu cannot be loaded: it was built for other versions than those that are here. {_short(error)}",
-            _release_advice(facts) or ("install a torch_npu for this torch, and the CANN that goes with it",),
+            Message(
+                "torch_npu cannot be loaded: it was built for other versions than those that are here. {error}",
+                error=_short(error),
+            ),
+            _release_advice(facts) or (Message("install a torch_npu for this torch, and the CANN that goes with it"),),
         )
     if "get_npu_backend" in error:
         return Finding(
             "torchair",
-            f"torch_npu cannot be loaded: it and its torchair do not belong together. {_short(error)}",
+            Message(
+                "torch_npu cannot be loaded: it and its torchair do not belong together. {error}", error=_short(error)
+            ),
             (
-                "pip uninstall torch-npu (and a torchair that was installed by itself), then install one release again",
+                Message(
+                    "pip uninstall torch-npu (and a torchair that was installed by itself), then install "
+                    "one release again"
+                ),
                 *_release_advice(facts),
             ),
             sources=("https://github.com/Ascend/pytorch/issues/37",),
@@ -84,20 +98,22 @@ def explain_torch_npu(error: str, facts: Facts) -> Finding:
     if "Two accelerators cannot be used" in error:
         return Finding(
             "two-accelerators",
-            "torch_npu cannot be loaded: this torch is built for CUDA and sees a GPU, and a process has one only.",
+            Message(
+                "torch_npu cannot be loaded: this torch is built for CUDA and sees a GPU, and a process has one only."
+            ),
             (
-                "install the CPU build of torch for the NPU",
-                "for CUDA: TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch-npu",
+                Message("install the CPU build of torch for the NPU"),
+                Message("for CUDA: TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch-npu"),
             ),
         )
     do = tuple(f"toprope doctor {code}" for code in codes(error))
     module = missing_module(error)
     if module:
-        do = (f"install the Python package that has the module {module}",)
+        do = (Message("install the Python package that has the module {module}", module=module),)
     return Finding(
         "torch-npu-broken",
-        f"torch_npu cannot be loaded: {_short(error)}",
-        do or _release_advice(facts) or ("install torch_npu again, of the release for this torch",),
+        Message("torch_npu cannot be loaded: {error}", error=_short(error)),
+        do or _release_advice(facts) or (Message("install torch_npu again, of the release for this torch"),),
     )
 
 
@@ -110,17 +126,20 @@ def environment(facts: Facts) -> Iterator[Finding]:
         found = facts.package(package)
         yield Finding(
             "environment",
-            f"{name}={folder} names a folder that is not there.",
-            (f"source {found.set_env} in a fresh shell",)
+            Message("{name}={folder} names a folder that is not there.", name=name, folder=folder),
+            (Message("source {script} in a fresh shell", script=found.set_env),)
             if found is not None and found.set_env
-            else (f"install {package}, or unset {name}",),
+            else (Message("install {package}, or unset {name}", package=package, name=name),),
         )
     home = next((name for name in software.variables_of("CANN") if facts.environment.get(name)), "")
     if home and "ASCEND_OPP_PATH" not in facts.environment and not facts.broken_paths:
         yield Finding(
             "environment",
-            f"{home} is set and ASCEND_OPP_PATH is not: only a part of CANN's environment is loaded, and torch_npu "
-            "refuses it.",
+            Message(
+                "{home} is set and ASCEND_OPP_PATH is not: only a part of CANN's environment is "
+                "loaded, and torch_npu refuses it.",
+                home=home,
+            ),
             (f"source {_set_env(facts, 'CANN')}",),
         )
 
@@ -135,8 +154,16 @@ def versions(facts: Facts) -> Iterator[Finding]:
     if torch and table.minor(torch) != table.minor(release):
         yield Finding(
             "torch-skew",
-            f"torch {torch} and torch_npu {release} do not belong together: the first two numbers must be the same.",
-            (f"install torch-npu {_dotted(torch)}.* or torch {_dotted(release)}.*",),
+            Message(
+                "torch {torch} and torch_npu {release} do not belong together: the first two numbers must be the same.",
+                torch=torch,
+                release=release,
+            ),
+            (
+                Message(
+                    "install torch-npu {torch}.* or torch {release}.*", torch=_dotted(torch), release=_dotted(release)
+                ),
+            ),
             sources=(table.source(),),
         )
         return
@@ -145,7 +172,12 @@ def versions(facts: Facts) -> Iterator[Finding]:
         last = table.newest()
         yield Finding(
             "not-in-table",
-            f"the vendor's table does not list torch_npu {release}; the newest: {last.torch_npu}, CANN {last.cann}.",
+            Message(
+                "the vendor's table does not list torch_npu {release}; the newest: {torch_npu}, CANN {cann}.",
+                release=release,
+                torch_npu=last.torch_npu,
+                cann=last.cann,
+            ),
             looked_at=f"CANN {cann.version}" if cann is not None and cann.version else "",
             sources=(table.source(),),
             problem=False,
@@ -153,8 +185,13 @@ def versions(facts: Facts) -> Iterator[Finding]:
     elif cann is not None and cann.version and not table.same_cann(cann.version, wanted):
         yield Finding(
             "cann-skew",
-            f"torch_npu {release} is made for CANN {wanted}, and CANN {cann.version} is installed.",
-            (*_release_advice(facts), f"or install CANN {wanted}"),
+            Message(
+                "torch_npu {release} is made for CANN {wanted}, and CANN {version} is installed.",
+                release=release,
+                wanted=wanted,
+                version=cann.version,
+            ),
+            (*_release_advice(facts), Message("or install CANN {wanted}", wanted=wanted)),
             sources=(table.source(), "https://github.com/Ascend/pytorch/issues/37"),
             problem=not works,
         )
@@ -162,7 +199,12 @@ def versions(facts: Facts) -> Iterator[Finding]:
     if pythons and _dotted(facts.python) not in pythons:
         yield Finding(
             "python-skew",
-            f"torch_npu for torch {_dotted(torch)} is built for Python {', '.join(pythons)}; this is {facts.python}.",
+            Message(
+                "torch_npu for torch {torch} is built for Python {pythons}; this is {python}.",
+                torch=_dotted(torch),
+                pythons=joined(", ", pythons),
+                python=facts.python,
+            ),
             sources=(table.source(),),
             problem=False,
         )
@@ -178,34 +220,40 @@ def python_packages(facts: Facts) -> Iterator[Finding]:
     if missing:
         yield Finding(
             "python-packages",
-            f"Python packages that CANN imports are not installed: {', '.join(missing)}. Operators then fail with "
-            "500001, EH9999 or E40021, or end the process.",
+            Message(
+                "Python packages that CANN imports are not installed: {missing}. Operators then fail "
+                "with 500001, EH9999 or E40021, or end the process.",
+                missing=joined(", ", missing),
+            ),
             (f"pip install {' '.join(missing)}",),
             sources=("https://github.com/Ascend/pytorch/issues/7",),
         )
     if others:
         yield Finding(
             "python-packages-listed",
-            f"CANN's list names more Python packages, which few programs need: {', '.join(others)}.",
+            Message(
+                "CANN's list names more Python packages, which few programs need: {others}.",
+                others=joined(", ", others),
+            ),
             problem=False,
         )
 
 
 def _missing(library: str, facts: Facts) -> Finding:
     package = software.package_of(library)
-    what = f"torch_npu cannot be loaded: {library} is missing."
+    what = Message("torch_npu cannot be loaded: {library} is missing.", library=library)
     if package == "driver":
         do = (
-            "mount /usr/local/Ascend/driver/lib64 from the host into the container"
+            Message("mount /usr/local/Ascend/driver/lib64 from the host into the container")
             if facts.ascend.container
-            else "install the driver of the cards",
-            "LD_LIBRARY_PATH needs /usr/local/Ascend/driver/lib64/driver and .../common",
+            else Message("install the driver of the cards"),
+            Message("LD_LIBRARY_PATH needs /usr/local/Ascend/driver/lib64/driver and .../common"),
         )
-        return Finding("driver-library", f"{what} It belongs to the driver.", do, sources=(_FAQ,))
+        return Finding("driver-library", Message("{what} It belongs to the driver.", what=what), do, sources=(_FAQ,))
     if package in ("CANN", "NNAL"):
         return _not_loaded(what, package, facts)
-    what += " It belongs to neither CANN, NNAL nor the driver."
-    return Finding("library-missing", what, (f"install what has {library}",))
+    what += Message(" It belongs to neither CANN, NNAL nor the driver.")
+    return Finding("library-missing", what, (Message("install what has {library}", library=library),))
 
 
 def _not_loaded(what: str, package: str, facts: Facts) -> Finding:
@@ -215,23 +263,43 @@ def _not_loaded(what: str, package: str, facts: Facts) -> Finding:
     sources = (f"https://github.com/vllm-project/vllm-ascend/issues/{thread}", _FAQ)
     if found is None:
         wanted = table.cann_for(facts.packages.get("torch-npu", ""))
-        do = [f"install {package}{f' {wanted}' if wanted else ''}, then source its set_env.sh"]
+        do = [
+            Message(
+                "install {package}{version}, then source its set_env.sh",
+                package=package,
+                version=f" {wanted}" if wanted else "",
+            )
+        ]
         if not facts.ascend.cards:
-            do.append("or, on a machine without an NPU: pip uninstall torch-npu")
+            do.append(Message("or, on a machine without an NPU: pip uninstall torch-npu"))
         return Finding(
-            f"no-{name}", f"{what} It belongs to {package}, which is not installed here.", tuple(do), "", sources
+            f"no-{name}",
+            Message("{what} It belongs to {package}, which is not installed here.", what=what, package=package),
+            tuple(do),
+            "",
+            sources,
         )
-    where = f"{package}{f' {found.version}' if found.version else ''} is installed in {found.folder}"
+    where = Message(
+        "{package}{version} is installed in {folder}",
+        package=package,
+        version=f" {found.version}" if found.version else "",
+        folder=found.folder,
+    )
     script = _set_env(facts, package)
     loaded = [each for each in software.variables_of(package) if facts.environment.get(each)]
     if not loaded:
-        told = f"{what} {where}, but its environment is not loaded in this shell."
+        told = Message("{what} {where}, but its environment is not loaded in this shell.", what=what, where=where)
         return Finding(f"{name}-not-loaded", told, (f"source {script}",), "", sources)
     return Finding(
         f"{name}-incomplete",
-        f"{what} {where} and its environment is loaded, but the library is not found there.",
-        (f"source {script} last, after everything that sets LD_LIBRARY_PATH", f"otherwise install {package} again"),
-        ", ".join(f"{each}={facts.environment[each]}" for each in loaded),
+        Message(
+            "{what} {where} and its environment is loaded, but the library is not found there.", what=what, where=where
+        ),
+        (
+            Message("source {script} last, after everything that sets LD_LIBRARY_PATH", script=script),
+            Message("otherwise install {package} again", package=package),
+        ),
+        joined(", ", (f"{each}={facts.environment[each]}" for each in loaded)),
         sources,
     )
 
@@ -241,13 +309,13 @@ def _no_torch_npu(facts: Facts) -> Iterator[Finding]:
     if not facts.ascend.cards and cann is None:
         return
     torch = facts.packages.get("torch", "")
-    there = [f"{len(facts.ascend.cards)} cards are in /dev"] if facts.ascend.cards else []
-    there += [f"CANN {cann.version}".strip() + " is installed"] if cann is not None else []
+    there = [Message("{cards} cards are in /dev", cards=len(facts.ascend.cards))] if facts.ascend.cards else []
+    there += [Message("{version} is installed", version=f"CANN {cann.version}".strip())] if cann is not None else []
     releases = table.releases_for(torch, cann.version) if torch and cann is not None else ()
     wanted = f"=={releases[0]}" if releases else f"=={_dotted(torch)}.*" if torch else ""
     yield Finding(
         "no-torch-npu",
-        f"torch_npu is not installed in this Python, and {' and '.join(there)}.",
+        Message("torch_npu is not installed in this Python, and {there}.", there=joined(" and ", there)),
         (f"pip install 'torch-npu{wanted}'",),
         looked_at=facts.executable,
         sources=(table.source(),),
@@ -263,17 +331,26 @@ def _release_advice(facts: Facts) -> tuple[str, ...]:
     releases = table.releases_for(torch, cann.version)
     if not releases:
         return ()
-    return (f"for torch {torch} and CANN {cann.version} install torch-npu {' or '.join(releases)}",)
+    return (
+        Message(
+            "for torch {torch} and CANN {version} install torch-npu {releases}",
+            torch=torch,
+            version=cann.version,
+            releases=joined(" or ", releases),
+        ),
+    )
 
 
 def _set_env(facts: Facts, package: str) -> str:
     found = facts.package(package)
-    return found.set_env if found is not None and found.set_env else f"set_env.sh of {package}"
+    return found.set_env if found is not None and found.set_env else Message("set_env.sh of {package}", package=package)
 
 
 def _short(error: str) -> str:
     """An error's first 300 characters, without torch_npu's line of its own code."""
     text = " ".join(error.split()).partition(" [ERROR] ")[0]
+    if text == error and len(text) <= 300:
+        return error  # which may be a Message
     return text if len(text) <= 300 else text[:300] + " ..."
 
 

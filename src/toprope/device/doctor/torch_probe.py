@@ -16,6 +16,7 @@ from typing import Any
 
 from toprope.device.host.child_process import Child, facts_in
 from toprope.device.host.machine import BackendResult, DeviceResult, DtypeResult, Examination, Step
+from toprope.messages import Message, unpack
 
 __all__ = ["WAIT", "examination", "examine"]
 
@@ -73,7 +74,7 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
     for fact in facts_in(lines):
         match fact.pop("fact", ""):
             case "doing":
-                values["doing"] = fact["what"]
+                values["doing"] = unpack(fact["what"])
             case "torch":
                 values |= {"torch": fact.get("version", ""), "torch_error": fact.get("error", "")}
             case "backend":
@@ -82,9 +83,9 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
                 values |= {"torch_npu": fact.get("version", ""), "torch_npu_error": fact.get("error", "")}
                 values |= {"torch_npu_file": fact.get("file", ""), "facade": fact.get("facade", False)}
             case "absent":
-                absent[fact["kind"]] = fact["reason"]
+                absent[fact["kind"]] = unpack(fact["reason"])
                 if fact.get("broken"):
-                    broken[fact["kind"]] = fact["broken"]
+                    broken[fact["kind"]] = unpack(fact["broken"])
             case "device":
                 devices.setdefault(fact["name"], {"dtypes": []}).update(fact)
             case "dtype":
@@ -98,7 +99,7 @@ def examination(lines: Iterable[str], *, ended: str = "", import_error: str | No
             case "choice":
                 values |= {"choice": fact.get("text", ""), "refused": fact.get("refused", {})}
             case "failed":
-                ended = f"it failed: {fact['error']}"
+                ended = Message("it failed: {error}", error=fact["error"])
             case "end":
                 done = True
     if done:

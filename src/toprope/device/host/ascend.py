@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from toprope.messages import Message, joined
 from toprope.visible import CONTAINER_VARIABLE, VARIABLE, npu_map, visible_cards
 
 __all__ = ["AscendMachine", "look_at_machine", "mask_text"]
@@ -52,18 +53,22 @@ class AscendMachine:
     @property
     def text(self) -> str:
         """The facts in one line, for an error."""
-        cards = ", ".join(f"/dev/davinci{card}" for card in self.cards[:4]) + (", ..." if len(self.cards) > 4 else "")
+        cards = joined(", ", (f"/dev/davinci{card}" for card in self.cards[:4])) + (
+            ", ..." if len(self.cards) > 4 else ""
+        )
         parts = [
             f"CANN {self.cann}" if self.cann else self._cann_without_environment(),
-            f"driver {self.driver}" if self.driver else "no driver",
-            cards or "no /dev/davinci*",
-            "" if self.manager or not self.cards else "no /dev/davinci_manager",
-            f"you may not open {_nodes(self.refused)} ({self.owner})" if self.refused else "",
+            Message("driver {driver}", driver=self.driver) if self.driver else Message("no driver"),
+            cards or Message("no /dev/davinci*"),
+            "" if self.manager or not self.cards else Message("no /dev/davinci_manager"),
+            Message("you may not open {refused} ({owner})", refused=_nodes(self.refused), owner=self.owner)
+            if self.refused
+            else "",
             self.mask_text(len(self.cards)),
             f"{CONTAINER_VARIABLE}={self.granted}" if self.granted is not None else "",
-            "in a container" if self.container else "",
+            Message("in a container") if self.container else "",
         ]
-        return ", ".join(part for part in parts if part)
+        return joined(", ", (part for part in parts if part))
 
     def mask_text(self, count: int | None) -> str:
         """The mask and what it shows of a number of cards (None: not known); "" where none is set."""
@@ -74,38 +79,62 @@ class AscendMachine:
         if not self.cards:
             if self.container:
                 return (
-                    "there is no /dev/davinci* in this container",
-                    "start the container with the cards (--device /dev/davinci0 --device /dev/davinci_manager --device"
-                    f" /dev/devmm_svm --device /dev/hisi_hdc, or Ascend's container runtime and {CONTAINER_VARIABLE})",
+                    Message("there is no /dev/davinci* in this container"),
+                    Message(
+                        "start the container with the cards (--device /dev/davinci0 --device "
+                        "/dev/davinci_manager --device /dev/devmm_svm --device /dev/hisi_hdc, or Ascend's "
+                        "container runtime and {container_variable})",
+                        container_variable=CONTAINER_VARIABLE,
+                    ),
                 )
             return (
-                "there is no /dev/davinci*" + ("" if self.driver else ", and no driver"),
-                "check that the machine has a card (lspci, npu-smi info) and install its driver",
+                Message("there is no /dev/davinci*{driver}", driver="" if self.driver else Message(", and no driver")),
+                Message("check that the machine has a card (lspci, npu-smi info) and install its driver"),
             )
         if len(self.refused) == len(self.cards):
             return (
-                f"you may not open {_nodes(self.refused)}, owned by {self.owner}",
-                f"let an administrator add you to the group {self.owner.partition(':')[2]}",
+                Message("you may not open {refused}, owned by {owner}", refused=_nodes(self.refused), owner=self.owner),
+                Message("let an administrator add you to the group {owner}", owner=self.owner.partition(":")[2]),
             )
         if not self.manager:
             return (
-                "there is no /dev/davinci_manager",
-                "give it to the container, or install the driver" if self.container else "install the driver",
+                Message("there is no /dev/davinci_manager"),
+                Message("give it to the container, or install the driver")
+                if self.container
+                else Message("install the driver"),
             )
         seen = npu_map(self.mask, None, self.cards)
         if self.mask is not None and not seen:
-            inside = ", ".join(str(each) for each in range(len(self.cards)))
+            inside = joined(", ", (str(each) for each in range(len(self.cards))))
             return (
-                f"{VARIABLE}={self.mask} shows none of {len(self.cards)} cards: {seen.problem}",
-                f"unset {VARIABLE} or list some of {inside}, rising, before the program starts",
+                Message(
+                    "{variable}={mask} shows none of {cards} cards: {problem}",
+                    variable=VARIABLE,
+                    mask=self.mask,
+                    cards=len(self.cards),
+                    problem=seen.problem,
+                ),
+                Message(
+                    "unset {variable} or list some of {inside}, rising, before the program starts",
+                    variable=VARIABLE,
+                    inside=inside,
+                ),
             )
         return (
-            f"{_nodes(self.cards)} {'is' if len(self.cards) == 1 else 'are'} there, but the driver shows none",
-            "check npu-smi info, and that driver and CANN belong together",
+            Message(
+                "{cards} {are} there, but the driver shows none",
+                cards=_nodes(self.cards),
+                are="is" if len(self.cards) == 1 else "are",
+            ),
+            Message("check npu-smi info, and that driver and CANN belong together"),
         )
 
     def _cann_without_environment(self) -> str:
-        return f"CANN in {self.cann_folder}, its environment not set" if self.cann_folder else "no CANN"
+        return (
+            Message("CANN in {cann_folder}, its environment not set", cann_folder=self.cann_folder)
+            if self.cann_folder
+            else Message("no CANN")
+        )
 
 
 def mask_text(mask: str | None, count: int | None) -> str:
@@ -115,7 +144,14 @@ def mask_text(mask: str | None, count: int | None) -> str:
     if not count:
         return f"{VARIABLE}={mask}"
     seen = visible_cards(mask, count)
-    return f"{VARIABLE}={mask} ({len(seen.cards)} of {count} cards{': ' + seen.problem if seen.problem else ''})"
+    return Message(
+        "{variable}={mask} ({cards} of {count} cards{why})",
+        variable=VARIABLE,
+        mask=mask,
+        cards=len(seen.cards),
+        count=count,
+        why=Message(": {problem}", problem=seen.problem) if seen.problem else "",
+    )
 
 
 def look_at_machine(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> AscendMachine:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from toprope.messages import Message
+
 __all__ = ["Child", "ended_by", "facts_in", "say"]
 
 _END = b'{"fact": "end"}\n'
@@ -66,7 +68,7 @@ class Child:
             selector.register(self._reader, selectors.EVENT_READ)
             while not data.endswith(_END):
                 if not selector.select(max(0.0, self._deadline - time.monotonic())):
-                    return _lines(data), f"it did not answer within {self._wait:.0f} s"
+                    return _lines(data), Message("it did not answer within {wait:.0f} s", wait=self._wait)
                 piece = os.read(self._reader, 65536)
                 if not piece:
                     break
@@ -74,7 +76,7 @@ class Child:
         try:
             ended = ended_by(self.process.wait(_GRACE))
         except subprocess.TimeoutExpired:
-            ended = "it did not end"
+            ended = Message("it did not end")
         return _lines(data), "" if data.endswith(_END) else ended
 
 
@@ -99,11 +101,11 @@ def facts_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 def ended_by(status: int) -> str:
     """Describe how a process ended."""
     if status >= 0:
-        return f"it ended with exit status {status}"
+        return Message("it ended with exit status {status}", status=status)
     try:
-        return f"it was ended by {signal.Signals(-status).name}"
+        return Message("it was ended by {name}", name=signal.Signals(-status).name)
     except ValueError:
-        return f"it was ended by signal {-status}"
+        return Message("it was ended by signal {status}", status=-status)
 
 
 def _lines(data: bytearray) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from toprope.estimate.cost.rates import Rates
 from toprope.estimate.cost.span import Span
 from toprope.estimate.cost.timeline import Act, Timeline
+from toprope.messages import Message
 
 __all__ = ["Change", "changes"]
 
@@ -62,25 +63,28 @@ def _variants(acts: Sequence[Act], now: Timeline, rates: Rates) -> Iterator[tupl
     if waits > 1:
         without = [act for act in acts if act.what != "synchronise"]
         yield (
-            f"wait for the card less often (all {waits} waits and blocking copies left out)",
+            Message("wait for the card less often (all {waits} waits and blocking copies left out)", waits=waits),
             Timeline.of([*without, Act("synchronise", stream=-1)]),
         )
     if now.host.likely > now.card.likely:
         if waits * _LAUNCHES_OF_A_GRAPH < launches:
             graph = rates.launch(graph=True)
             yield (
-                "launch by a graph: torch.npu.graph, or torch.compile with the backend of torchair",
+                Message("launch by a graph: torch.npu.graph, or torch.compile with the backend of torchair"),
                 Timeline.of(replace(act, host=graph) if act.what == "launch" else act for act in acts),
             )
         if any(act.what == "mark" for act in acts):
             yield (
-                "compute twice as much in each launch: a batch of twice the size, half as many steps",
+                Message("compute twice as much in each launch: a batch of twice the size, half as many steps"),
                 _with_larger_batch(acts),
             )
     if sum(map(_is_small, acts)) > 1 and any(act.kind in ("reduction", "softmax") for act in acts):
         yield (
-            "fused operators (npu_rms_norm, npu_swiglu, npu_rotary_mul, npu_fusion_attention, fused optimizers) in the "
-            "place of chains of small ones: half of these launches left out",
+            Message(
+                "fused operators (npu_rms_norm, npu_swiglu, npu_rotary_mul, npu_fusion_attention, "
+                "fused optimizers) in the place of chains of small ones: half of these launches left "
+                "out"
+            ),
             Timeline.of(_every_second_left_out(acts, _is_small)),
         )
 

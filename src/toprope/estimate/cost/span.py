@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import NamedTuple
 
+from toprope.messages import Message
+
 __all__ = ["NOTHING", "Span", "seconds_text", "total_of"]
 
 
@@ -44,7 +46,9 @@ class Span(NamedTuple):
         """The range for a reader: "1.2 to 1.6 ms"."""
         unit, size = _unit(self.high)
         low, high = _digits(self.low / size), _digits(self.high / size)
-        return f"{low} to {high} {unit}" if low != high else f"{high} {unit}"
+        if low == high:
+            return f"{high} {unit}"
+        return Message("{low} to {high} {unit}", low=low, high=high, unit=unit)
 
 
 NOTHING = Span(0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Whether pictures can be edited here: packages, and one tiny edit in a process of its own. Imports no torch."""
+"""Doctor's check of image editing: packages, and one tiny edit in a separate process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from typing import Any
 from toprope.device.doctor.finding import Finding
 from toprope.device.host.child_process import Child, facts_in
 from toprope.extras import advice
+from toprope.messages import Message, joined
 
 __all__ = ["NEEDED", "ImageFacts", "Trial", "diagnose", "rows"]
 
 NEEDED = ("diffusers", "transformers", "accelerate", "peft", "pillow")
 """Packages of the extra `images`."""
 
-BESIDE = {
-    "gradio": ("images-no-gradio", "gradio is not installed: toprope ui needs it.", advice("ui")),
+OPTIONAL = {
+    "gradio": ("images-no-gradio", Message("gradio is not installed: toprope ui needs it."), advice("ui")),
     "torchvision": (
         "images-no-torchvision",
-        "torchvision is not installed: models of the family qwen need it, no others.",
-        "install the one that belongs to your torch, with pip install --no-deps torchvision==...",
+        Message("torchvision is not installed: models of the family qwen need it, no others."),
+        Message("install the one that belongs to your torch, with pip install --no-deps torchvision==..."),
     ),
 }
-"""Packages without which some of it does not go: the finding that says so."""
+"""Packages that only some functions need, with the finding for each."""
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What was looked at.
+    """Facts of the check.
 
     Attributes:
-        packages: versions of those that are installed, by name.
-        trial: of one edit, see `toprope.images.doctor.selftest_child`; None where it was not tried.
-        ended: how the process ended that tried it, where it said nothing.
+        packages: versions of the installed packages, by name.
+        trial: result of the tiny edit, see `toprope.images.doctor.selftest_child`; None if it was not tried.
+        ended: how the process ended if it returned no result.
     """
 
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -49,15 +50,15 @@ class ImageFacts:
 
 
 class Trial:
-    """A tiny edit in a process that starts now and is waited for later. A context, at whose end it is gone.
+    """A tiny edit in a process that starts at once; `facts` waits for it. A context that ends the process.
 
     Args:
-        environment: its variables; this process's own when left out.
-        wait: seconds that it has.
+        environment: the process's variables; by default those of this process.
+        wait: time limit in seconds.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, *, wait: float = 60.0) -> None:
-        self._packages = {name: found for name in (*NEEDED, *BESIDE) if (found := _version(name))}
+        self._packages = {name: found for name in (*NEEDED, *OPTIONAL) if (found := _version(name))}
         self._child: Child | None = None
         if any(name not in self._packages for name in NEEDED if name != "peft"):
             return
@@ -75,7 +76,7 @@ class Trial:
             self._child.__exit__(kind, error, trace)
 
     def facts(self) -> ImageFacts:
-        """What came of it."""
+        """Wait for the edit, and return the facts."""
         if self._child is None:
             return ImageFacts(self._packages)
         lines, ended = self._child.lines()
@@ -84,15 +85,19 @@ class Trial:
 
 
 def diagnose(facts: ImageFacts) -> tuple[Finding, ...]:
-    """What is to be said about it. Pure."""
+    """Make the findings of the check. Pure."""
     found = []
     missing = [name for name in NEEDED if name not in facts.packages]
     if missing:
         found.append(
             Finding(
                 "images-packages",
-                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: "
-                + ("LoRAs need it." if missing == ["peft"] else "pictures cannot be edited."),
+                Message(
+                    "{missing} {are} not installed: {effect}",
+                    missing=joined(" and ", missing),
+                    are="is" if len(missing) == 1 else "are",
+                    effect=Message("LoRAs need it.") if missing == ["peft"] else Message("pictures cannot be edited."),
+                ),
                 (advice("images"),),
                 problem=missing != ["peft"],
             )
@@ -101,54 +106,87 @@ def diagnose(facts: ImageFacts) -> tuple[Finding, ...]:
         found.append(
             Finding(
                 "images-unfinished",
-                f"a tiny picture was to be edited in a process of its own, and {facts.ended}.",
-                ("give it more time with --wait, or run toprope edit with a tiny model to see what it says",),
+                Message("a tiny picture was to be edited in a process of its own, and {ended}.", ended=facts.ended),
+                (Message("give it more time with --wait, or run toprope edit with a tiny model to see what it says"),),
             )
         )
     trial = facts.trial or {}
     if error := trial.get("error"):
-        doing = f"to {trial['doing']}{' on ' + trial['device'] if trial.get('device') else ''}"
+        doing = Message(
+            "to {doing}{place}",
+            doing=trial["doing"],
+            place=Message(" on {device}", device=trial["device"]) if trial.get("device") else "",
+        )
         found.append(
             Finding(
                 "images-edit",
-                f"a tiny picture cannot be edited: {error['what']}",
+                Message("a tiny picture cannot be edited: {what}", what=error["what"]),
                 (error["do"],) if error.get("do") else (),
-                looked_at=f"it failed {doing}" + (f"; {error['looked_at']}" if error.get("looked_at") else ""),
+                looked_at=Message(
+                    "it failed {doing}{facts}",
+                    doing=doing,
+                    facts=f"; {error['looked_at']}" if error.get("looked_at") else "",
+                ),
             )
         )
     elif trial and not (trial["repeatable"] and trial["size"]):
-        what = "the same seed gave another picture" if trial["size"] else "the picture came back in another size"
-        found.append(Finding("images-repeat", f"{what} on {trial['device']}.", looked_at=_trial_text(trial)))
+        what = (
+            Message("the same seed gave another picture")
+            if trial["size"]
+            else Message("the picture came back in another size")
+        )
+        found.append(
+            Finding(
+                "images-repeat",
+                Message("{what} on {device}.", what=what, device=trial["device"]),
+                looked_at=_trial_text(trial),
+            )
+        )
     elif trial.get("guard"):
         found.append(
             Finding(
                 "images-dtype",
-                f"the picture was none in {trial['guard'][0]['dtype']}, and is one in {trial['dtype']}.",
-                (f"give --dtype {trial['dtype']}, or leave it to the guard",),
+                Message(
+                    "the picture was none in {first}, and is one in {dtype}.",
+                    first=trial["guard"][0]["dtype"],
+                    dtype=trial["dtype"],
+                ),
+                (Message("give --dtype {dtype}, or leave it to the guard", dtype=trial["dtype"]),),
                 looked_at=str(trial["guard"][0].get("what", "")),
                 problem=False,
             )
         )
-    for name, (short, what, do) in BESIDE.items():
+    for name, (short, what, do) in OPTIONAL.items():
         if name not in facts.packages:
             found.append(Finding(short, what, (do,), problem=False))
     return tuple(found)
 
 
 def rows(facts: ImageFacts) -> list[tuple[str, Sequence[str]]]:
-    """What there is to see, as rows with a label and parts."""
-    said = [f"{name} {facts.packages[name]}" if name in facts.packages else f"no {name}" for name in (*NEEDED, *BESIDE)]
-    found: list[tuple[str, Sequence[str]]] = [("images", said)]
+    """The facts as rows for the doctor's table, each a label and its parts."""
+    said = [
+        f"{name} {facts.packages[name]}" if name in facts.packages else Message("no {package}", package=name)
+        for name in (*NEEDED, *OPTIONAL)
+    ]
+    found: list[tuple[str, Sequence[str]]] = [(Message("images"), said)]
     if facts.trial and "error" not in facts.trial:
-        found.append(("edit", [_trial_text(facts.trial)]))
+        found.append((Message("edit"), [_trial_text(facts.trial)]))
     return found
 
 
 def _trial_text(trial: Mapping[str, Any]) -> str:
-    time_said = "" if trial["simulated"] else f", 2 steps in {trial['seconds']:.2f} s"
-    same = "twice the same" if trial["repeatable"] else "twice, and not the same"
-    simulated = " (simulated)" if trial["simulated"] else ""
-    return f"{trial['device']}{simulated} ok: a tiny picture, {same}, {trial['dtype']}, {trial['attention']}{time_said}"
+    time_said = "" if trial["simulated"] else Message(", 2 steps in {seconds:.2f} s", seconds=trial["seconds"])
+    same = Message("twice the same") if trial["repeatable"] else Message("twice, and not the same")
+    simulated = Message(" (simulated)") if trial["simulated"] else ""
+    return Message(
+        "{device}{simulated} ok: a tiny picture, {same}, {dtype}, {attention}{time_said}",
+        device=trial["device"],
+        simulated=simulated,
+        same=same,
+        dtype=trial["dtype"],
+        attention=trial["attention"],
+        time_said=time_said,
+    )
 
 
 def _version(package: str) -> str:

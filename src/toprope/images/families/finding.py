@@ -1,4 +1,4 @@
-"""Which family a model's folder is of: the files of this folder are the list."""
+"""Find the family of a model's folder; each family is a module next to this one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["families", "find", "index_of", "named", "own_defaults"]
 
 @cache
 def families() -> tuple[Family, ...]:
-    """One of each family, by name."""
+    """One object of each family, by name."""
     found = []
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name in ("base", "finding", "loading", "sizes"):
@@ -33,10 +33,10 @@ def families() -> tuple[Family, ...]:
 
 
 def named(name: str) -> Family:
-    """The family of this name.
+    """Find a family by its name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it is unknown.
     """
     for family in families():
         if family.name == name:
@@ -49,10 +49,10 @@ def named(name: str) -> Family:
 
 
 def find(folder: str | os.PathLike[str]) -> tuple[Family, Path]:
-    """The family of the model in a folder, and the folder as a path.
+    """Find the family of the model in a folder; return it with the folder as a path.
 
     Raises:
-        UsageError: it is no folder of a pipeline, or of one that edits nothing.
+        UsageError: it is no folder of a pipeline, or of one that does not edit.
         WeightsError: its model_index.json cannot be read.
     """
     path = Path(folder)
@@ -69,10 +69,10 @@ def find(folder: str | os.PathLike[str]) -> tuple[Family, Path]:
 
 
 def index_of(folder: Path) -> dict[str, Any]:
-    """The contents of a folder's model_index.json.
+    """Read a folder's model_index.json.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the folder has none.
         WeightsError: it cannot be read.
     """
     file = folder / "model_index.json"

@@ -7,7 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.facts import last_name
-from toprope.port.rule import Example, Kind
+from toprope.port.rule import Example, Kind, Rule
 from toprope.port.runtime.stand_ins import refused, signatures
 from toprope.support.replacements import for_module
 
@@ -275,7 +275,7 @@ _PACKAGES = (
      ("bitsandbytes",), "import bitsandbytes as bnb"),
     ("TR082", "triton: kernels in Triton's language",
      """They are compiled for the vendor's card by a backend of its own (triton-ascend for NPUs), or not at all. Keep a
-     version in torch beside them, and choose by what can be imported.""",
+     version in torch next to them, and choose by what can be imported.""",
      ("triton",), "import triton.language as tl"),
     ("TR083", "mamba_ssm, causal_conv1d, selective_scan_cuda: state-space kernels for CUDA",
      """The packages have a slow version in torch (selective_scan_ref, causal_conv1d_ref) that runs everywhere.""",
@@ -291,7 +291,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) -> None:
+def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) -> Rule:
     rule = FAMILY.rule(
         code,
         Kind.NOT_CONVERTIBLE,
@@ -310,6 +310,8 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
         file.report(rule, node, _said(module, guarded, known and f"known to replace it: {known}"))
         return False
 
+    return rule
+
 
 def _said(module: str, *facts: str) -> str:
     """Put the name of a module in front of what is known of it; "" where there is nothing."""
@@ -317,9 +319,24 @@ def _said(module: str, *facts: str) -> str:
     return f"{module}: {known}" if known else ""
 
 
+_RULES = {package[0]: _add(*package) for package in _PACKAGES}
 for _package in _PACKAGES:
-    _add(*_package)
     FAMILY.words += tuple(name.encode() for name in _package[3])  # a file may have no other word of CUDA
+
+FAMILY.words += (b"getPlatformByName",)
+
+
+@FAMILY.method("getPlatformByName")
+def _platform(file: File, node: ast.Call) -> bool:
+    """`openmm.Platform.getPlatformByName("CUDA" if use_gpu else "CPU")`."""
+    if any(isinstance(each, ast.Constant) and each.value == "CUDA" for part in node.args for each in ast.walk(part)):
+        file.report(
+            _RULES["TR084"],
+            node,
+            'OpenMM computes by itself: no platform of it runs on NPUs; "CPU" is on every machine',
+        )
+    return False
+
 
 ASKED = FAMILY.rule(
     "TR084b",

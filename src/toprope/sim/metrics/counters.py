@@ -156,8 +156,8 @@ class CardCounters:
 
     @property
     def used(self) -> bool:
-        """True if the process ever took memory on this card, or launched a kernel there."""
-        return self.peak_reserved > 0 or self.kernels > 0
+        """True if the process ever asked for memory on this card, or launched a kernel there."""
+        return self.peak_reserved > 0 or self.kernels > 0 or self.ooms > 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from toprope import chips
+from toprope.messages import joined
 from toprope.sim import dtypes
 from toprope.sim.metrics.counters import Assumed, CardCounters, Counters, HostSite, Site
 from toprope.sim.spec import MAX_CARDS, SimSpec
@@ -234,7 +235,7 @@ def _perhaps_on_host(processes: Iterable[Counters], operators: Iterable[str]) ->
 def _torch_npu(processes: Iterable[Counters]) -> str:
     branches = dict.fromkeys(one.torch_npu for one in processes if one.torch_npu)
     known = {one.branch: one.text for one in operators_on_card.releases()} if branches else {}
-    return ", ".join(known.get(branch, branch) for branch in branches)
+    return joined(", ", (known.get(branch, branch) for branch in branches))
 
 
 def _on_host(processes: Iterable[Counters]) -> tuple[OnHost, ...]:

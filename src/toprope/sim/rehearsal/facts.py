@@ -15,6 +15,7 @@ from math import ceil
 from typing import Any, Literal
 
 from toprope import __version__, chips
+from toprope.messages import Message, joined
 from toprope.sim.metrics.counters import BACKWARD, NO_PYTHON, Counters, Lack, LackRecord, Site
 from toprope.sim.metrics.totals import Card, Totals, merge
 from toprope.sim.rehearsal.module_numbers import BadModule, Deviation
@@ -50,11 +51,23 @@ SCALER = "the gradient scaler's look for overflows"
 """The operation of the waits of torch.amp.GradScaler (csrc/torch/sites.cpp), which come with using it."""
 
 NUMBERS = {
-    "host": "computed on the CPU",
-    "card": "computed on the CPU, products and convolutions of float32 in HF32 where the program's settings allow it",
+    "host": Message("computed on the CPU"),
+    "card": Message(
+        "computed on the CPU, products and convolutions of float32 in HF32 where the program's settings allow it"
+    ),
 }
 """Ways to compute numbers, by the `numerics` of the cards."""
 
+KIND_NAMES = {
+    "others": Message("others"), "weights": Message("weights"), "gradients": Message("gradients"),
+    "optimizer": Message("optimizer"), "activations": Message("activations"),
+}  # fmt: skip
+"""Kinds of memory in words."""
+
+_FITS: dict[Fit, str] = {
+    "fits": Message("fits"), "does not fit": Message("does not fit"), "may not fit": Message("may not fit"),
+}  # fmt: skip
+_STEPS = {"training": Message("training"), "inference": Message("inference"), "forward": Message("inference")}
 _WITHOUT_WORKSPACE = frozenset(
     f"aten::{name}" for name in ("empty", "empty_strided", "fill_", "zero_", "copy_", "resize_", "set_")
 )
@@ -204,20 +217,28 @@ class Rehearsal:
     def verdict(self) -> str:
         """The answer in a few words."""
         if not self.totals.used:
-            return "did not use the card"
+            return Message("did not use the card")
         found = Counter(each.kind for each in self.findings)
-        parts = []
+        parts: list[str] = []
         if found["refused"]:
-            parts.append(f"will be refused ({_plural(found['refused'], 'operator')})")
-        parts += [fit for fit in ("does not fit", "may not fit") if any(each.fit == fit for each in self.memory)][:1]
+            parts.append(Message("will be refused ({operators})", operators=_operators(found["refused"])))
+        parts += [
+            text for fit, text in _FITS.items() if fit != "fits" and any(each.fit == fit for each in self.memory)
+        ][:1]
         if found["host"]:
+            runs = "" if parts else Message("runs; ")
             falls = "falls" if found["host"] == 1 else "fall"
-            runs = "" if parts else "runs; "
-            parts.append(f"{runs}{_plural(found['host'], 'operator')} {falls} back to the host")
-        text = "; ".join(parts or ["runs on the card"])
+            operators = _operators(found["host"])
+            parts.append(
+                Message("{runs}{operators} {falls} back to the host", runs=runs, operators=operators, falls=falls)
+            )
+        text = joined("; ", parts or [Message("runs on the card")])
         if found["sync-in-loop"]:
-            text += f"; waits in every step at {_plural(found['sync-in-loop'], 'line')}"
-        return f"ended with {self.stopped}; until then: {text}" if self.stopped else text
+            lines = found["sync-in-loop"]
+            text += Message("; waits in every step at {lines} line{s}", lines=lines, s="" if lines == 1 else "s")
+        if not self.stopped:
+            return text
+        return Message("ended with {stopped}; until then: {verdict}", stopped=self.stopped, verdict=text)
 
     @property
     def peak(self) -> int:
@@ -400,9 +421,17 @@ def _bad_numbers(records: Mapping[int, Record]) -> dict[str, tuple[str, Line]]:
 
 def _on_host(totals: Totals) -> list[Finding]:
     """Operators without a kernel on the card."""
-    text = f"runs on the host: {totals.torch_npu} has no kernel of it"
+    text = Message("runs on the host: {torch_npu} has no kernel of it", torch_npu=totals.torch_npu)
     return [
-        Finding("host", f"{one.operator} {text}", one.file, one.line, one.times, one.advice) for one in totals.on_host
+        Finding(
+            "host",
+            Message("{operator} {text}", operator=one.operator, text=text),
+            one.file,
+            one.line,
+            one.times,
+            one.advice,
+        )
+        for one in totals.on_host
     ]
 
 
@@ -422,17 +451,24 @@ def _refused(processes: Sequence[Counters], records: Mapping[int, Record]) -> li
 
 
 def _refusal(lack: LackRecord) -> str:
-    ending = "fails: neither a card nor the CPU has a kernel of it" if lack.lack is Lack.KERNEL else "is refused"
-    return f"{lack.name}{f' ({lack.dtype})' if lack.dtype else ''} {ending}"
+    ending = (
+        Message("fails: neither a card nor the CPU has a kernel of it")
+        if lack.lack is Lack.KERNEL
+        else Message("is refused")
+    )
+    name = f"{lack.name} ({lack.dtype})" if lack.dtype else lack.name
+    return Message("{operator} {ending}", operator=name, ending=ending)
 
 
 def _instead(lack: LackRecord) -> str:
     if lack.lack is Lack.KERNEL:
         return ""
     if lack.lack is Lack.FORMAT:
-        return "leave the memory format or layout out"
+        return Message("leave the memory format or layout out")
     return (
-        f"give it another dtype than {lack.dtype}: toprope explain refusals lists those it takes" if lack.dtype else ""
+        Message("give it another dtype than {dtype}: toprope explain refusals lists those it takes", dtype=lack.dtype)
+        if lack.dtype
+        else ""
     )
 
 
@@ -442,23 +478,24 @@ def _memory_finding(memory: MemoryOfCard) -> Finding | None:
     shortage = memory.shortage
     place = shortage.line if shortage is not None else memory.lines[0].line if memory.lines else Line("", 0)
     advice = shortage.advice[0] if shortage is not None and shortage.advice else ""
-    return Finding("memory", f"{memory.card} {memory.fit}: {memory.why}", place.file, place.line, 1, advice)
+    text = Message("{card} {fit}: {why}", card=memory.card, fit=_FITS[memory.fit], why=memory.why)
+    return Finding("memory", text, place.file, place.line, 1, advice)
 
 
 def _loop(wait: Wait) -> Finding | None:
     if not wait.in_loop:
         return None
-    text = f"{wait.operation} waits for the card in a loop ({wait.steps})"
+    text = Message("{operation} waits for the card in a loop ({steps})", operation=wait.operation, steps=wait.steps)
     return Finding("sync-in-loop", text, wait.file, wait.line, wait.waits, _less_waiting(wait))
 
 
 def _less_waiting(wait: Wait) -> str:
     if wait.operation == "aten::_local_scalar_dense":
-        return "keep the value on the card and call item() every N steps"
+        return Message("keep the value on the card and call item() every N steps")
     if wait.operation == "aten::copy_ to the card":
-        return "copy from pinned memory with non_blocking=True"
+        return Message("copy from pinned memory with non_blocking=True")
     if wait.operation == "aten::copy_ to the host":
-        return "copy back every N steps, or with non_blocking=True into pinned memory"
+        return Message("copy back every N steps, or with non_blocking=True into pinned memory")
     return ""
 
 
@@ -492,8 +529,9 @@ def _steps_of_loop(site: Site, record: Record) -> str:
         seen = record.sites[site.number][kind]
         steps = record.steps[kind] - seen.first
         if min(steps + 1, seen.seen) >= _FEWEST_STEPS and seen.seen >= _IN_LOOP * steps:
-            name = "inference" if kind == "forward" else kind
-            return f"{seen.seen} of {max(steps, seen.seen)} {name} steps"
+            return Message(
+                "{seen} of {steps} {kind} steps", seen=seen.seen, steps=max(steps, seen.seen), kind=_STEPS[kind]
+            )
     return ""
 
 
@@ -538,17 +576,33 @@ def _share(basis: str, operators: Iterable[str]) -> float:
 
 
 def _fit(card: Card, need: tuple[int, int], runtime: int, basis: str, failed: bool) -> tuple[Fit, str]:
-    of = f"of {gibibytes(card.capacity)}"
+    of = Message("of {capacity}", capacity=gibibytes(card.capacity))
     if failed:
-        return "does not fit", f"an allocation failed; the peak is {gibibytes(need[0] - runtime)} {of}"
+        peak = gibibytes(need[0] - runtime)
+        return "does not fit", Message("an allocation failed; the peak is {peak} {of}", peak=peak, of=of)
     if need[0] > card.capacity:
         return (
             "does not fit",
-            f"{gibibytes(need[0])} {of}, {gibibytes(runtime)} of it HCCL's buffers (estimate)",
+            Message(
+                "{need} {of}, {runtime} of it HCCL's buffers (estimate)",
+                need=gibibytes(need[0]),
+                of=of,
+                runtime=gibibytes(runtime),
+            ),
         )
     if need[1] > card.capacity:
-        unknown = "the usable memory of this chip is not published" if basis == "nominal" else "unknown workspace"
-        return "may not fit", f"{gibibytes(need[0])} to {gibibytes(need[1])} {of} (estimate: {unknown})"
+        unknown = (
+            Message("the usable memory of this chip is not published")
+            if basis == "nominal"
+            else Message("unknown workspace")
+        )
+        return "may not fit", Message(
+            "{least} to {most} {of} (estimate: {unknown})",
+            least=gibibytes(need[0]),
+            most=gibibytes(need[1]),
+            of=of,
+            unknown=unknown,
+        )
     return "fits", ""
 
 
@@ -580,7 +634,7 @@ def advice(
         to_come: bytes by kind that the step will make whatever the batch: gradients, and states of the optimizer.
     """
     if wanted > capacity:
-        return [f"a smaller tensor: {gibibytes(wanted)} at once are more than the card has"]
+        return [Message("a smaller tensor: {wanted} at once are more than the card has", wanted=gibibytes(wanted))]
     held = {kind: kinds.get(kind, 0) for kind in KINDS}
     later = {kind: (to_come or {}).get(kind, 0) for kind in KINDS}
     total = sum(held.values()) + wanted + runtime
@@ -588,53 +642,103 @@ def advice(
     fixed = total - moving
     kept = {kind: held[kind] + later[kind] for kind in ("weights", "gradients", "optimizer")}  # at every batch
     least = sum(kept.values()) + runtime
-    found = []
+    found: list[str] = []
     if least > capacity:
-        coming = f", {gibibytes(sum(later.values()))} of it still to come" if any(later.values()) else ""
+        coming = (
+            Message(", {size} of it still to come", size=gibibytes(sum(later.values()))) if any(later.values()) else ""
+        )
         found.append(
-            f"no batch is small enough: weights {gibibytes(kept['weights'])}, gradients {gibibytes(kept['gradients'])} "
-            f"and optimizer states {gibibytes(kept['optimizer'])} do not depend on it (estimate: {gibibytes(least)} of "
-            f"{gibibytes(capacity)}{coming})"
+            Message(
+                "no batch is small enough: weights {weights}, gradients {gradients} and optimizer "
+                "states {optimizer} do not depend on it (estimate: {least} of {capacity}{coming})",
+                weights=gibibytes(kept["weights"]),
+                gradients=gibibytes(kept["gradients"]),
+                optimizer=gibibytes(kept["optimizer"]),
+                least=gibibytes(least),
+                capacity=gibibytes(capacity),
+                coming=coming,
+            )
+        )
+    elif total <= capacity and not any(held.values()):  # csrc/core/block.h: no piece fits, and nothing is cached
+        found.append(
+            Message(
+                "more memory: the allocator takes pieces of 2 MiB, of 20 MiB for tensors of 1 to 10 MiB, and none of "
+                "them fits into {capacity} (estimate: {total} are needed at this point)",
+                capacity=gibibytes(capacity),
+                total=gibibytes(total),
+            )
         )
     elif total <= capacity and "expandable_segments:True" not in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
         found.append(
-            "less fragmentation: PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, which is not simulated (estimate: "
-            f"{gibibytes(total)} of {gibibytes(capacity)} are needed at this point; the rest is cached in pieces)"
+            Message(
+                "less fragmentation: PYTORCH_NPU_ALLOC_CONF=expandable_segments:True, which is not "
+                "simulated (estimate: {total} of {capacity} are needed at this point; the rest is "
+                "cached in pieces)",
+                total=gibibytes(total),
+                capacity=gibibytes(capacity),
+            )
         )
     if moving and moving >= total / 2 and max(fixed, least) < capacity:
         share = 0.5
         while fixed + share * moving > capacity:
             share /= 2
         found.append(
-            f"a batch of {share:g} times this one (estimate: {gibibytes(fixed + share * moving)} of "
-            f"{gibibytes(capacity)} at this point, and more where the step had not ended)"
+            Message(
+                "a batch of {share:g} times this one (estimate: {need} of {capacity} at this point, "
+                "and more where the step had not ended)",
+                share=share,
+                need=gibibytes(fixed + share * moving),
+                capacity=gibibytes(capacity),
+            )
         )
         if total > capacity:
             room = gibibytes(capacity - fixed)
             found.append(
-                "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of all blocks "
-                f"and the inside of one are at most {room}; activations are {gibibytes(moving)})"
+                Message(
+                    "gradient checkpointing (torch.utils.checkpoint; estimate: fits where the outputs of "
+                    "all blocks and the inside of one are at most {room}; activations are {activations})",
+                    room=room,
+                    activations=gibibytes(moving),
+                )
             )
     need = max(total, least)
     without_states = max(total - held["optimizer"], least - kept["optimizer"])
     if need > capacity and kept["optimizer"] and without_states <= capacity:
         found.append(
-            f"optimizer states on the host (toprope.tiers; estimate: {gibibytes(kept['optimizer'])} less, "
-            f"{gibibytes(without_states)} at this point)"
+            Message(
+                "optimizer states on the host (toprope.tiers; estimate: {optimizer} less, "
+                "{without_states} at this point)",
+                optimizer=gibibytes(kept["optimizer"]),
+                without_states=gibibytes(without_states),
+            )
         )
     if held["weights"] >= total / 2 and total > capacity:
         found.append(
-            f"weights of which a part is on the host (toprope.tiers; estimate: {gibibytes(total - capacity)} of "
-            f"{gibibytes(held['weights'])} have to be there)"
+            Message(
+                "weights of which a part is on the host (toprope.tiers; estimate: {size} of {weights} "
+                "have to be there)",
+                size=gibibytes(total - capacity),
+                weights=gibibytes(held["weights"]),
+            )
         )
     held_states, states = sum(held[kind] for kind in kept), sum(kept.values())
     if states > 0 and total - held_states < capacity < need:
         cards = ceil(max(held_states / (capacity - (total - held_states)), states / (capacity - runtime)))
         if cards > 1:
-            found.append(f"FSDP over {cards} cards or more (estimate: weights, gradients and optimizer in equal parts)")
+            found.append(
+                Message(
+                    "FSDP over {cards} cards or more (estimate: weights, gradients and optimizer in equal parts)",
+                    cards=cards,
+                )
+            )
     if not found:
         missing = gibibytes(max(total - capacity, 0))
-        found.append(f"{missing} are missing at this point (estimate); what would have come after it is not known")
+        found.append(
+            Message(
+                "{missing} are missing at this point (estimate); what would have come after it is not known",
+                missing=missing,
+            )
+        )
     return found
 
 
@@ -650,11 +754,11 @@ def place_text(file: str, line: int, folder: str = "") -> str:
         folder: files below it are shown without it.
     """
     if file in (BACKWARD, NO_PYTHON):
-        return "backward" if file == BACKWARD else "a thread without Python"
+        return Message("backward") if file == BACKWARD else Message("a thread without Python")
     if not file:
-        return "other places"
+        return Message("other places")
     if file.startswith("<frozen "):  # the outermost frame, of Python's own start: no frame is the program's
-        return "no line of the program"
+        return Message("no line of the program")
     return f"{short_name(file, folder)}:{line}"
 
 
@@ -665,5 +769,5 @@ def short_name(path: str, folder: str) -> str:
     return path.rpartition("/site-packages/")[2]
 
 
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _operators(number: int) -> str:
+    return Message("{number} operator{s}", number=number, s="" if number == 1 else "s")

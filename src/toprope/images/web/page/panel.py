@@ -1,4 +1,4 @@
-"""The live panel: what is in use and how full the device is, as facts and as HTML."""
+"""The live panel: device, model and memory use, as HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["bar", "panel_html", "problem_html", "progress_html", "status_html"]
 
 
 def bar(part: float, kind: str = "") -> str:
-    """A bar that is filled for a part from 0 to 1."""
+    """A bar that is filled to a fraction from 0 to 1."""
     wide = 100 * min(max(part, 0.0), 1.0)
     return f'<div class="bar {escape(kind)}"><div style="width:{wide:.1f}%"></div></div>'
 
@@ -30,7 +30,7 @@ def problem_html(problem: Problem, words: Words = ENGLISH) -> str:
 
 
 def status_html(facts: Mapping[str, Any], words: Words = ENGLISH) -> str:
-    """The line below the page's title: what loads, what is ready, or why it failed."""
+    """The line below the page's title: the model's state, or the reason of its failure."""
     model = facts["model"]
     title = f"<h1>{words('title')}</h1>"
     name = f"<b>{escape(str(model['name']))}</b>"
@@ -94,12 +94,12 @@ def queue_text(queue: Mapping[str, Any], words: Words = ENGLISH) -> str:
 
 
 def progress_html(view: View | None, parts: int = 0, notes: Sequence[str] = (), words: Words = ENGLISH) -> str:
-    """Where a job is, as the line above the results.
+    """Progress of a job, for the line above the results.
 
     Args:
-        view: of the job; None before the first.
-        parts: of how many parts it is, for a batch; 0 for one edit.
-        notes: what there is to know about what came of it.
+        view: snapshot of the job; None before the first job.
+        parts: number of parts of a batch; 0 for a single edit.
+        notes: remarks on the result.
         words: texts in the language of the page.
     """
     if view is None:

@@ -1,4 +1,4 @@
-"""Tables and texts of the page, as HTML: the pictures of a batch, the parameters of one, what a refiner said."""
+"""Tables and texts of the page, as HTML: pictures of a batch, parameters of a picture, a refiner's result."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def rows_html(
     state: State = State.WAITING,
     running: Sequence[int] = (),
 ) -> str:
-    """The pictures of a batch: those that are over with what came of them, those that run, those that wait.
+    """The pictures of a batch: finished ones with their results, running ones, and waiting ones.
 
     Args:
-        rows: those that are over.
-        names: of all files.
+        rows: the finished pictures.
+        names: names of all files.
         words: texts in the language of the page.
-        state: of the batch. Where it ended early, pictures whose turn did not come are cancelled.
-        running: numbers of the pictures that run, from 0.
+        state: state of the batch. If it ended early, pictures that had not begun are cancelled.
+        running: indices of the running pictures.
     """
     lines, over = [], {row.at: row for row in rows}
     for at, name in enumerate(names):
@@ -78,7 +78,7 @@ def refined_text(instruction: str, refinement: Mapping[str, Any] | None, words: 
 
 
 def ended_html(steps: Sequence[Step], words: Words = ENGLISH) -> str:
-    """The edits that ended without a picture: what was asked for, and why there is none."""
+    """The edits without a picture: the request, and the reason."""
     lines = []
     for step in steps:
         problem = step.problem or {}

@@ -1,4 +1,4 @@
-"""What the page looks like: a theme whose letters are on every machine, and the style of our own parts."""
+"""Theme of the page, with fonts that every machine has, and CSS of our own components."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MONO = ["ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace"]
 
 LIGHT = {"--good": "#1b7a50", "--bad": "#b8390a"}
 DARK = {"--good": "#4fc38f", "--bad": "#f98a5c"}
-"""Colours of texts that say how something ended, by the mode of the page."""
+"""Colours of texts about success and failure, by the mode of the page."""
 
 
 def _set(colours: dict[str, str]) -> str:
