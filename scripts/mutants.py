@@ -16,6 +16,7 @@ import ast
 import copy
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -37,11 +38,11 @@ MODULES = {
     "cores/planning/order": "cores/test_cores_planning_order.py",
     "tiers/training/tiles": "tiers/test_tiers_tiles.py",
     "tiers/plan/placement": "tiers/test_tiers_placement.py",
-    "functions/scheduling/ledger": "functions/test_functions_ledger.py",
-    "functions/lifecycle": "functions/test_functions_lifecycle_rules.py functions/test_functions_lifecycle.py",
+    "functions/scheduling/ledger": "functions/test_functions_ledger.py -m 'not slow'",
+    "functions/lifecycle": "functions/test_functions_lifecycle_rules.py",
     "estimate/cost/span": "estimate/test_span.py",
 }
-"""Pure modules, and the files of tests that are to know them."""
+"""Pure modules, and the files of tests that are to know them, with options of pytest."""
 
 WANTED = 0.9
 LIMIT = 120.0
@@ -113,7 +114,7 @@ def is_killed(module: str, source: str, folder: Path) -> bool:
     """Whether a test of the module fails with this source."""
     file = folder / "mutant.py"
     file.write_text(source, encoding="utf-8")
-    tests = [f"tests/{name}" for name in MODULES[module].split()]
+    tests = [f"tests/{name}" if name.endswith(".py") else name for name in shlex.split(MODULES[module])]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PYTHONPATH"] = f"{Path(__file__).parent}:{PACKAGE.parent}"
     environment |= {"MUTANT_NAME": f"toprope.{module.replace('/', '.')}", "MUTANT_FILE": str(file)}

@@ -2,6 +2,7 @@
 write, and each group is 8 KB."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -74,6 +75,12 @@ def test_one_slot_loads_and_computes_by_turns():
         "compute": 4.0, "the link host -> device": 16.0, "the link device -> host": 0.0, "the disk": 0.0
     }  # fmt: skip
     assert placement.limit == 16.0
+
+
+def test_a_slot_is_not_loaded_while_it_is_read_not_in_the_first_step_either():
+    spans = sorted(place([group("a"), group("b")], weights("host", "ab")).run(), key=lambda span: span.begin)
+    assert len(spans) == 4 * STEPS
+    assert all(one.end <= other.begin for one, other in pairwise(spans))
 
 
 def test_two_slots_load_while_they_compute():

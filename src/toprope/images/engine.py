@@ -18,7 +18,7 @@ from toprope.errors import EditError, UsageError
 from toprope.images import samplers
 from toprope.images.batching import Row, Settled, batches, rows_of
 from toprope.images.callbacks import Notices, StepCallback
-from toprope.images.execution.attention import FUSED, AttentionWatch
+from toprope.images.execution.attention_path import FUSED, AttentionWatch
 from toprope.images.execution.dtypes import read_dtype
 from toprope.images.execution.fused_attention import FusedAttention
 from toprope.images.execution.guard import check_pictures
@@ -76,7 +76,7 @@ class Engine:
         self._open = True
         self._kind = type(self.loaded.pipeline).__name__
         self._parts = dict(self.family.describe(self.loaded.pipeline))
-        self._defaults = dict(self.family.defaults(self.loaded.pipeline))
+        self._defaults = self.loaded.defaults()
         self._prompts = PromptCache()
         self._attention_now: dict[str, Any] = {"path": None, "why": "it is looked at in the first edit"}
 

@@ -37,7 +37,7 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     family.refuse(request)
     if request.refine and refiner is None:
         raise UsageError("refine is on, and the engine has no refiner.", do="open the engine with refiner=...")
-    defaults = family.defaults(loaded.pipeline)
+    defaults = loaded.defaults()
     closed: dict[str, Any] = {name: defaults[name] for name in family.options if getattr(request, name) is None}
     closed["seed"] = device.concrete_seed(request.seed)
     opened = open_picture(request.image)

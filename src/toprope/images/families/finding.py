@@ -13,8 +13,9 @@ from typing import Any
 
 from toprope.errors import UsageError, WeightsError
 from toprope.images.families.base import Family
+from toprope.images.request import EditRequest
 
-__all__ = ["families", "find", "index_of", "named"]
+__all__ = ["families", "find", "index_of", "named", "own_defaults"]
 
 
 @cache
@@ -91,3 +92,31 @@ def index_of(folder: Path) -> dict[str, Any]:
     if not isinstance(index, dict):
         raise WeightsError(f"{file} has no names of parts.", looked_at=str(file), do="download the model again")
     return index
+
+
+def own_defaults(folder: Path, family: Family) -> dict[str, Any]:
+    """Read the defaults that a model's own folder has for knobs of its family, from toprope.json; most have none.
+
+    A model that was distilled or trained otherwise than its family needs other steps or guidance:
+    `{"defaults": {"steps": 8, "guidance": 1.0}}`.
+
+    Raises:
+        WeightsError: the file cannot be read, or a value is none that the knob can have.
+    """
+    file = folder / "toprope.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))["defaults"]
+        unknown = sorted(set(values) - family.options)
+        if unknown:
+            raise ValueError(f"models of the family {family.name} have no {', '.join(unknown)}")
+        checked = EditRequest("-", "-", **values).validate()
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = error.what if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        raise WeightsError(
+            f"the defaults in {file} cannot be used: {what}",
+            looked_at=f"knobs of the family {family.name}: {', '.join(sorted(family.options))}",
+            do="write knobs of the family with their values, or remove the file",
+        ) from None
+    return {name: getattr(checked, name) for name in values}

@@ -220,7 +220,10 @@ def _read(pipeline: Any, file: Path) -> tuple[list[str], dict[str, Any], Any, An
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             raw = sorted(opened.keys())
-            known = renamed({name: opened.get_tensor(name) for name in raw}, pipeline)
+            own = unwrapped({name: opened.get_tensor(name) for name in raw})
+        known = renamed(own, pipeline)
+        if known is None and own.keys() != set(raw):
+            known = own
         options: dict[str, Any] = {"weight_name": file.name, "local_files_only": True, "return_lora_metadata": True}
         if any("lora_unet_" in name for name in raw) and hasattr(pipeline, "unet"):
             options["unet_config"] = pipeline.unet.config
@@ -253,10 +256,34 @@ def _read(pipeline: Any, file: Path) -> tuple[list[str], dict[str, Any], Any, An
 _FOREIGN = "diffusion_model."
 """How names begin in files of ComfyUI and of ai-toolkit, in place of the component's name."""
 
-_PART = re.compile(
-    r"(?P<module>.+)\.(?:(?P<side>lora_A|lora_B|lora_down|lora_up)(?:\.default)?\.weight|(?P<alpha>alpha))"
-)
+_PART = re.compile(r"(?P<module>.+)\.(?:(?P<side>lora_A|lora_B|lora_down|lora_up)\.weight|(?P<alpha>alpha))")
 _SIDES = {"lora_A": "lora_A", "lora_down": "lora_A", "lora_B": "lora_B", "lora_up": "lora_B"}
+
+
+_WRAPPERS = re.compile(r"(^|\.)(?:base_model\.model|_orig_mod|module)(?=\.)")
+"""Names that peft, torch.compile and DistributedDataParallel put before those of the model that they wrap."""
+
+_ADAPTER = re.compile(r"\.(lora_[AB])\.(?!weight$|bias$)(?P<name>[^.]+)\.(weight|bias)$")
+"""The name of the adapter, as in a state dict of peft that was saved without its `get_peft_model_state_dict`."""
+
+
+def unwrapped(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a LoRA by the names of the model's own layers, without those of what it was wrapped in while trained.
+
+    Args:
+        tensors: of the file, by their names there.
+
+    Raises:
+        ValueError: the file has several adapters, so that it is not clear which one is meant.
+    """
+    adapters = {found["name"] for name in tensors if (found := _ADAPTER.search(name))}
+    if len(adapters) > 1:
+        raise ValueError(f"it has {len(adapters)} adapters: {', '.join(sorted(adapters))}")
+
+    def own(name: str) -> str:
+        return _ADAPTER.sub(r".\1.\3", _WRAPPERS.sub(r"\1", name).replace("..", ".").lstrip("."))
+
+    return {own(name): tensor for name, tensor in tensors.items()}
 
 
 def renamed(tensors: Mapping[str, torch.Tensor], pipeline: Any) -> dict[str, torch.Tensor] | None:

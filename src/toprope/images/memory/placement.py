@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.images.families.base import Family
+from toprope.images.families.finding import own_defaults
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,13 @@ class Loaded:
     pipeline: Any
     device: Device
     dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self._own = own_defaults(self.folder, self.family)
+
+    def defaults(self) -> dict[str, Any]:
+        """Value of each knob that is left out: the one in the model's folder, else the family's."""
+        return {**self.family.defaults(self.pipeline), **self._own}
 
     @property
     def dtype_name(self) -> str:

@@ -111,12 +111,28 @@ def _opened(source: Any, max_pixels: int, convert: Callable[[Image, str], T]) ->
     except FileNotFoundError:
         raise ImageError(f"there is no picture {name}.", looked_at=name, do="check the path") from None
     except Exception as error:  # OSError, SyntaxError, ValueError, struct.error, ...: whatever a broken file raises
+        if _is_heic(name):
+            raise ImageError(
+                f"{name} is a HEIC picture, which cannot be read here.",
+                looked_at=name,
+                do="save it as JPEG or PNG; iPhones take JPEG with Settings, Camera, Formats, Most Compatible",
+            ) from None
         size = os.path.getsize(name) if os.path.isfile(name) else None
         raise ImageError(
             f"{name} cannot be read as a picture: {' '.join(str(error).split()) or type(error).__name__}.",
             looked_at=name if size is None else f"{name}, {size} bytes",
             do="check that it opens elsewhere, and save it as PNG",
         ) from error
+
+
+def _is_heic(name: str) -> bool:
+    """Tell whether a file is a picture of a phone that Pillow cannot read: HEVC in ISO/IEC 23008-12."""
+    try:
+        with open(name, "rb") as file:
+            start = file.read(12)
+    except OSError:
+        return False
+    return start[4:8] == b"ftyp" and start[8:] in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 
 def _check_size(name: str, size: tuple[int, int], most: int) -> None:

@@ -20,6 +20,7 @@ from toprope.extras import advice
 from toprope.images.results import versions
 from toprope.images.web.controller import Studio
 from toprope.images.web.gate import Gate, Uploads
+from toprope.images.web.language import LanguageChoice
 
 __all__ = ["Served", "is_local", "quiet_environment", "serve"]
 
@@ -138,7 +139,9 @@ def _served(
         in_use=studio.images_in_use,
     )  # fmt: skip
     names = {*allow_hosts, *(() if _is_address(host) else (host,))}
-    gate = Gate(app, names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting)
+    gate = Gate(
+        LanguageChoice(app), names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting
+    )
     config = uvicorn.Config(gate, log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="toprope-serves", daemon=True)

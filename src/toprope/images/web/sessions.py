@@ -327,7 +327,7 @@ class Sessions:
             (count,) = db.execute("SELECT count(*) FROM steps WHERE session = ?", (session,)).fetchone()
             if count >= self._most:
                 raise UsageError(
-                    f"the session has {count} steps, which is the most.", do="begin a new one: reload with New session"
+                    f"the session has {count} steps, which is the most.", do="begin a new one with New session"
                 )
             asked = None if request is None else json.dumps(request, ensure_ascii=False)
             row = db.execute(

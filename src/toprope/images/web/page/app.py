@@ -17,6 +17,7 @@ from toprope.images.web.controller import Outcome, Studio
 from toprope.images.web.entries import parameters
 from toprope.images.web.form import FIELDS, SLIDERS, dice, knobs
 from toprope.images.web.job_queue import Job, Problem, State, follow
+from toprope.images.web.language import SWITCH
 from toprope.images.web.page.panel import panel_html, problem_html, progress_html, status_html
 from toprope.images.web.page.presets import EXAMPLES, PRESETS, example, preset
 from toprope.images.web.page.tables import (
@@ -77,6 +78,8 @@ class EditorPage:
             self.session = gr.BrowserState(None, storage_key="toprope-session", secret="toprope")
             self.shown = gr.State(None)
             self.order = gr.State([])
+            if language is None:
+                gr.HTML(SWITCH, elem_id="languages")
             self.status = gr.HTML(status_html(studio.facts()), elem_id="status")
             with gr.Row(elem_id="editor", equal_height=False):
                 with gr.Column(elem_id="left"):
@@ -124,6 +127,7 @@ class EditorPage:
             self.other = gr.UploadButton(
                 say("other"), elem_id="other", size="sm", min_width=80, file_types=["image"], type="filepath"
             )
+            self.fresh = gr.Button(say("fresh"), elem_id="fresh", size="sm", min_width=80)
         self.note = gr.HTML("", elem_id="note", visible=False)
         self.digest = gr.State("")
         self.use_source = gr.Button(say("use_source"), elem_id="use-source", size="sm", visible=False)
@@ -275,6 +279,7 @@ class EditorPage:
         self.use_source.click(self.on_use_source, [here, self.digest], [*step, self.problem, *brought], **quick)
         self.undo.click(self.on_undo, here, [*step, self.problem], **quick)
         self.redo.click(self.on_redo, here, [*step, self.problem], **quick)
+        self.fresh.click(self.on_fresh, here, [here, *step, self.problem, *brought], **quick)
         self.gallery.select(self.on_choose, [here, self.order], [*step, self.problem], **quick)
         self.reuse.click(self.on_reuse, [here, self.shown], filled, **quick)
         for button in (self.cancel, self.cancel_all):
@@ -357,6 +362,13 @@ class EditorPage:
         """Go to the next step of the branch that was shown last."""
         self.studio.sessions.redo(session)
         return {**self._step(session), **self._accepted()}
+
+    def on_fresh(self, session: str) -> dict[Any, Any]:
+        """A new session in the place of this one, whose edits go on. The form stays."""
+        current = self.studio.sessions.current(self.studio.join(session))
+        if current is not None:  # an empty one is as good as a new one
+            session = self.studio.join()
+        return {self.session: session, **self._step(session), **self._accepted(), **self._noted("")}
 
     def on_choose(self, session: str, order: list[int], event: gr.SelectData) -> dict[Any, Any]:
         """Show the step that was chosen in the tree."""

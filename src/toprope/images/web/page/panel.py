@@ -21,9 +21,9 @@ def bar(part: float, kind: str = "") -> str:
 
 def problem_html(problem: Problem, words: Words = ENGLISH) -> str:
     """An error with what helps against it."""
-    rows = [f"<b>{escape(problem.what)}</b>"]
+    rows = [f"<b>{escape(words.message(problem.what))}</b>"]
     if problem.do:
-        rows.append(f'<span class="do">{words("do")}</span> {escape(problem.do)}')
+        rows.append(f'<span class="do">{words("do")}</span> {escape(words.message(problem.do))}')
     if problem.looked_at:
         rows.append(f'<span class="do">{words("looked_at")}</span> {escape(problem.looked_at)}')
     return f'<div class="problem" role="alert">{"<br>".join(rows)}</div>'
@@ -39,7 +39,7 @@ def status_html(facts: Mapping[str, Any], words: Words = ENGLISH) -> str:
             f'<div class="status" data-state="failed">{title}{problem_html(Problem(**model["problem"]), words)}</div>'
         )
     if model["state"] == "loading":
-        said = f"{escape(str(model['note']))} · {words('seconds', seconds=model['seconds'])}"
+        said = f"{escape(words.message(str(model['note'])))} · {words('seconds', seconds=model['seconds'])}"
         lamp = '<span class="dot loading"></span>'
         return f'<div class="status" data-state="loading">{title}{lamp}{name} {words("is_loading")}: {said}</div>'
     about = [escape(str(each)) for each in (facts.get("pipeline"), facts.get("device"), facts.get("dtype")) if each]
@@ -128,7 +128,7 @@ def progress_html(view: View | None, parts: int = 0, notes: Sequence[str] = (), 
         if parts:
             told.append(words("picture_of", at=min(view.parts + 1, parts), of=parts))
         if step is None:
-            told.append(view.note or words("beginning"))
+            told.append(words.message(view.note) or words("beginning"))
         else:
             told += [words("step_of", step=step.number, of=step.of), words("each_step", seconds=step.seconds_each)]
             if step.stage not in ("", "edit"):
@@ -140,5 +140,5 @@ def progress_html(view: View | None, parts: int = 0, notes: Sequence[str] = (), 
             done = (view.parts + done) / parts
     if step is not None:
         marks += f' data-step="{step.number}" data-of="{step.of}"'
-    said = "".join(f'<span class="note">{escape(note)}</span>' for note in notes)
+    said = "".join(f'<span class="note">{escape(words.message(note))}</span>' for note in notes)
     return f'<div class="progress" {marks}>{bar(done)}<span>{escape(" · ".join(told))}</span>{said}</div>'

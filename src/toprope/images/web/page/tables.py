@@ -48,7 +48,9 @@ def rows_html(
 
 
 def _problem(what: str, do: str, words: Words) -> str:
-    return escape(what) + (f' <span class="do">{words("do")}</span> {escape(do)}' if do else "")
+    return escape(words.message(what)) + (
+        f' <span class="do">{words("do")}</span> {escape(words.message(do))}' if do else ""
+    )
 
 
 def parameters_html(found: Mapping[str, Any] | None, words: Words = ENGLISH) -> str:
@@ -57,8 +59,13 @@ def parameters_html(found: Mapping[str, Any] | None, words: Words = ENGLISH) -> 
         return f'<div class="hint">{words("choose")}</div>'
     lines = []
     for name, value in found.items():
-        said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(said)}</td></tr>")
+        if name == "notices":
+            said = "; ".join(words.message(each) for each in value)
+        elif name == "reworded":
+            said = words.message(str(value))
+        else:
+            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"<tr><th>{escape(words.message(name.replace('_', ' ')))}</th><td>{escape(said)}</td></tr>")
     return f'<table class="facts">{"".join(lines)}</table>'
 
 
@@ -67,7 +74,7 @@ def refined_text(instruction: str, refinement: Mapping[str, Any] | None, words: 
     if refinement is None or refinement.get("refined", True):
         return instruction
     reason = refinement.get("reason")
-    return f"{instruction}\n({words('unrefined', reason=reason)})" if reason else instruction
+    return f"{instruction}\n({words('unrefined', reason=words.message(str(reason)))})" if reason else instruction
 
 
 def ended_html(steps: Sequence[Step], words: Words = ENGLISH) -> str:

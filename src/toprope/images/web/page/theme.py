@@ -24,7 +24,10 @@ CSS += """
 .gradio-container { width: 100% !important; max-width: 1360px !important; margin: 0 auto !important;
   padding: 0 1rem !important; }
 footer { display: none !important; }
-#status { padding: 0.6rem 0 0.2rem; }
+#languages { text-align: right; font-size: 0.86rem; padding-top: 0.3rem; }
+#languages a { color: var(--body-text-color-subdued); text-decoration: none; padding: 0.3rem 0.2rem; }
+#languages a:hover, #languages a:focus-visible { text-decoration: underline; }
+#status { padding: 0.2rem 0; }
 #status h1 { display: inline; font-size: 1.25rem; font-weight: 600; margin: 0 1rem 0 0; }
 .status { color: var(--body-text-color-subdued); }
 .status .dot { display: inline-block; width: 0.6rem; height: 0.6rem; border-radius: 50%; margin-right: 0.5rem; }
