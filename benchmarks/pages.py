@@ -128,7 +128,7 @@ def decoding(report: Report, size: int, clock: Callable[[], float]) -> None:
         }
         for form in pages.FORMATS:
             page = pages.encode(part, form, "reference")
-            whole = pages.Page(
+            whole = pages.QuantisedTensor(
                 page.format, tuple(out.shape), dtype, page.codes.repeat(size // 16), page.scales.repeat(size // 16),
                 page.global_scale,
             )  # fmt: skip

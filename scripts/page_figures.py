@@ -1,8 +1,6 @@
-"""Draws docs/figures/images-*.png: the page of `toprope ui` over a tiny model, in headless Chromium.
+"""Draws docs/figures/images-*.png: the page of `toprope ui` over the demo model, in headless Chromium.
 
-    .venv/bin/python scripts/page_figures.py
-
-The pictures that the page shows are noise, since the tiny model's weights are random.
+.venv/bin/python scripts/page_figures.py
 """
 
 import os
@@ -15,26 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
+
+from toprope.images.demo import TEST_SEEDS, draw_scene, write
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
-
-
-def landscape(path: Path, shift: int = 0) -> None:
-    """Save a drawn picture: a sky, a sun, two hills and a house."""
-    picture = Image.new("RGB", (480, 320), (150, 200, 235))
-    draw = ImageDraw.Draw(picture)
-    for row in range(200):
-        draw.line((0, row, 480, row), (110 + row // 3, 165 + row // 4, 225 + row // 10))
-    draw.ellipse((360 - shift, 30, 420 - shift, 90), (255, 225, 120))
-    draw.ellipse((-140, 170, 330, 520), (86, 140, 84))
-    draw.ellipse((160, 200, 700, 560), (112, 162, 92))
-    draw.rectangle((250, 190, 330, 250), (196, 120, 92))
-    draw.polygon([(240, 192), (290, 150), (340, 192)], (120, 66, 58))
-    draw.rectangle((282, 214, 300, 250), (84, 52, 44))
-    picture.save(path)
 
 
 def shoot(page: Page, name: str) -> None:
@@ -49,8 +34,8 @@ def shoot(page: Page, name: str) -> None:
 def draw(page: Page, folder: Path) -> None:
     """Go through the page."""
     cat = folder / "house.png"
-    landscape(cat)
-    landscape(folder / "hill.png", 200)
+    draw_scene(TEST_SEEDS[1], edge=320).save(cat)
+    draw_scene(TEST_SEEDS[2], edge=320).save(folder / "hill.png")
     (folder / "broken.png").write_bytes(cat.read_bytes()[:200])
     (folder / "go").touch()
     page.wait_for_selector("#steps input[type=number]")
@@ -90,6 +75,7 @@ def main() -> None:
     chromium = shutil.which("chromium") or sys.exit("there is no Chromium: apt install chromium")
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), Path(name) / "log"
+        write(folder / "tiny")
         environment = os.environ | {"TOPROPE_SIM": "910B3,hbm=64MiB", "OMP_NUM_THREADS": "1"}
         with log.open("w") as file:
             command = [sys.executable, str(ROOT / "tests" / "helpers" / "images_page_server.py"), name, *sys.argv[1:]]

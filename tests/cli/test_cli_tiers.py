@@ -178,7 +178,7 @@ def test_automatic_budgets_leave_room() -> None:
     assert resolve(Free(None, 3 * giga), device=1).host == 0
     with pytest.raises(PlanError, match="does not say how much"):
         resolve(Free(None, 20 * giga))
-    with pytest.raises(PlanError, match="less free than it is to give"):
+    with pytest.raises(PlanError, match="less free space than its budget"):
         resolve(Free(1, 1, 10), disk="11B")
 
 

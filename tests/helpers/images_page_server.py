@@ -2,8 +2,8 @@
 
     python images_page_server.py FOLDER [options of toprope ui]
 
-It writes the model into FOLDER, serves the page, and loads the model once there is a file FOLDER/go. While there is a
-file FOLDER/hold, no edit goes on after a step, unless it is cancelled.
+It writes the model into FOLDER/tiny, where there is none, serves the page, and loads the model once there is a file
+FOLDER/go. While there is a file FOLDER/hold, no edit goes on after a step, unless it is cancelled.
 """
 
 import os
@@ -34,8 +34,9 @@ def main(folder: Path, options: list[str]) -> int:
     from toprope.images.tiny import write
 
     torch.set_num_threads(1)
-    if not (folder / "tiny").exists():  # a server that was started again
+    if not (folder / "tiny").exists():  # else the caller's, or a server that was started again
         write("ip2p", folder / "tiny")
+    if not (folder / "snow.safetensors").exists():
         write_lora(folder / "snow.safetensors")
     opener = ui._opener
 

@@ -13,11 +13,11 @@ from toprope.cli import main
 from toprope.device.host.machine import Facts
 from toprope.errors import UnsupportedError
 from toprope.extras import advice
-from toprope.images.doctor.checks import BESIDE, NEEDED, ImageFacts, Trial, diagnose, rows
+from toprope.images.doctor.checks import NEEDED, OPTIONAL, ImageFacts, Trial, diagnose, rows
 from toprope.images.doctor.selftest_child import try_edit
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, *QUIET]
-ALL = dict.fromkeys((*NEEDED, *BESIDE), "1.0")
+ALL = dict.fromkeys((*NEEDED, *OPTIONAL), "1.0")
 GOOD = {
     "device": "npu:0", "device_name": "Ascend910B3", "simulated": True, "dtype": "bfloat16", "attention": "sdpa",
     "seconds": 0.5, "guard": [], "repeatable": True, "size": True,
@@ -87,7 +87,7 @@ def test_findings_about_packages() -> None:
     assert (second.name, second.problem) == ("images-no-gradio", False)
     (peft,) = diagnose(ImageFacts({name: "1.0" for name in ALL if name != "peft"}, GOOD))
     assert (peft.name, peft.problem) == ("images-packages", False)
-    assert rows(ImageFacts(few)) == [("images", [f"{n} 1.0" if n in few else f"no {n}" for n in (*NEEDED, *BESIDE)])]
+    assert rows(ImageFacts(few)) == [("images", [f"{n} 1.0" if n in few else f"no {n}" for n in (*NEEDED, *OPTIONAL)])]
 
 
 def test_findings_about_the_edit() -> None:

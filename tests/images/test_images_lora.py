@@ -379,3 +379,41 @@ def test_foreign_names_of_another_model_are_refused(engine, tmp_path) -> None:
     some = {"diffusion_model.blocks.0.to_q.lora_A.weight": torch.zeros(4, 8), "x.alpha": torch.tensor(1.0)}
     with pytest.raises(LoraError, match=r"fit|none of a LoRA"):
         engine.set_loras([str(save(tmp_path / "a.safetensors", some))])
+
+
+WRAPPED = {
+    "an adapter's name": lambda name: name.replace(".weight", ".default_0.weight"),
+    "another adapter's name": lambda name: name.replace(".weight", ".snow-v2.weight"),
+    "peft's wrapper": lambda name: name.replace("unet.", "unet.base_model.model."),
+    "peft's wrapper at the beginning": lambda name: f"base_model.model.{name}",
+    "one for several processes": lambda name: f"module.{name}",
+    "a compiled model": lambda name: name.replace("unet.", "unet._orig_mod."),
+    "a layer alone": lambda name: (
+        "base_model.model." + name.removeprefix("unet.").replace(".weight", ".default.weight")
+    ),
+}
+
+
+@pytest.mark.parametrize("form", WRAPPED)
+def test_names_of_what_a_model_was_wrapped_in_while_trained_are_left_out(engine, tmp_path, form) -> None:
+    """diffusers #11675, #11790 and others: keys with an adapter's name or a wrapper's were refused."""
+    some = {name: value for name, value in tensors(engine.loaded.pipeline).items() if name.startswith("unet.")}
+    plain = save(tmp_path / "plain.safetensors", some)
+    wrapped = save(tmp_path / "wrapped.safetensors", {WRAPPED[form](name): value for name, value in some.items()})
+    engine.set_loras([str(plain)])
+    expected = edited(engine)
+    engine.set_loras([])
+    assert expected != edited(engine)
+    engine.set_loras([str(wrapped)])
+    assert edited(engine) == expected
+
+
+def test_a_file_with_two_adapters_is_refused_with_their_names(engine, tmp_path) -> None:
+    some = tensors(engine.loaded.pipeline)
+    both = {
+        name.replace(".weight", f".{each}.weight"): value for name, value in some.items() for each in ("snow", "fog")
+    }
+    file = save(tmp_path / "both.safetensors", {name: value.clone() for name, value in both.items()})
+    with pytest.raises(LoraError) as caught:
+        engine.set_loras([str(file)])
+    assert "2 adapters: fog, snow" in caught.value.looked_at

@@ -215,3 +215,20 @@ def test_a_picture_alone_repeats_its_edit_to_the_byte(tmp_path, capsys) -> None:
     capsys.readouterr()
     assert run("--repeat", tmp_path / "plain.png", "--model", model) == 2
     assert "carries no record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_photograph_and_a_mask_that_was_drawn_upright_go_together(engine, tmp_path, orientation) -> None:
+    """unsloth #10553, stable-diffusion-webui #15062: the model changed another part than the one that was painted."""
+    upright, exif = picture(40, 24), Image.Exif()
+    exif[0x0112] = orientation
+    turns = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_90", "TRANSVERSE", "ROTATE_270"]
+    stored = upright if orientation == 1 else upright.transpose(Image.Transpose[turns[orientation - 2]])
+    stored.save(tmp_path / "photo.png", exif=exif)
+    request = EditRequest(
+        str(tmp_path / "photo.png"), "snow", steps=1, seed=1, max_pixels=256, mask=box((40, 24), (0, 0, 16, 24))
+    )
+    made, source = numpy.asarray(engine.edit(request).pictures[0]), numpy.asarray(upright)
+    assert made.shape == source.shape
+    assert (made[:, 16:] == source[:, 16:]).all()
+    assert (made[:, :16] != source[:, :16]).any()

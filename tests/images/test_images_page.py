@@ -7,15 +7,11 @@ behind the page is tested in test_images_web.py.
 import json
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import zipfile
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -24,22 +20,17 @@ import psutil
 import pytest
 from PIL import Image, ImageChops
 
+from images_page import CHROMIUM, LONG, STEPS, Server, Tab, chromium
 from images_profiles import P3, profile
 from images_tiny import picture
 from toprope.images.picture.files import open_picture
 from toprope.images.runs.output import SOURCES
-from toprope.images.web.sessions import new_session
 
 pytestmark = [pytest.mark.native, pytest.mark.process, pytest.mark.browser]
 
-HELPERS = Path(__file__).resolve().parents[1] / "helpers"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium for the browser tests (Debian: apt install chromium)"
 )
-LONG = 240.0
-"""Seconds that things may take on a machine that is busy with other tests."""
-STEPS = 6
 
 
 REFINED = "Cover the roof and the meadow with fresh snow"
@@ -71,80 +62,6 @@ def words():
         thread.join()
 
 
-class Server:
-    def __init__(self, folder, words):
-        self.folder, self.log = folder, folder / "log"
-        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        # A proxy that nobody can reach: whatever would be fetched or told would fail.
-        kept |= dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-        kept |= {"TOPROPE_SIM": "910B3x2,hbm=1GiB", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
-        (folder / "tmp").mkdir()
-        command = [sys.executable, str(HELPERS / "images_page_server.py"), str(folder)]
-        command += ["--port", "0", "--device", "npu:1", "--out-dir", str(folder / "out"), "--max-upload", "1MiB"]
-        command += ["--refiner", words]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, env=kept, stdout=log, stderr=log)
-        try:
-            self.url = self.said(r"http://\S+")
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-    def said(self, pattern):
-        """What the server wrote, waited for."""
-        end = time.monotonic() + LONG
-        while time.monotonic() < end:
-            found = re.search(pattern, self.log.read_text())
-            if found:
-                return found[0].rstrip("/")
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.05)
-        raise AssertionError(self.log.read_text())
-
-    def load(self):
-        (self.folder / "go").touch()
-
-    @contextmanager
-    def held(self):
-        """No edit goes on after a step, unless it is cancelled."""
-        (self.folder / "hold").touch()
-        try:
-            yield
-        finally:
-            (self.folder / "hold").unlink()
-
-    def device(self):
-        answer = httpx.post(f"{self.url}/gradio_api/run/device", json={"data": []}, timeout=LONG)
-        return answer.json()["data"][0]
-
-    def upload(self, path):
-        with open(path, "rb") as file:
-            return httpx.post(f"{self.url}/gradio_api/upload", files={"files": (path.name, file)}, timeout=LONG)
-
-    def ask(self, name, *data):
-        answer = httpx.post(f"{self.url}/gradio_api/run/{name}", json={"data": data}, timeout=LONG)
-        return answer.json()["data"]
-
-    def edit(self, path, *, steps, seed, loras=()):
-        """Everything that the server sends while it edits a picture."""
-        session = new_session()
-        image = {"path": self.upload(path).json()[0], "meta": {"_type": "gradio.FileData"}}
-        form = ["make it snow", False, str(seed), steps, 7.5, 1.5, 0, "", False, 1, "model", "stretch"]
-        form += [list(loras), 1, 1, 1, 1, None, "", 0, 0, 100, 100]
-        told = [self.ask("bring", session, image), self.ask("edit", session, None, *form)]
-        called = httpx.post(f"{self.url}/gradio_api/call/follow", json={"data": [session]}, timeout=LONG).json()
-        with httpx.stream("GET", f"{self.url}/gradio_api/call/follow/{called['event_id']}", timeout=LONG) as lines:
-            for line in lines.iter_lines():
-                if line.startswith("data: ") and line != "data: null":
-                    told.append(json.loads(line[6:]))
-        return told
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, words):
     made = Server(tmp_path_factory.mktemp("page"), words)
@@ -156,12 +73,8 @@ def server(tmp_path_factory, words):
 def browser(server):
     if CHROMIUM is None:
         pytest.skip("no Chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -172,112 +85,6 @@ def pictures(tmp_path_factory):
     (folder / "broken.png").write_bytes((folder / "cat.png").read_bytes()[:90])
     (folder / "large.png").write_bytes(os.urandom(3 * 2**20))
     return folder
-
-
-class Tab:
-    """A tab of the browser, and what it asked for elsewhere."""
-
-    def __init__(self, browser, server, locale="en-US"):
-        size = {"width": 1280, "height": 860}
-        self.context = browser.new_context(viewport=size, accept_downloads=True, locale=locale)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(LONG * 1000)
-        self.elsewhere, self.errors = [], []
-        self.page.on("request", lambda asked: self.elsewhere.append(asked.url) if self._far(asked.url) else None)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.url = server.url
-        self.page.goto(server.url)
-
-    @classmethod
-    def loaded(cls, browser, server, locale="en-US"):
-        """A tab of a page whose model is loaded."""
-        server.load()
-        tab = cls(browser, server, locale)
-        tab.wait("#steps input[type=number]")
-        return tab
-
-    def _far(self, url):
-        return not url.startswith((self.url, "data:", "blob:"))
-
-    def fill(self, path, *, steps=STEPS, instruction="make it snow", seed="5"):
-        self.bring(path)
-        self.form(steps=steps, instruction=instruction, seed=seed)
-
-    def bring(self, path):
-        """Drop a picture, and see it in the large view."""
-        before = self.steps()
-        where = "#picture" if self.page.is_visible("#picture") else "#view"
-        self.page.locator(f"{where} input[type=file]").first.set_input_files(str(path))
-        self.page.wait_for_function(f"document.querySelectorAll('#gallery img').length > {before}")
-        self.wait("#source img")
-
-    def steps(self):
-        """How many steps the tree shows."""
-        return self.page.locator("#gallery img").count()
-
-    def file_after(self, before):
-        """The address of the picture that is shown, once it is another one."""
-        changed = "before => { const t = document.querySelector('#files a')?.href; return t && t !== before && t }"
-        return self.page.wait_for_function(changed, arg=before).json_value()
-
-    def grows(self, before):
-        """The tree has one step more."""
-        self.page.wait_for_function(f"document.querySelectorAll('#gallery img').length === {before + 1}")
-
-    def facts(self):
-        """Unfold the facts about the device."""
-        if not self.page.is_visible("#panel"):
-            self.page.click("#facts > button")
-
-    def ready(self, server, path):
-        """The model is there, and so is a picture: also where this test is the first of its process."""
-        server.load()
-        self.wait("#steps input[type=number]")
-        self.tab("Picture")
-        if not self.steps():
-            self.bring(path)
-
-    def paint(self, *points):
-        """Draw a line with the mouse over the picture of the mask; points are parts of its width and height."""
-        self.page.wait_for_function("document.querySelector('#painter canvas').width > 0")
-        canvas = self.page.locator("#painter canvas")
-        canvas.scroll_into_view_if_needed()
-        box = canvas.bounding_box()
-        places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
-        self.page.mouse.move(*places[0])
-        self.page.mouse.down()
-        for place in places[1:]:
-            self.page.mouse.move(*place, steps=6)
-        self.page.mouse.up()
-        self.settle()
-
-    def saved(self, path):
-        """The picture of the step that is shown, downloaded."""
-        with self.page.expect_download() as found:
-            self.page.locator("#files a").first.click()
-        found.value.save_as(path)
-        return path
-
-    def settle(self):
-        """Let the page take in what was typed: a click in the same moment sent the number before it."""
-        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        self.page.wait_for_timeout(200)
-
-    def form(self, *, steps=STEPS, instruction="make it snow", seed="5"):
-        self.page.fill("#instruction textarea", instruction)
-        self.page.fill("#seed :is(input, textarea)", seed)
-        self.page.fill("#steps input[type=number]", str(steps))
-        self.page.press("#steps input[type=number]", "Tab")
-        self.settle()
-
-    def see(self, selector, text):
-        self.page.locator(selector, has_text=text).wait_for()
-
-    def wait(self, selector):
-        return self.page.wait_for_selector(selector)
-
-    def tab(self, name):
-        self.page.get_by_role("tab", name=name).click()
 
 
 @pytest.fixture(scope="module")
@@ -644,6 +451,44 @@ def test_an_example_brings_a_picture_and_a_chinese_browser_has_a_chinese_page(se
     assert "编辑前后对比" in shown
     assert "object Object" not in shown
     assert "__i18n__" not in shown
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_link_chooses_the_language_of_everything_and_new_session_begins_an_empty_tree(server, browser, pictures):
+    """A Chinese page was for Chinese browsers alone, its errors were English, and New session was not there."""
+    tab = Tab.loaded(browser, server)
+    tab.fill(pictures / "cat.png", instruction="")
+    tab.page.click("#languages a[lang=zh]")
+    tab.see("#status", "已就绪")
+    tab.wait("#source img")  # the session is the same
+    assert tab.page.inner_text("#edit") == "编辑"
+    assert tab.page.get_attribute("html", "lang") == "zh-CN"
+    tab.page.click("#masking > button")
+    tab.see("#painter", "画笔")
+    tab.page.click("#edit")
+    alert = tab.wait("#problem [role=alert]").inner_text()
+    assert "没有指令。" in alert
+    assert "there is no instruction" not in alert
+    tab.page.fill("#seed :is(input, textarea)", "x y")
+    tab.page.fill("#instruction textarea", "make it snow")
+    tab.settle()
+    tab.page.click("#edit")
+    tab.see("#problem", "'x y' 不是随机种子。")
+    tab.page.reload()
+    tab.see("#status", "已就绪")
+    tab.page.click("#languages a[lang=en]")
+    tab.see("#status", "is ready")
+    tab.wait("#source img")
+    assert tab.page.inner_text("#edit") == "Edit"
+    tab.page.click("#fresh")
+    tab.page.wait_for_selector("#gallery", state="hidden")
+    tab.wait("#picture input[type=file]", state="attached")
+    tab.page.reload()
+    tab.wait("#steps input[type=number]")
+    assert tab.steps() == 0
+    assert (tab.errors, tab.elsewhere) == ([], [])
     tab.context.close()
 
 

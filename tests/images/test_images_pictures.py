@@ -221,3 +221,16 @@ def test_tensors_become_pictures_as_diffusers_has_it() -> None:
     got = to_pictures(images)
     assert [image.size for image in got] == [(7, 5), (7, 5)]
     assert all(numpy.array_equal(numpy.asarray(one), other) for one, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"heix", b"mif1"])
+def test_a_heic_picture_says_what_it_is_and_how_to_get_one_that_can_be_read(tmp_path, brand) -> None:
+    """InvokeAI #5349: the error said that a file of a phone could not be identified."""
+    (tmp_path / "IMG_0001.HEIC").write_bytes(b"\0\0\0\x18ftyp" + brand + bytes(64))
+    with pytest.raises(ImageError) as caught:
+        open_picture(tmp_path / "IMG_0001.HEIC")
+    assert "is a HEIC picture" in caught.value.what
+    assert "save it as JPEG or PNG" in caught.value.do
+    (tmp_path / "other.HEIC").write_bytes(b"no picture")
+    with pytest.raises(ImageError, match="cannot be read as a picture"):
+        open_picture(tmp_path / "other.HEIC")

@@ -290,7 +290,7 @@ def test_names_of_refiners(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL")
     assert open_refiner("openai").describe()["model"] == "gpt-4o"
     for bad, said in (
-        ("gpt", "nobody can be found"), ("local:", "nobody can be found"), ("openai:localhost:80", "no address"),
+        ("gpt", "there is no refiner"), ("local:", "there is no refiner"), ("openai:localhost:80", "no address"),
         ("openai:http://h:99999999", "no address"), ("openai:http://a:b@h/v1", "password"),
         ("openai:http://h?colour=red", "no option 'colour'"), ("openai:http://h?timeout=x", "no number"),
         ("openai:http://h?timeout=0", "timeout is 0"), ("openai:http://h?retries=-1", "retries is -1"),

@@ -388,7 +388,7 @@ def test_parameters_are_what_was_in_use():
     assert found["seed"] == str(2**64 - 1)
     assert found["steps"] == 4
     assert found["attention"] == "flash"
-    assert (found["instruction as written"], found["worded anew"]) == ("snow", "no: no answer")
+    assert (found["instruction as written"], found["reworded"]) == ("snow", "no: no answer")
     assert "negative" not in found
     assert "loras" not in found
     assert "<td>18446744073709551615</td>" in parameters_html(found)

@@ -113,7 +113,7 @@ def test_the_third_form_and_other_languages():
         (b'{"cells": 3, "cuda": 1}', "it cannot be read as a notebook: it has no cells"),
         (b'"cuda \xff"', "byte 6 is not utf-8"),
         (b'{"cuda":' + b"[" * 99999, "it is nested too deeply"),
-        (b'{"cells": [{"cell_type": "code", "source": "a", "source": "cuda"}]}', "one of its keys stands there twice"),
+        (b'{"cells": [{"cell_type": "code", "source": "a", "source": "cuda"}]}', "one of its keys is there twice"),
     ],
 )
 def test_what_is_no_notebook_is_skipped_with_the_reason(data, reason):

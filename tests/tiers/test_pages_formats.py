@@ -111,7 +111,7 @@ def test_every_code_and_every_scale() -> None:
         scales = torch.arange(256, dtype=torch.uint8)[:rows]
         packed = codes.repeat(rows)[: rows * per_row // 2]
         whole = torch.tensor([0.37]).view(torch.uint8) if form == "nvfp4" else None
-        page = pages.Page(pages.FORMATS[form], (rows, per_row), torch.float32, packed, scales, whole)
+        page = pages.QuantisedTensor(pages.FORMATS[form], (rows, per_row), torch.float32, packed, scales, whole)
         wanted = [
             [
                 plain.decode_value(byte >> shift & 15, row, form, float(torch.tensor(0.37)))
@@ -215,7 +215,7 @@ def test_a_page_survives_torch_save_safetensors_and_a_move(tmp_path) -> None:
         torch.save(page.state_dict("w."), tmp_path / "page.pt")
         save_file(page.state_dict("w."), tmp_path / "page.safetensors")
         for state in (torch.load(tmp_path / "page.pt"), load_file(tmp_path / "page.safetensors")):
-            again = pages.Page.from_state_dict(state, "w.")
+            again = pages.QuantisedTensor.from_state_dict(state, "w.")
             assert (again.format, again.shape, again.dtype) == (page.format, page.shape, page.dtype)
             assert torch.equal(pages.decode(again), pages.decode(page))
 
@@ -229,10 +229,10 @@ def test_what_cannot_be_encoded_or_read_is_refused() -> None:
         (lambda: pages.encode(torch.ones(4, dtype=torch.int32)), "torch.int32"),
         (lambda: pages.decode(page, out=torch.empty(4, 17)), "decoded into this tensor"),
         (lambda: pages.decode(page, out=torch.empty(4, 16, dtype=torch.int32)), "decoded into this tensor"),
-        (lambda: pages.Page.from_state_dict({}), "lacks header, codes, scales"),
-        (lambda: pages.Page.from_state_dict(state | {"codes": state["codes"][1:]}), "codes do not fit"),
+        (lambda: pages.QuantisedTensor.from_state_dict({}), "lacks header, codes, scales"),
+        (lambda: pages.QuantisedTensor.from_state_dict(state | {"codes": state["codes"][1:]}), "codes do not fit"),
         (
-            lambda: pages.Page.from_state_dict(state | {"header": state["header"][1:]}),
+            lambda: pages.QuantisedTensor.from_state_dict(state | {"header": state["header"][1:]}),
             "header of a page cannot be read",
         ),
         (lambda: pages.product(torch.randn(2, 15), page), "do not fit a page"),
@@ -241,7 +241,7 @@ def test_what_cannot_be_encoded_or_read_is_refused() -> None:
             call()
     high = bytes(state["header"].tolist()).replace(b"low first", b"high first")
     with pytest.raises(PageError, match="not known here"):
-        pages.Page.from_state_dict(state | {"header": torch.tensor(list(high), dtype=torch.uint8)})
+        pages.QuantisedTensor.from_state_dict(state | {"header": torch.tensor(list(high), dtype=torch.uint8)})
 
 
 @pytest.mark.slow
@@ -275,3 +275,10 @@ def test_encoding_takes_less_than_twice_the_tensor_beside_it() -> None:
 
 def test_the_door_is_light() -> None:
     assert told("import sys, toprope.tiers; tell('toprope.tiers.pages' in sys.modules)") is False
+
+
+def test_the_former_name_of_a_quantised_tensor_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="pages.Page is QuantisedTensor now"):
+        assert pages.Page is pages.QuantisedTensor  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'Pages'"):
+        pages.Pages  # type: ignore[attr-defined] # noqa: B018

@@ -29,7 +29,7 @@ def kernels() -> native.Kernels:
     return found
 
 
-def pages_of(form: str) -> list[pages.Page]:
+def pages_of(form: str) -> list[pages.QuantisedTensor]:
     torch.manual_seed(5)
     return [pages.encode(torch.randn(shape) * torch.rand(shape[0], 1), form, "reference") for shape in SHAPES]
 

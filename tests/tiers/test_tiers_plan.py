@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import toprope.tiers.plan as plan_package
 from toprope.errors import PlanError
 from toprope.sizes import parse_size
 from toprope.tiers.plan import Budgets, Group, Link, Links, Member, Plan, Use, plan, training_order, uses
@@ -288,7 +289,7 @@ def test_budgets_that_cannot_do_are_refused_with_what_would() -> None:
         plan([Group("0", (Member("0", 9, "norm"),))], ["0"], Budgets(8), LINKS)
     with pytest.raises(PlanError, match="a ring of 1 slot cannot"):
         plan(groups, order, Budgets(25 * MB, 10**9), LINKS, slots=1)
-    with pytest.raises(PlanError, match="names a group that there is not"):
+    with pytest.raises(PlanError, match="names an unknown group"):
         plan(groups, ["9"], Budgets(25 * MB), LINKS)
 
 
@@ -336,3 +337,10 @@ def test_a_small_model_took_six_percent_longer_than_with_the_best_set() -> None:
     groups = [Group.of(str(number), size * MB) for number, size in enumerate((3, 5, 5, 5, 2, 3))]
     made = plan(groups, tuple(Use(each.name) for each in groups), Budgets(17 * MB, 10**9), LINKS)
     assert made.predicted_seconds <= 0.01701
+
+
+def test_the_former_name_of_bytes_over_links_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="plan.Traffic is LinkBytes now"):
+        assert plan_package.Traffic is plan_package.LinkBytes
+    with pytest.raises(AttributeError, match="no attribute 'Trafic'"):
+        plan_package.Trafic  # noqa: B018

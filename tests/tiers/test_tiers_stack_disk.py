@@ -205,7 +205,7 @@ def test_16_what_is_too_large_for_all_levels_changes_nothing(stack_of, tmp_path)
         stack.put("b", data(5))
     assert "level 2 (ssd) holds 0 B of 4.0 MiB" in str(caught.value)
     assert (stack.stats(), "b" in stack, list(tmp_path.iterdir())) == (before, False, [])
-    with pytest.raises(TierCapacityError, match="has less room than its level"):
+    with pytest.raises(TierCapacityError, match="has less free space than its level"):
         stack_of(MIB, 2**60)
     with pytest.raises(TierCapacityError):  # whole blocks count
         stack_of(0, 4097).put("c", torch.zeros(4097, dtype=torch.uint8))

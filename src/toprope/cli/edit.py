@@ -30,28 +30,34 @@ def edit(
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", show_default=False, help='A picture, a folder, or "*.png"; may come again.'),
+        typer.Option(
+            metavar="PATH", show_default=False, help='A picture, a folder, or "*.png"; can be given several times.'
+        ),
     ] = None,
     instruction: Annotated[
         str | None, typer.Option(metavar="TEXT", show_default=False, help='Such as "make it snow".')
     ] = None,
     jobs: Annotated[
         str | None,
-        typer.Option(metavar="FILE", show_default=False, help="Edits, one object of JSON a line; - is stdin."),
+        typer.Option(metavar="FILE", show_default=False, help="File of edits, one JSON object per line; - is stdin."),
     ] = None,
     repeat: Annotated[
         str | None,
-        typer.Option(metavar="FILE", show_default=False, help="Make a picture again, from it or the .json next to it."),
+        typer.Option(
+            metavar="FILE", show_default=False, help="Repeat an edit, from its picture or the .json next to it."
+        ),
     ] = None,
-    out_dir: Annotated[Path, typer.Option(metavar="DIR", help="For results; nothing in it is overwritten.")] = Path(
+    out_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results; no file is overwritten.")] = Path(
         "out"
     ),
     format: Annotated[str, typer.Option(metavar="NAME", help="png, jpg or webp.")] = "png",
-    resume: Annotated[bool, typer.Option("--resume", help="Pass over jobs that --out-dir has results of.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip jobs whose results are in --out-dir.")] = False,
     negative: Annotated[
-        str | None, typer.Option(metavar="TEXT", show_default=False, help="What the picture shall not be.")
+        str | None, typer.Option(metavar="TEXT", show_default=False, help="What the result must not show.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Of denoising.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Number of denoising steps.")
+    ] = None,
     guidance: Annotated[
         float | None, typer.Option(metavar="X", show_default=False, help="How closely the instruction is followed.")
     ] = None,
@@ -64,24 +70,25 @@ def edit(
     ] = None,
     cfg_norm: Annotated[
         bool | None,
-        typer.Option("--cfg-norm/--no-cfg-norm", show_default=False, help="Whether guidance is bounded."),
+        typer.Option("--cfg-norm/--no-cfg-norm", show_default=False, help="Bound the guidance."),
     ] = None,
     seed: Annotated[
         str | None,
         typer.Option(metavar="N", show_default=False, help="0 to 2**64 - 1, or random (-1 too). [default: random]"),
     ] = None,
     num_images: Annotated[
-        int | None, typer.Option(metavar="N", show_default=False, help="Of each edit, with seeds N, N + 1, ...")
+        int | None,
+        typer.Option(metavar="N", show_default=False, help="Pictures of each edit, with seeds N, N + 1, ..."),
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option(metavar="NAME", show_default=False, help="What the model sees: model, 768, 1m, keep."),
+        typer.Option(metavar="NAME", show_default=False, help="Size that the model sees: model, 768, 1m, keep."),
     ] = None,
     max_pixels: Annotated[
-        int | None, typer.Option(metavar="N", show_default=False, help="The most that the model sees.")
+        int | None, typer.Option(metavar="N", show_default=False, help="Largest number of pixels that the model sees.")
     ] = None,
     fit: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default=False, help="Into that size: stretch, crop, pad.")
+        str | None, typer.Option(metavar="NAME", show_default=False, help="Fit into that size by: stretch, crop, pad.")
     ] = None,
     generator_device: Annotated[
         str | None,
@@ -103,7 +110,7 @@ def edit(
     ] = None,
     like: Annotated[
         str | None,
-        typer.Option(metavar="NAME", show_default=False, help="authors: as the scripts of the model's authors do it."),
+        typer.Option(metavar="NAME", show_default=False, help="authors: like the scripts of the model's authors."),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="Such as npu:1, cuda, cpu. [default: the best]")] = "",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, bf16, fp16 or fp32.")] = "auto",
@@ -112,13 +119,14 @@ def edit(
     ] = "auto",
     lora: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH[:SCALE]", show_default=False, help="A LoRA to edit with; may come again."),
+        typer.Option(metavar="PATH[:SCALE]", show_default=False, help="A LoRA to edit with; may be repeated."),
     ] = None,
     refiner: Annotated[
-        str, typer.Option(metavar="WHO", help="Who words instructions anew: openai:URL, local:DIR or none.")
+        str, typer.Option(metavar="WHO", help="Model that rewrites instructions: openai:URL, local:DIR or none.")
     ] = "none",
     host_operators: Annotated[
-        bool, typer.Option("--host-operators", help="Run operators that the device refuses on the host, and say so.")
+        bool,
+        typer.Option("--host-operators", help="Run operators that the device refuses on the host, with a warning."),
     ] = False,
     full_hashes: Annotated[
         bool, typer.Option("--full-hashes", help="Records have the SHA-256 of whole files of weights.")

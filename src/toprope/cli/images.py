@@ -26,6 +26,24 @@ def _images() -> None:
     """
 
 
+@app.command(short_help="Write a small trained model that follows three instructions.", context_settings=HELP)
+def demo(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", show_default=False, help="Where to; it must be empty, or not there yet.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
+) -> None:
+    """Write the demo model: a trained InstructPix2Pix of less than 2 MB, for pictures of 64 x 64.
+
+    It follows three instructions on drawn scenes; other instructions should change nothing. DIR also gets a scene to
+    edit, example.png.
+    """
+    from toprope.images.demo import EDITS, write
+    from toprope.images.demo.copying import EXAMPLE
+
+    _wrote(write(folder), folder / EXAMPLE, "the demo model, trained", list(EDITS), {}, as_json)
+
+
 @app.command(short_help="Write a tiny model with random weights, in the layout of a real one.", context_settings=HELP)
 def tiny(
     folder: Annotated[
@@ -47,18 +65,28 @@ def tiny(
     hush()
     from toprope.images.example import picture
     from toprope.images.tiny import write
-    from toprope.sizes import decimal
-    from toprope.terminal import say
 
     write(family, folder, seed=seed)
     example = folder / _EXAMPLE
     picture().save(example)
+    facts = {"family": family, "seed": seed}
+    about = f"a tiny {family} model with random weights: its pictures are noise"
+    _wrote(folder, example, about, ["make it snow"], facts, as_json)
+
+
+def _wrote(
+    folder: Path, example: Path, about: str, instructions: list[str], facts: dict[str, object], as_json: bool
+) -> None:
+    """Print what was written, and a command for each instruction."""
+    from toprope.sizes import decimal
+    from toprope.terminal import say
+
     size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-    model, image = shlex.quote(str(folder)), shlex.quote(str(example))
-    command = f'toprope edit --model {model} --image {image} --instruction "make it snow"'
     if as_json:
-        facts = {"folder": str(folder), "family": family, "seed": seed, "bytes": size, "example": str(example)}
-        say(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+        facts = {"folder": str(folder), **facts, "bytes": size, "example": str(example)}
+        say(json.dumps(facts | {"instructions": instructions}, ensure_ascii=False, indent=2) + "\n")
         return
-    say(f"wrote {folder}: a tiny {family} model, {decimal(size)}, with random weights: its pictures are noise\n")
-    say(f"try it: {command}\n")
+    say(f"wrote {folder}: {about}, {decimal(size)}\n")
+    model, image = shlex.quote(str(folder)), shlex.quote(str(example))
+    for instruction in instructions:
+        say(f'try it: toprope edit --model {model} --image {image} --instruction "{instruction}"\n')

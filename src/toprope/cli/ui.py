@@ -27,37 +27,42 @@ app = verb()
 def ui(
     model: Annotated[Path, typer.Option(metavar="DIR", help="The folder that a pipeline was saved to.")],
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on. The default is reached from here alone.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on. The default is local to this machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0 for any that is free.")] = 7860,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 for any free one.")
+    ] = 7860,
     device: Annotated[str, typer.Option(metavar="NAME", help="Such as npu:1, cuda, cpu. [default: the best]")] = "",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, bf16, fp16 or fp32.")] = "auto",
     memory: Annotated[str, typer.Option(metavar="RUNG", help="A rung of the memory ladder, or auto.")] = "auto",
     lora: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", help="A LoRA that can be picked: a file, or a folder of them. May come again."),
+        typer.Option(metavar="PATH", help="A LoRA to choose from: a file, or a folder of them. May be repeated."),
     ] = None,
     attention: Annotated[
-        str, typer.Option(metavar="NAME", help="auto: the NPU's fused operator where it is there; torch: torch's own.")
+        str, typer.Option(metavar="NAME", help="auto: the NPU's fused operator if there is one; torch: torch's own.")
     ] = "auto",
     refiner: Annotated[
-        str, typer.Option(metavar="WHO", help="Who words instructions anew: openai:URL, local:DIR or none.")
+        str, typer.Option(metavar="WHO", help="Model that rewrites instructions: openai:URL, local:DIR or none.")
     ] = "none",
     host_operators: Annotated[
-        bool, typer.Option("--host-operators", help="Run operators that the device refuses on the host, and say so.")
+        bool,
+        typer.Option("--host-operators", help="Run operators that the device refuses on the host, with a warning."),
     ] = False,
     out_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep results and sessions here. [default: they go when the server stops]"),
+        typer.Option(metavar="DIR", help="Keep results and sessions here. [default: deleted when the server stops]"),
     ] = None,
     cards: Annotated[int, typer.Option(metavar="N", min=1, help="Spread the pictures of a batch over N cards.")] = 1,
-    max_upload: Annotated[str, typer.Option(metavar="SIZE", help="The most of one file.")] = "32MiB",
-    max_files: Annotated[int, typer.Option(metavar="N", min=1, help="The most files of one batch.")] = 64,
-    max_waiting: Annotated[int, typer.Option(metavar="N", min=1, help="The most edits that wait.")] = 32,
-    max_uploads: Annotated[int, typer.Option(metavar="N", min=1, help="The most uploaded files that are kept.")] = 256,
+    max_upload: Annotated[str, typer.Option(metavar="SIZE", help="Largest file.")] = "32MiB",
+    max_files: Annotated[int, typer.Option(metavar="N", min=1, help="Largest number of files in one batch.")] = 64,
+    max_waiting: Annotated[int, typer.Option(metavar="N", min=1, help="Largest number of waiting edits.")] = 32,
+    max_uploads: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Largest number of uploaded files that are kept.")
+    ] = 256,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name that the server goes by, such as a proxy's. May come again."),
+        typer.Option(metavar="NAME", help="A host name of the server, such as a proxy's. May be repeated."),
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in your browser.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which pictures go through the pipeline together: those with the same size and the same knobs. Pure, no torch."""
+"""Group pictures of the same size with the same knobs into batches. Pure, no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Row", "Settled", "batches", "rows_of"]
 
 @dataclass(frozen=True)
 class Settled:
-    """A request with nothing left open.
+    """A request with all values chosen.
 
     Attributes:
-        request: no knob that the family honours is None; its instruction is the one that is used.
+        request: the request; it has a value for each knob of the family, and the instruction that is used.
         opened: its picture.
-        frame: what the model sees of it.
-        seed: of its first picture.
-        refinement: what became of the instruction, ready for JSON; None where nobody was asked.
+        frame: the part of the picture that the model sees, and its size.
+        seed: seed of its first picture.
+        refinement: result of the refiner for JSON; None if no refiner was asked.
         mask: the part of the picture that may change; None for all of it.
     """
 
@@ -37,12 +37,12 @@ class Settled:
 
 @dataclass(frozen=True)
 class Row:
-    """One picture that is wanted.
+    """One picture to compute.
 
     Attributes:
-        at: the number of its request.
+        at: index of its request.
         settled: its request.
-        seed: of its noise.
+        seed: seed of its noise.
     """
 
     at: int
@@ -51,14 +51,14 @@ class Row:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What must be the same for all pictures of a batch."""
+        """Properties that must be the same for all pictures of a batch."""
         request = self.settled.request
         knobs = tuple(getattr(request, name) for name in KNOBS if name != "negative")
         return self.settled.frame.model, request.generator_device, request.sampler, request.like, knobs
 
 
 def rows_of(settled: Sequence[Settled]) -> list[Row]:
-    """A row for every picture of every request, each with its seed: that of the request, and one more for each."""
+    """Make a row for every picture of every request; seeds count up from the request's seed."""
     return [
         Row(at, each, (each.seed + number) % 2**64)
         for at, each in enumerate(settled)
@@ -67,7 +67,7 @@ def rows_of(settled: Sequence[Settled]) -> list[Row]:
 
 
 def batches(rows: Sequence[Row], at_once: int) -> Iterator[list[Row]]:
-    """The rows in batches of at most `at_once` of one kind, in the order of the first of each."""
+    """Group rows of one kind into batches of at most `at_once`, in the order of each kind's first row."""
     kinds: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         kinds.setdefault(row.kind, []).append(row)

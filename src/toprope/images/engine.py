@@ -1,4 +1,4 @@
-"""The engine: a model on a device, which edits pictures one after the other or several at once.
+"""The engine: a model on a device that edits pictures, one after the other or several at once.
 
 Seams for the parts that it is made of: `families` (what a model is), `placement` (where its parts lie; the rungs of
 the memory ladder), `lora`, `refine` (of instructions), `guard`, `attention`, `host_operators`.
@@ -76,7 +76,7 @@ class Engine:
         self._open = True
         self._kind = type(self.loaded.pipeline).__name__
         self._parts = dict(self.family.describe(self.loaded.pipeline))
-        self._defaults = dict(self.family.defaults(self.loaded.pipeline))
+        self._defaults = self.loaded.defaults()
         self._prompts = PromptCache()
         self._attention_now: dict[str, Any] = {"path": None, "why": "it is looked at in the first edit"}
 
@@ -104,17 +104,17 @@ class Engine:
             memory: a rung of the memory ladder that is kept to, or "auto": it begins with all parts on the device, and
                 goes one rung down, with a notice, whenever memory runs out.
             loras: "path" or "path:scale" each.
-            refiner: a model that rewords instructions, see `toprope.images.refining.opening`; None for nobody.
-            host_operators: whether an operator that the device refuses is run on the host, with a warning.
-            full_hashes: whether records have the SHA-256 of whole files of weights, which are read for it once, and not
-                of their headers alone.
+            refiner: a model that rewrites instructions, see `toprope.images.refining.opening`; None for none.
+            host_operators: run operators that the device refuses on the host, with a warning.
+            full_hashes: put the SHA-256 of whole files of weights into records, for which they are read once, and not
+                only of their headers.
             attention: "auto" for the fused operator of an NPU where the card has it, "torch" for torch's own choice.
-            progress: called with a sentence about what is done, and with every notice.
+            progress: called with a sentence for each stage and each notice.
 
         Raises:
-            UsageError: an argument cannot be, or the folder is none of a model that edits pictures.
+            UsageError: an argument is invalid, or the folder has no model that edits pictures.
             WeightsError, LoraError: files cannot be loaded.
-            EnvironmentProblem: no such device, or a package is missing.
+            EnvironmentProblem: the device is unknown, or a package is missing.
         """
         if attention not in ATTENTIONS:
             raise UsageError(
@@ -135,7 +135,7 @@ class Engine:
         files = files_of(*family.folders(folder), full=full_hashes)
         return cls(manager, notices, files, words, host, attention)
 
-    # What it is
+    # Facts
 
     @property
     def loaded(self) -> Loaded:
@@ -153,9 +153,9 @@ class Engine:
         return self.loaded.device
 
     def describe(self) -> dict[str, Any]:
-        """What is in use, ready for JSON: model, family, device, dtype, rung, LoRAs, options with their defaults.
+        """Facts about the engine for JSON: model, family, device, dtype, rung, LoRAs, knobs with their defaults.
 
-        It can be asked from any thread, also while an edit runs.
+        It may be called from any thread, also while an edit runs.
         """
         loaded = self._checked()
         placement, adapters = self._manager.placement, self._manager.adapters
@@ -182,11 +182,11 @@ class Engine:
 
     @property
     def files(self) -> dict[str, Any]:
-        """The model's files with their hashes, as records have them; see `toprope.images.results.files_of`."""
+        """The model's files with their hashes, for records; see `toprope.images.results.files_of`."""
         return self._files
 
     def differences(self, record: Mapping[str, Any]) -> list[str]:
-        """Reasons why this engine may not give the picture of a record again; none where nothing is different."""
+        """Reasons why this engine may not reproduce the picture of a record; empty if nothing is different."""
         return differences(record, self._files, self.describe())
 
     # Editing
@@ -197,15 +197,15 @@ class Engine:
         """Edit a picture.
 
         Args:
-            request: what to do.
+            request: the request.
             on_step: called after each step of denoising, in the calling thread.
-            cancelled: asked before each step whether to stop.
+            cancelled: called before each step; True stops the edit.
 
         Raises:
-            UsageError: the request cannot be, or the model does not honour one of its knobs.
-            ImageError: the picture or the mask cannot be read, or they do not go together.
-            EditCancelled: `cancelled` said so; the engine can be used on.
-            EditGuardError: what came out is no picture, also in the next safer dtype.
+            UsageError: the request is invalid, or the model does not have one of its knobs.
+            ImageError: the picture or the mask cannot be read, or they do not match.
+            EditCancelled: `cancelled` returned True; the engine can still be used.
+            EditGuardError: the result is no picture, also in the next safer dtype.
             EditError: memory ran out, and there is no lower rung.
         """
         return self.edit_all([request], on_step=on_step, cancelled=cancelled)[0]
@@ -218,17 +218,15 @@ class Engine:
         cancelled: Cancelled | None = None,
         at_once: int = 8,
     ) -> list[EditResult]:
-        """Edit several pictures, those that agree in size and knobs through the pipeline at once.
+        """Edit several pictures; those with the same size and knobs go through the pipeline together.
 
-        The noise of each is what it would be alone; the pictures are the same within the rounding of larger products.
+        Each picture has the same noise as in a separate edit; the results are the same within the rounding of larger
+        products. Raises like `edit`.
 
         Args:
-            requests: what to do. The first that cannot be is an error for all, before anything is computed.
+            requests: the requests. An invalid one is an error for all, before anything is computed.
             on_step, cancelled: as for `edit`; steps of several batches are counted together.
-            at_once: pictures in a batch, at most.
-
-        Raises:
-            What `edit` raises.
+            at_once: largest number of pictures in a batch.
         """
         with self._lock, devices.use(self._checked().device):
             self._check_pipeline()
@@ -250,7 +248,7 @@ class Engine:
 
     @contextmanager
     def loras(self) -> Iterator[Adapters]:
-        """A context to load, list, scale, fuse, unfuse and unload LoRAs in; edits wait for its end.
+        """Context to load, list, scale, fuse, unfuse and unload LoRAs; edits wait until it ends.
 
         Example:
             with engine.loras() as loras:
@@ -264,16 +262,16 @@ class Engine:
                 yield adapters
 
     def set_loras(self, loras: Sequence[str]) -> None:
-        """Have exactly these LoRAs on the model, "path" or "path:scale" each.
+        """Load exactly these LoRAs, "path" or "path:scale" each.
 
         Raises:
-            LoraError: one does not fit; the model is as it was.
+            LoraError: one does not fit; the model is unchanged.
         """
         with self.loras() as adapters:
             adapters.set(loras)
 
     def close(self) -> None:
-        """Give the device's memory back. The engine cannot be used afterwards; closing it twice does nothing."""
+        """Release the device's memory. The engine cannot be used afterwards; closing it twice does nothing."""
         with self._lock:
             if self._open:
                 self._open = False
@@ -300,10 +298,10 @@ class Engine:
 
     def _check_pipeline(self) -> None:
         if self.loaded.pipeline is None:
-            raise EditError("the model could not be loaded anew after an error.", do="open another engine")
+            raise EditError("the model could not be loaded again after an error.", do="open another engine")
 
     def _safely(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
-        """The pictures of a batch; where memory runs out or numbers go wrong, they are done anew another way."""
+        """Compute a batch; if memory runs out or numbers overflow, compute it again in another way."""
         while True:
             try:
                 return self._run(group, progress)
@@ -315,7 +313,7 @@ class Engine:
             try:
                 self._manager.answer(failed)
             finally:
-                del failed  # its frames hold this one, which would hold it
+                del failed  # its frames refer to this frame, which would keep it alive
             self._prompts.clear()
             progress.restart()
 
@@ -329,7 +327,7 @@ class Engine:
         return first + self._safely(group[half:], progress)
 
     def _run(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
-        """The pictures of a batch."""
+        """Compute the pictures of a batch."""
         import torch
 
         loaded = self.loaded
@@ -353,10 +351,10 @@ class Engine:
 
     @contextmanager
     def _attention_seen(self) -> Iterator[None]:
-        """A context that finds which attention runs.
+        """Context that records the attention operators that run.
 
-        Every edit is watched, not only the first of a shape: torch takes other ways to the same product under a
-        dispatch mode, and in float16 the second edit differed from the first by a level.
+        Every edit is recorded, not only the first one of a shape: under a dispatch mode torch may compute the same
+        product in another way, and in float16 the second edit differed from the first by one level.
         """
         self._fused.forget()
         with AttentionWatch() as seen, self._fused:
@@ -368,13 +366,13 @@ class Engine:
         self._attention_now = found | self._choice()
 
     def _choice(self) -> dict[str, Any]:
-        """The choice of attention and its reason, ready for JSON."""
+        """The choice of attention and its reason, for JSON."""
         if self._attention_asked == "torch":
             return {"chosen": "torch's own", "why": "it was asked for"}
         return self._fused.describe()
 
     def _prompt(self, requests: Sequence[EditRequest], shown: Sequence[Image]) -> Prompt:
-        """The texts of a batch for the pipeline, on the device; those that were encoded before are not again."""
+        """The encoded texts of a batch, on the device; texts in the cache are not encoded again."""
         loaded, sees = self.loaded, self.family.prompt_sees_picture
         keys = [
             PromptCache.key(request.instruction, request.negative or "", picture if sees else None, request.like)
@@ -401,7 +399,7 @@ class Engine:
 
 
 def _finished(made: Image, settled: Settled) -> Image:
-    """Bring a picture from the model to the size that the request wants, within its mask."""
+    """Fit the model's picture to the size of the request, and apply the mask."""
     result = fit_back(made, settled.frame)
     if settled.mask is None:
         return result

@@ -1,4 +1,8 @@
-"""The pipeline that an engine holds: loaded and placed; lower where memory runs out, anew where numbers go wrong."""
+"""Manager of an engine's pipeline: loads and places it, and recovers from lack of memory and from bad numbers.
+
+When memory runs out, the pipeline goes down one rung of the memory ladder. When the model gives numbers that are not
+finite, or a black picture, it is loaded again in a safer dtype.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +29,16 @@ class PipelineManager:
     """A pipeline on its device, with its LoRAs.
 
     Args:
-        loaded: without its pipeline yet.
-        memory: a rung of the memory ladder that is kept to, or "auto".
-        loras: "path" or "path:scale" each, loaded with the pipeline.
-        notices: told what is done otherwise than asked for.
+        loaded: the model's facts; its pipeline is None until `load`.
+        memory: the rung of the memory ladder to use, or "auto" to go down the ladder when memory runs out.
+        loras: each "path" or "path:scale", loaded with the pipeline.
+        notices: receives a notice for everything that is done differently from the request.
 
     Attributes:
-        loaded: the pipeline with its family, folder, device and dtype; the pipeline is None once it was dropped.
-        placement: where its parts lie.
-        adapters: its LoRAs, see `toprope.images.lora.adapters`; None without.
-        guarded: what went wrong with numbers in this edit, ready for JSON.
+        loaded: the pipeline with its family, folder, device and dtype; the pipeline is None after `drop`.
+        placement: the present placement of its parts.
+        adapters: its LoRAs, see `toprope.images.lora.adapters`; None without LoRAs.
+        guarded: the bad numbers that the model gave in this edit, as values for JSON.
     """
 
     def __init__(self, loaded: Loaded, memory: str, loras: Sequence[str], notices: Notices) -> None:
@@ -48,7 +52,7 @@ class PipelineManager:
         self._notices = notices
 
     def load(self) -> None:
-        """Load the pipeline and its LoRAs, and place it; on a lower rung where memory runs out."""
+        """Load the pipeline and its LoRAs and place it, on a lower rung if memory runs out."""
         loaded = self.loaded
         if not self.falls:
             self._look_ahead()
@@ -65,10 +69,10 @@ class PipelineManager:
             raise
 
     def _look_ahead(self) -> None:
-        """Refuse a rung that is kept to, where the weights alone exceed the free memory.
+        """Check, before anything is loaded, that the weights fit into the device's free memory on a fixed rung.
 
         Raises:
-            EditError: before anything is loaded.
+            EditError: the weights alone are larger.
         """
         loaded = self.loaded
         if self.placement.rung not in ("none", "vae") or loaded.device.kind == "cpu":
@@ -79,7 +83,7 @@ class PipelineManager:
             raise no_room(loaded, self.placement.rung, said, falls=False)
 
     def drop(self) -> None:
-        """Give back what the pipeline takes, on the device and on the host."""
+        """Drop the pipeline and its LoRAs, and free their memory on the device and on the host."""
         if self.loaded.pipeline is not None:
             self.placement.undo(self.loaded)
         self.adapters = self.loaded.pipeline = None
@@ -87,7 +91,7 @@ class PipelineManager:
 
     @contextmanager
     def changing(self) -> Iterator[Any]:
-        """A context in which the LoRAs can be changed: their `Adapters`. What they are then outlasts a reload."""
+        """A context in which the LoRAs can be changed, through their `Adapters`. Later reloads keep the changes."""
         if self.adapters is None:
             from toprope.images.lora.adapters import Adapters
 
@@ -103,12 +107,12 @@ class PipelineManager:
                 self._place()
 
     def answer(self, error: Exception) -> None:
-        """Do something against an error, so that what failed can be tried again.
+        """Handle an error of the pipeline, so that the caller can try again.
 
         Raises:
             EditError: memory ran out, and there is no lower rung.
-            EditGuardError: numbers went wrong, and there is no safer dtype.
-            Exception: the error itself, where nothing can be done.
+            EditGuardError: the model gave bad numbers, and there is no safer dtype.
+            Exception: the error itself if it is of another kind.
         """
         if isinstance(error, NoPicture):
             self._go_safer(error)
@@ -127,7 +131,7 @@ class PipelineManager:
             del failed
 
     def _lower(self, error: Exception) -> None:
-        """Undo the placement and take the next one, which is not placed yet; for an error that is about memory."""
+        """Undo the placement and choose the next lower one, without placing it. Raises errors not about memory."""
         loaded, rung = self.loaded, self.placement.rung
         if not loaded.device.is_out_of_memory(error):
             raise error
@@ -142,9 +146,9 @@ class PipelineManager:
         self.placement = make_placement(lower)
 
     def _go_safer(self, wrong: NoPicture) -> None:
-        """Load the model anew in a safer dtype."""
+        """Load the model again in a safer dtype."""
         loaded = self.loaded
-        wrong.__traceback__ = None  # whose frames hold tensors
+        wrong.__traceback__ = None  # its frames hold tensors
         self.guarded.append({"what": wrong.what, "where": wrong.where, "dtype": loaded.dtype_name})
         safer = safer_dtype(loaded.dtype, loaded.device)
         if safer is None:
@@ -161,19 +165,19 @@ class PipelineManager:
         self.load()
 
     def collect(self) -> None:
-        """Give back to the device what nothing holds any more."""
+        """Return memory that nothing uses any more to the device."""
         gc.collect()
         self.loaded.device.empty_cache()
 
 
 def no_room(loaded: Loaded, rung: str, said: str, *, falls: bool) -> EditError:
-    """The error where memory ran out and nothing else is tried, with what can still help.
+    """The error for memory that ran out when no other rung is tried, with advice.
 
     Args:
         loaded: the model.
-        rung: of the memory ladder, where it ended.
-        said: by the device.
-        falls: whether all rungs above were tried.
+        rung: the last rung of the memory ladder that was tried.
+        said: the device's message.
+        falls: True if all rungs above were tried.
     """
     less = "let the model see fewer pixels (max_pixels, --max-pixels)"
     few = "fewer pictures at once (at_once, --at-once)"

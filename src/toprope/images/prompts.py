@@ -1,4 +1,4 @@
-"""Embeddings of texts that were encoded before, so that a batch with one instruction encodes it once."""
+"""Cache of encoded texts, so that a batch with one instruction encodes it once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["PromptCache"]
 
 
 class PromptCache:
-    """The last prompts that were encoded, on the host.
+    """Cache of the last encoded prompts, on the host.
 
     Args:
-        most: prompts that are kept; of a model with a large text encoder, one takes tens of megabytes.
+        most: largest number of prompts; one of a model with a large text encoder takes tens of megabytes.
 
     Attributes:
-        hits: prompts that were there.
-        misses: prompts that had to be encoded.
+        hits: number of prompts found.
+        misses: number of prompts that had to be encoded.
     """
 
     def __init__(self, most: int = 16) -> None:
@@ -33,13 +33,13 @@ class PromptCache:
 
     @staticmethod
     def key(instruction: str, negative: str, picture: Image | None, like: str | None = None) -> tuple[str, ...]:
-        """What a prompt depends on. Give the picture where it is seen by the encoder."""
+        """Key of a prompt. The picture is a part of it if the encoder sees the picture."""
         if picture is None:
             return instruction, negative, like or ""
         return instruction, negative, like or "", str(picture.size), hashlib.sha256(picture.tobytes()).hexdigest()
 
     def get(self, key: tuple[str, ...]) -> Prompt | None:
-        """The prompt, or None where it has to be encoded."""
+        """Find a prompt; None if it has to be encoded."""
         found = self._kept.get(key)
         if found is None:
             self.misses += 1
@@ -49,7 +49,7 @@ class PromptCache:
         return found
 
     def put(self, key: tuple[str, ...], prompt: Prompt) -> Prompt:
-        """Keep one, on the host, where it is given back; the oldest goes where there are too many."""
+        """Keep a copy of a prompt on the host and return it; drops the oldest prompt if there are too many."""
         import torch
 
         kept = self._kept[key] = prompt.to(torch.device("cpu"))
@@ -58,5 +58,5 @@ class PromptCache:
         return kept
 
     def clear(self) -> None:
-        """Forget all: the encoders are others now."""
+        """Clear the cache; called when the text encoders have changed."""
         self._kept.clear()

@@ -14,9 +14,9 @@ def differences(record: Mapping[str, Any], files: Mapping[str, Any], engine: Map
     """Compare an engine with a record, in sentences about each difference.
 
     Args:
-        record: that lies next to a picture.
-        files: of the model, as `toprope.images.results.files_of` has them.
-        engine: what `Engine.describe` says.
+        record: the record next to a picture.
+        files: the model's files from `toprope.images.results.files_of`.
+        engine: result of `Engine.describe`.
     """
     found = []
     before = record.get("model_files") or {}

@@ -1,6 +1,6 @@
-"""What is asked of the engine: one edit of one picture, with every knob. No torch and no Pillow here.
+"""Request for the engine: one edit of one picture, with all knobs. No torch and no Pillow here.
 
-A knob that is None is left to the model's family. `validate` finds what cannot be, before anything is loaded.
+A knob that is None is left to the model's family. `validate` finds invalid values before anything is loaded.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ SIZES = ("model", "768", "1m", "keep")
 """Policies for the size that the model sees; see `toprope.images.picture.geometry`."""
 
 FITS = ("stretch", "crop", "pad")
-"""How a picture of another shape gets into that size."""
+"""Ways to fit a picture of another shape into that size."""
 
 KNOBS = ("negative", "steps", "guidance", "image_guidance", "refine_strength", "cfg_norm")
-"""Fields that not every family has. Giving one that the family does not honour is an error."""
+"""Fields that not every family has. Giving one that the family does not have is an error."""
 
 SAMPLERS = ("ddim", "dpm++", "euler", "euler-a", "lcm", "unipc")
 """Samplers, of which a family has some; see `toprope.images.samplers`."""
 
 LIKES = ("authors",)
-"""Values of `like`: the scripts of the model's authors, to the pixel."""
+"""Values of `like`: "authors" gives the same pixels as the scripts of the model's authors."""
 
 MOST_LETTERS = 10_000
-"""The longest instruction or negative. Text encoders read a few hundred words; the rest would cost time alone."""
+"""Largest number of characters of an instruction or negative; text encoders read only a few hundred words."""
 
 RANGES: dict[str, tuple[type, float, float]] = {
     "steps": (int, 1, 1000),
@@ -43,7 +43,7 @@ RANGES: dict[str, tuple[type, float, float]] = {
     "max_pixels": (int, 256, 2**28),
     "mask_feather": (int, 0, 256),
 }
-"""Fields that are numbers: their type, the least and the most."""
+"""Fields that are numbers: type, smallest and largest value."""
 
 
 @dataclass(frozen=True)
@@ -51,26 +51,26 @@ class EditRequest:
     """One edit.
 
     Attributes:
-        image: a path, or a picture of Pillow.
+        image: a path, or a Pillow image.
         instruction: what to do, such as "make it snow".
-        negative: what the picture shall not be.
-        steps: of denoising, 1 to 1000.
+        negative: what the picture should not show.
+        steps: number of denoising steps, 1 to 1000.
         guidance: how closely the instruction is followed, 0 to 100.
         image_guidance: how closely the input picture is followed, 0 to 100.
         refine_strength: the part of the steps that the base model does at the end, 0 to 1.
-        cfg_norm: whether guidance may make a prediction no larger than it was.
+        cfg_norm: True to keep guidance from making a prediction larger than it was.
         seed: 0 to 2**64 - 1; None, "random" or -1 draws one, which the record names.
-        num_images: pictures of this edit, each with a seed of its own: seed, seed + 1, ...
+        num_images: number of results of this edit, with the seeds seed, seed + 1, ...
         size: what the model sees: "model" (its own size, in the picture's shape), "768" (a square), "1m" (2**20
             pixels in the picture's shape), "keep" (the picture's size, as near as the model can).
-        max_pixels: the most that the model is shown, whatever `size` says.
+        max_pixels: largest number of pixels that the model sees, whatever `size` says.
         fit: how the picture gets into that size: "stretch", "crop" (the middle; the result is the middle too), "pad".
-        generator_device: where noise is drawn: "cpu", which is the same noise for every device, or "device".
-        refine: whether the engine's refiner words the instruction again; None where it has one.
+        generator_device: where noise is drawn: "cpu", the same noise for every device, or "device".
+        refine: True to rewrite the instruction with the engine's refiner; None to do so if it has one.
         sampler: one of `SAMPLERS`; None for the model's own.
         like: "authors" for the preprocessing, the numerics and the refine stage of the scripts of the model's authors.
-        mask: a path, or a picture of Pillow, of the picture's size: what is white may change, what is black stays as it
-            is; see `toprope.images.picture.masks`. None for all of it.
+        mask: a path, or a Pillow image, of the picture's size: white may change, black stays as it is; see
+            `toprope.images.picture.masks`. None if all may change.
         mask_feather: pixels over which the mask's edge is blended, 0 to 256; None for 1/64 of the shorter side.
     """
 

@@ -1,4 +1,4 @@
-"""Closing what a request leaves open: defaults of the family, the picture, its frame, the seed, the instruction."""
+"""Choose all values that a request leaves open: the family's defaults, the picture, its frame, seed, instruction."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ __all__ = ["settle"]
 
 
 def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices) -> Settled:
-    """The request with nothing left open.
+    """Choose the open values of a request.
 
     Args:
         loaded: the model.
-        request: as the caller gave it.
-        refiner: of `toprope.images.refining.opening`; None for nobody.
-        notices: told what takes long, and what is done otherwise than asked for.
+        request: the caller's request.
+        refiner: a refiner of `toprope.images.refining.opening`; None for none.
+        notices: receives stages that take long, and deviations from the request.
 
     Raises:
-        UsageError: the request cannot be, or the model does not honour one of its knobs.
-        ImageError: the picture or the mask cannot be read, or they do not go together.
+        UsageError: the request is invalid, or the model does not have one of its knobs.
+        ImageError: the picture or the mask cannot be read, or they do not match.
     """
     family = loaded.family
     request = request.validate()
     family.refuse(request)
     if request.refine and refiner is None:
         raise UsageError("refine is on, and the engine has no refiner.", do="open the engine with refiner=...")
-    defaults = family.defaults(loaded.pipeline)
+    defaults = loaded.defaults()
     closed: dict[str, Any] = {name: defaults[name] for name in family.options if getattr(request, name) is None}
     closed["seed"] = device.concrete_seed(request.seed)
     opened = open_picture(request.image)
@@ -59,7 +59,7 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
     family.check(loaded.pipeline, replace(request, **closed))
     refinement = None
     if refiner is not None and request.refine is not False:
-        notices.stage("wording the instruction anew")
+        notices.stage("rewording the instruction")
         found = refiner.refine(opened.picture, request.instruction)
         if found.refined:
             closed["instruction"] = family.worded(loaded.pipeline, found.instruction, found.description)

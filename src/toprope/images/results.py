@@ -1,4 +1,4 @@
-"""What an edit gives back: pictures, and the record with everything needed to repeat it."""
+"""Result of an edit: pictures, and the record with everything needed to repeat it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["EditResult", "files_of", "make_record", "versions"]
 
 @dataclass(frozen=True)
 class EditResult:
-    """What came of an edit.
+    """Result of an edit.
 
     Attributes:
-        pictures: as many as the request's num_images.
-        record: everything needed to repeat it and what was used on the way, ready for JSON. Its "request", given to
+        pictures: the pictures; their number is the request's num_images.
+        record: everything needed to repeat the edit, and facts about its computation, for JSON. Its "request", given to
             `EditRequest.from_json`, asks for the same pictures.
     """
 
@@ -33,12 +33,12 @@ class EditResult:
 
 
 def make_record(settled: Settled, engine: dict[str, Any], files: dict[str, Any]) -> dict[str, Any]:
-    """What there is to know about an edit before it is done, ready for JSON.
+    """Make the record of an edit, as far as it is known before the edit, for JSON.
 
     Args:
         settled: the request.
-        engine: what `Engine.describe` says.
-        files: what `files_of` says about the model.
+        engine: result of `Engine.describe`.
+        files: result of `files_of` for the model.
     """
     request, frame = settled.request, settled.frame
     return {
@@ -61,7 +61,7 @@ def make_record(settled: Settled, engine: dict[str, Any], files: dict[str, Any])
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of what takes part, by package; those that are not installed are left out."""
+    """Versions of the packages in use; those that are not installed are left out."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version()}
@@ -74,14 +74,14 @@ def versions() -> dict[str, str]:
 
 
 def files_of(folder: Path, *others: Path, full: bool = False) -> dict[str, dict[str, Any]]:
-    """The files of a model by their path from its folder: bytes and a SHA-256.
+    """List the files of a model by their path from its folder, with bytes and a SHA-256.
 
-    Of safetensors, the hash is that of the header, which has every tensor's name, shape and place: it tells models
-    apart in milliseconds, but not two trainings of one model. With `full`, all of a file is read.
+    For safetensors, only the header is hashed, which has every tensor's name, shape and place. That takes milliseconds
+    and tells models apart, but not two trainings of one model. With `full`, the whole file is hashed.
 
     Args:
-        folder: of the model.
-        others: folders that it is loaded from too.
+        folder: the model's folder.
+        others: other folders that it is loaded from.
         full: hash whole files of weights.
     """
     found = {}

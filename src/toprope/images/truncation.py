@@ -1,4 +1,4 @@
-"""Texts that are longer than a text encoder reads: what it does not see is reported, never cut in silence."""
+"""Report the parts of texts that are too long for a text encoder, instead of cutting them silently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["Reader", "truncated"]
 
 SHOWN = 300
-"""Characters of what was cut that a notice shows."""
+"""Largest number of cut characters that a notice shows."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Reader:
     """A text encoder's tokenizer.
 
     Attributes:
-        name: of the encoder, for people: "CLIP".
-        tokenizer: of transformers.
-        tokens: that the encoder is given at most, those that mark begin and end included.
+        name: name of the encoder for users: "CLIP".
+        tokenizer: its tokenizer of transformers.
+        tokens: largest number of tokens for the encoder, including begin and end marks.
     """
 
     name: str
@@ -28,12 +28,12 @@ class Reader:
 
 
 def truncated(readers: Sequence[Reader], text: str, what: str) -> list[str]:
-    """Sentences about what each encoder does not read of a text; none where all of it is read.
+    """Sentences about the part of a text that each encoder does not read; empty if all of it is read.
 
     Args:
-        readers: of the model.
-        text: that they are given.
-        what: the text is: "instruction".
+        readers: the model's tokenizers.
+        text: the text.
+        what: the text's name in the sentences: "instruction".
     """
     found: dict[tuple[str, int], list[str]] = {}
     for reader in readers:

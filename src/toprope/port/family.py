@@ -40,8 +40,8 @@ class Family:
     Args:
         name: the file's name.
         title: what the rules are about.
-        words: byte strings; every file that the family has something to say about has at least one of them. A
-            file without any family's word is not parsed.
+        words: byte strings; every file with a place for this family has at least one of them. A file without any
+            family's word is not parsed.
     """
 
     def __init__(self, name: str, title: str, words: Iterable[bytes] = ()) -> None:
@@ -76,7 +76,7 @@ class Family:
         return self._register("call", names)
 
     def reference(self, *names: str) -> Callable[[Handler], Handler]:
-        """For these full names wherever they stand, called or not. One that ends in ".*" is for all below it."""
+        """For these full names everywhere, called or not. One that ends in ".*" is for all names below it."""
         return self._register("reference", names)
 
     def method(self, *names: str) -> Callable[[Handler], Handler]:
@@ -106,10 +106,10 @@ class Family:
     def drop_in(
         self, rule: Rule, names: dict[str, str] | Iterable[str], below: str = "torch.cuda", *, function: bool = False
     ) -> None:
-        """Names that the runtime module has with the same arguments: only the module before them is rewritten.
+        """Register names that the runtime module has with the same arguments; only the module before them is rewritten.
 
-        `torch.cuda.synchronize` becomes `portable.synchronize` everywhere. Where the name itself was imported
-        (`from torch.cuda import synchronize`), the import is rewritten and what uses the name stays as it is.
+        `torch.cuda.synchronize` becomes `portable.synchronize` everywhere. If the name itself was imported (`from
+        torch.cuda import synchronize`), the import is rewritten and the uses of the name stay.
 
         Args:
             rule: what to report.

@@ -1,4 +1,4 @@
-"""A file as rules see it: what names mean, what stands around a node, and how to report and rewrite a place."""
+"""A file as rules see it: meaning of names, code around a node, and functions to report and rewrite a place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
 
 
 def is_runtime(module: str) -> bool:
-    """Whether this is a name of the module that ported code calls: toprope's, or a vendored one in any package."""
+    """Return whether a module is the one that ported code calls: toprope's, or a vendored one in any package."""
     return module == RUNTIME or is_vendored_runtime(module)
 
 
@@ -125,11 +125,11 @@ class File:
         return isinstance(node, ast.Call) and self.of_runtime(node.func) in names
 
     def is_builtin(self, node: ast.AST, name: str) -> bool:
-        """Whether a node is Python's own function or class of this name, such as `str`, and not one of the file."""
+        """Return whether a node is Python's own function or class of this name, such as `str`, and not the file's."""
         return isinstance(node, ast.Name) and node.id == name and not self.scope(node).find(name)
 
     def scope(self, node: ast.AST) -> Scope:
-        """The scope that a node stands in."""
+        """The scope of a node."""
         at: ast.AST | None = node
         while at is not None:
             found = self.walk.scopes.get(at)
@@ -146,7 +146,7 @@ class File:
         return any(start <= at < end for start, end in self._scripted)
 
     def bindings(self, node: ast.Name) -> list[Binding]:
-        """Every place of the file where the name that stands here gets a value."""
+        """Every place of the file where this name gets a value."""
         return self.scope(node).find(node.id)
 
     def reads(self, name: str, *bound_by: ast.AST) -> list[ast.Name]:
@@ -220,7 +220,7 @@ class File:
         return isinstance(outer, ast.If | ast.IfExp | ast.While | ast.Assert) and outer.test is inner
 
     def in_fstring(self, node: ast.AST) -> bool:
-        """Whether a node stands inside the braces of an f-string, where Python 3.11 does not say exactly where."""
+        """Return whether a node is inside the braces of an f-string; Python 3.11 does not give its exact place then."""
         return any(isinstance(each, ast.JoinedStr) for each in self.ancestors(node))
 
     def text(self, node: ast.AST) -> str:
@@ -274,7 +274,7 @@ class File:
         return node in self._passed
 
     def portable(self, name: str) -> str:
-        """What ported code calls a thing of the runtime module: "portable.device"."""
+        """Name of a member of the runtime module in ported code: "portable.device"."""
         return f"{self.alias}.{name}"
 
     def report(
@@ -293,7 +293,7 @@ class File:
         line, column = self.source.place(start)
         end_line, end_column = self.source.place(end)
         edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
-        if edits and not held_back and self.in_fstring(node) and not self.stands_there(node):
+        if edits and not held_back and self.in_fstring(node) and not self.has_exact_place(node):
             held_back = "its place inside the f-string is not known exactly"
         if edits and isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
             held_back = held_back or "it is assigned to"
@@ -306,8 +306,8 @@ class File:
         self.places.append((finding, node))
         return finding
 
-    def stands_there(self, node: ast.AST) -> bool:
-        """Whether the text at the place of a node is that node: inside f-strings the tree may be wrong about it."""
+    def has_exact_place(self, node: ast.AST) -> bool:
+        """Return whether the text at the place of a node is that node; inside f-strings the place may be wrong."""
         try:
             body = parse(f"({self.text(node)})").body
         except UnreadableError:
@@ -322,7 +322,7 @@ class File:
         return Edit.of(self.source, *self.source.span(node), pieces)
 
     def replace_between(self, first: ast.AST, last: ast.AST, *pieces: str | ast.AST) -> Edit:
-        """Put pieces in the place of all that stands from a node to another one."""
+        """Replace everything from one node to another one by pieces."""
         return Edit.of(self.source, self.source.span(first)[0], self.source.span(last)[1], pieces)
 
     def rename(self, call: ast.Call, name: str) -> Edit:
@@ -353,7 +353,7 @@ class File:
         return Edit(end, end, (text,))
 
     def _behind(self, start: int, limit: int) -> int:
-        """The end of an argument that stands in parentheses of its own: behind them."""
+        """The end of an argument that is in parentheses of its own: behind them."""
         text = self.source.text
         end = start
         for index in range(start, limit):

@@ -1,4 +1,4 @@
-"""What the port says about one place of a file, and about a file."""
+"""Findings: results of the port for one place of a file, and for a file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Finding:
 
     @property
     def is_site(self) -> bool:
-        """Whether it is a place of CUDA's, and no hint."""
+        """Return whether it is a place of CUDA's, and not a hint."""
         return not self.rule.hint
 
     @property

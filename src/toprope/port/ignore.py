@@ -22,7 +22,7 @@ def ignored_lines(source: Source) -> dict[int, frozenset[str]]:
 
 
 def ignored_text_lines(text: str) -> dict[int, frozenset[str]]:
-    """The same for a file that is not Python: a # is a comment wherever it stands."""
+    """The same for a file that is not Python, in which every # begins a comment."""
     lines = enumerate(text.splitlines(), 1)
     return {number: _codes(match) for number, line in lines if (match := _COMMENT.search(line))}
 
@@ -37,7 +37,7 @@ def _codes(match: re.Match[str]) -> frozenset[str]:
 
 
 def is_ignored(finding: Finding, lines: dict[int, frozenset[str]]) -> bool:
-    """Whether a comment on the first or the last line of the place leaves it out. A code's beginning is enough."""
+    """Return whether a comment on a place's first or last line leaves it out; it may give the beginning of a code."""
     for line in {finding.line, finding.end_line} & lines.keys():
         if not lines[line] or finding.rule.code.upper().startswith(tuple(lines[line])):
             return True

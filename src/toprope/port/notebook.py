@@ -61,12 +61,12 @@ class _Code:
 
 @dataclass
 class _Notebook:
-    """What is known of a notebook while it is looked at.
+    """State of the port of one notebook.
 
     Attributes:
         path, leave: as given to `port_notebook`.
         vendored: whether ported code calls the vendored file.
-        mark: text that stands nowhere in the notebook.
+        mark: text that does not occur in the notebook.
         findings: places that are not the engine's, by cell.
         aside: lines that were set aside, as they are put back.
         ignored: how many places were left out.
@@ -224,7 +224,7 @@ def _goes(leave: Callable[[Finding], bool] | None, finding: Finding) -> bool:
 
 
 def _mark(text: str) -> str:
-    """What stands nowhere in the notebook."""
+    """Make a text that does not occur in the notebook."""
     number = 0
     while f"cell {number}:" in text:
         number += 1

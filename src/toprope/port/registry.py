@@ -1,4 +1,4 @@
-"""All rules: the families of `toprope/port/rules`, and a table of who is asked about what; those of other files."""
+"""All rules: the families of `toprope/port/rules`, a dispatch table of their functions, and rules of other files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ copyreg.pickle(Rule, _reduce_rule)  # by its code: small, and the same object th
 
 
 class Table:
-    """Who is asked about what.
+    """Dispatch table: the functions of all families, by the nodes that they handle.
 
     Args:
         of: the families.

@@ -1,4 +1,4 @@
-"""What a rule is: a code, a class, why, and examples that are its test and its page at once."""
+"""Rules: a code, a kind, the reason, and examples that are both its test and its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HINT = "hint"
 
 
 class Kind(StrEnum):
-    """What a rewrite does to the meaning of a program."""
+    """Effect of a rewrite on the meaning of a program."""
 
     PRESERVING = "P"
     """The same on CUDA, and it works elsewhere."""

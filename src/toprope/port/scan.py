@@ -42,7 +42,7 @@ _MOST_CONFIGURATION = 200_000
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rules are wanted.
+    """Selection of rules.
 
     Args:
         select: beginnings of codes that are wanted; all where it is empty.
@@ -243,7 +243,7 @@ def port_files(
         runtime: gives the module that a file's ported code calls; toprope's own where left out.
         jobs: number of processes.
         card: what operators are looked up for; a 910B3 where left out.
-        progress: is told how many files are done.
+        progress: called with the number of files that are done.
     """
     modules = {} if runtime is None else {path: runtime(path) for path in files}
     choice, context = choice or Choice(), Context.of(files, card)

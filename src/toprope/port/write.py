@@ -16,7 +16,7 @@ __all__ = ["check_clean", "write"]
 
 
 def check_clean(changed: Iterable[Path]) -> None:
-    """Refuse to go on where a change could not be told from what git does not have yet.
+    """Refuse to go on if the port's changes would mix with changes that are not committed.
 
     Files outside of git are not looked at.
 
@@ -41,7 +41,7 @@ def check_clean(changed: Iterable[Path]) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says; None where there is no git, or no repository."""
+    """Run git and return its output; None without git, or outside a repository."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -54,7 +54,7 @@ def write(ported: Ported, *, backup: bool = False) -> None:
 
     Args:
         ported: the file; nothing happens where nothing is changed.
-        backup: keep the old file beside it, with ".orig" behind its name; an older one of that name stays.
+        backup: keep the old file next to it, with ".orig" behind its name; an older one of that name stays.
     """
     if not ported.changed or ported.skipped:
         return

@@ -1,9 +1,9 @@
-"""Models larger than the memory of a device: attached to it, planned, or as tensors in a stack of levels.
+"""Run models larger than the memory of a device: attach a model, plan it, or keep tensors in a stack of levels.
 
     from toprope.tiers import Tier, TierStack
 
     stack = TierStack([Tier.named("npu:0", 2 * 2**30), Tier.named("cpu", 8 * 2**30), Tier.named("ssd", 32 * 2**30)])
-    stack.put("activations", tensor)   # level 0; what has no room there goes to the host, then to a file
+    stack.put("activations", tensor)   # level 0; tensors without room there go to the host, then to a file
     stack.access("activations")        # on the card again
 
 `toprope.tiers.plan` needs no torch, and importing this imports none.

@@ -1,20 +1,39 @@
-"""Weights in 4 or 8 bits: pages that are decoded, or multiplied as they are.
+"""Weights in 4 or 8 bits ("pages"): quantised tensors that are decoded, or multiplied without decoding them.
 
 Example:
     from toprope.tiers import pages
 
     page = pages.encode(weight, "nvfp4")            # 4.5 bits a value; scales searched for the smallest error
-    pages.decode(page, torch.bfloat16)              # the values again
-    pages.product(x, page)                          # x @ weight.T from the bytes of the page
-    pages.QuantisedLinear.from_linear(layer)        # the same as a layer
-    pages.measure().speedup                         # how many times faster than torch's bf16 it is on this machine
+    pages.decode(page, torch.bfloat16)              # back to bf16 values
+    pages.product(x, page)                          # x @ weight.T from the codes
+    pages.QuantisedLinear.from_linear(layer)        # a layer that does this
+    pages.measure().speedup                         # speed relative to torch's bf16 product on this machine
 """
+
+import warnings
 
 from toprope.tiers.quant.codec import decode, encode
 from toprope.tiers.quant.formats import FORMATS, Format
 from toprope.tiers.quant.linear import QuantisedLinear
 from toprope.tiers.quant.matmul import product
 from toprope.tiers.quant.measure import Measurement, measure
-from toprope.tiers.quant.tensor import Page
+from toprope.tiers.quant.tensor import QuantisedTensor
 
-__all__ = ["FORMATS", "Format", "Measurement", "Page", "QuantisedLinear", "decode", "encode", "measure", "product"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Measurement",
+    "QuantisedLinear",
+    "QuantisedTensor",
+    "decode",
+    "encode",
+    "measure",
+    "product",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name != "Page":  # deprecated in 0.1
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("toprope.tiers.pages.Page is QuantisedTensor now", DeprecationWarning, stacklevel=2)
+    return QuantisedTensor

@@ -1,4 +1,4 @@
-"""What `toprope edit` prints: progress, results, failures, and the same for machines."""
+"""Output of `toprope edit`: progress, results and failures, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 class Console(logging.Handler):
-    """Progress of a run on stderr, its results on stdout. A context: the log's warnings are shown here meanwhile.
+    """Shows the progress of a run on stderr and its results on stdout; as a context also the log's warnings.
 
     Args:
-        jobs: how many there are in the run.
-        quiet: whether only the pictures' paths are printed, and failures.
-        as_json: whether stdout gets a line of JSON for each job instead.
-        cards: on how many of them jobs run at the same time.
+        jobs: number of jobs in the run.
+        quiet: print only the pictures' paths, and failures.
+        as_json: print one line of JSON for each job on stdout instead.
+        cards: number of cards on which jobs run at the same time.
     """
 
     def __init__(self, jobs: int, *, quiet: bool = False, as_json: bool = False, cards: int = 1) -> None:
@@ -42,7 +42,7 @@ class Console(logging.Handler):
         self.say, self.stage = self._display.say, self._display.stage
 
     def watch(self, facts: Callable[[], Mapping[str, Any]], memory: Callable[[], Mapping[str, Any]]) -> None:
-        """Show from now on what is in use: `Engine.describe` and `Engine.memory`."""
+        """Show device and memory use in the progress: from `Engine.describe` and `Engine.memory`."""
         self._display.details = lambda: details(facts(), memory())
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -93,7 +93,7 @@ class Console(logging.Handler):
             self.stage(self._spread())
 
     def _spread(self) -> str:
-        """What runs on several cards; their steps are not known here."""
+        """Text about the jobs that run on several cards, whose steps are not known here."""
         return f"{self._ended} of {self._jobs} ended  on {self._cards} cards: {', '.join(self._running.values())}"
 
     def __enter__(self) -> Console:
@@ -108,11 +108,11 @@ class Console(logging.Handler):
 
 
 def details(facts: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
-    """What an edit uses: device, dtype, attention, rung of the memory ladder, memory.
+    """Format the resources of an edit: device, dtype, attention, rung of the memory ladder, memory.
 
     Args:
-        facts: of `Engine.describe`.
-        memory: of `Engine.memory`, in bytes.
+        facts: result of `Engine.describe`.
+        memory: result of `Engine.memory`, in bytes.
     """
     rung = (facts.get("memory") or {}).get("rung")
     words = [

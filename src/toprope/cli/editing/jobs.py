@@ -95,7 +95,7 @@ def read_record(path: str) -> dict[str, Any]:
         raise UsageError(
             f"{path} is no record of an edit.",
             looked_at=f"its keys {', '.join(record)}" if isinstance(record, dict) else "it is no object",
-            do="give the .json next to a picture, not that of a job that failed",
+            do="give the .json next to a picture; a job that failed has another kind of record",
         )
     return record
 
@@ -103,14 +103,14 @@ def read_record(path: str) -> dict[str, Any]:
 def to_repeat(
     record: Mapping[str, Any], images: Sequence[str], knobs: Mapping[str, Any], folder: str | os.PathLike[str] = "."
 ) -> Job:
-    """The job that makes the picture of a record anew.
+    """Make the job that repeats the edit of a record.
 
     Args:
-        record: that lies beside it.
-        images: one where the picture that was edited lies elsewhere now.
-        knobs: that shall be otherwise.
-        folder: that the record lies in: the picture kept there is taken where the one that was edited is gone or
-            was changed.
+        record: the record next to the picture.
+        images: path of the edited picture, if it is elsewhere now; else empty.
+        knobs: settings that differ from the record's.
+        folder: folder of the record; the copy of the edited picture in it is used if the original is gone or was
+            changed.
 
     Raises:
         UsageError: the record does not say which picture was edited.

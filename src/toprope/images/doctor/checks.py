@@ -1,4 +1,4 @@
-"""Whether pictures can be edited here: packages, and one tiny edit in a process of its own. Imports no torch."""
+"""Doctor's check of image editing: packages, and one tiny edit in a separate process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["NEEDED", "ImageFacts", "Trial", "diagnose", "rows"]
 NEEDED = ("diffusers", "transformers", "accelerate", "peft", "pillow")
 """Packages of the extra `images`."""
 
-BESIDE = {
+OPTIONAL = {
     "gradio": ("images-no-gradio", Message("gradio is not installed: toprope ui needs it."), advice("ui")),
     "torchvision": (
         "images-no-torchvision",
@@ -27,17 +27,17 @@ BESIDE = {
         Message("install the one that belongs to your torch, with pip install --no-deps torchvision==..."),
     ),
 }
-"""Packages without which some of it does not go: the finding that says so."""
+"""Packages that only some functions need, with the finding for each."""
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What was looked at.
+    """Facts of the check.
 
     Attributes:
-        packages: versions of those that are installed, by name.
-        trial: of one edit, see `toprope.images.doctor.selftest_child`; None where it was not tried.
-        ended: how the process ended that tried it, where it said nothing.
+        packages: versions of the installed packages, by name.
+        trial: result of the tiny edit, see `toprope.images.doctor.selftest_child`; None if it was not tried.
+        ended: how the process ended if it returned no result.
     """
 
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -50,15 +50,15 @@ class ImageFacts:
 
 
 class Trial:
-    """A tiny edit in a process that starts now and is waited for later. A context, at whose end it is gone.
+    """A tiny edit in a process that starts at once; `facts` waits for it. A context that ends the process.
 
     Args:
-        environment: its variables; this process's own when left out.
-        wait: seconds that it has.
+        environment: the process's variables; by default those of this process.
+        wait: time limit in seconds.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, *, wait: float = 60.0) -> None:
-        self._packages = {name: found for name in (*NEEDED, *BESIDE) if (found := _version(name))}
+        self._packages = {name: found for name in (*NEEDED, *OPTIONAL) if (found := _version(name))}
         self._child: Child | None = None
         if any(name not in self._packages for name in NEEDED if name != "peft"):
             return
@@ -76,7 +76,7 @@ class Trial:
             self._child.__exit__(kind, error, trace)
 
     def facts(self) -> ImageFacts:
-        """What came of it."""
+        """Wait for the edit, and return the facts."""
         if self._child is None:
             return ImageFacts(self._packages)
         lines, ended = self._child.lines()
@@ -85,7 +85,7 @@ class Trial:
 
 
 def diagnose(facts: ImageFacts) -> tuple[Finding, ...]:
-    """What is to be said about it. Pure."""
+    """Make the findings of the check. Pure."""
     found = []
     missing = [name for name in NEEDED if name not in facts.packages]
     if missing:
@@ -156,17 +156,17 @@ def diagnose(facts: ImageFacts) -> tuple[Finding, ...]:
                 problem=False,
             )
         )
-    for name, (short, what, do) in BESIDE.items():
+    for name, (short, what, do) in OPTIONAL.items():
         if name not in facts.packages:
             found.append(Finding(short, what, (do,), problem=False))
     return tuple(found)
 
 
 def rows(facts: ImageFacts) -> list[tuple[str, Sequence[str]]]:
-    """What there is to see, as rows with a label and parts."""
+    """The facts as rows for the doctor's table, each a label and its parts."""
     said = [
         f"{name} {facts.packages[name]}" if name in facts.packages else Message("no {package}", package=name)
-        for name in (*NEEDED, *BESIDE)
+        for name in (*NEEDED, *OPTIONAL)
     ]
     found: list[tuple[str, Sequence[str]]] = [(Message("images"), said)]
     if facts.trial and "error" not in facts.trial:

@@ -1,6 +1,6 @@
 """The child process of `toprope doctor --images`: one tiny edit on the device that would be chosen, offline.
 
-Run by `toprope.images.doctor.checks` with a file descriptor, on which it says what it found.
+Started by `toprope.images.doctor.checks` with a file descriptor, to which it writes its result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def try_edit(folder: Path) -> dict[str, Any]:
     """Edit a picture twice with a tiny model with random weights.
 
     Args:
-        folder: for the model.
+        folder: folder for the model.
 
     Returns:
-        What was found, ready for JSON: "device", "dtype", "attention", "seconds" of the second edit, and whether the
-        same seed gave the same picture; or an "error".
+        Facts for JSON: "device", "dtype", "attention", "seconds" of the second edit, and "repeatable", True if the same
+        seed gave the same picture; or an "error".
     """
     from toprope.images import EditRequest, Engine
     from toprope.images.example import picture
@@ -55,12 +55,12 @@ def try_edit(folder: Path) -> dict[str, Any]:
 
 
 def _of(engine: Any) -> dict[str, Any]:
-    told = engine.describe()
-    return {name: told[name] for name in ("device", "device_name", "simulated", "dtype")}
+    facts = engine.describe()
+    return {name: facts[name] for name in ("device", "device_name", "simulated", "dtype")}
 
 
 def main(channel: int) -> None:
-    """Write what was found to a file descriptor."""
+    """Write the result to a file descriptor."""
     with tempfile.TemporaryDirectory(prefix="toprope-doctor-") as folder:
         found = try_edit(Path(folder))
     say(channel, "trial", found=found)

@@ -1,7 +1,7 @@
-"""The path that attention takes: from the operators that run in an edit, not from the settings.
+"""Record which attention kernel runs in an edit, from the operators that are called and not from the settings.
 
-`torch.nn.functional.scaled_dot_product_attention` chooses by device, dtype, shapes and mask, and says nothing. On a
-card, the difference between a fused kernel and the plain one is memory that grows with the square of the pixels.
+`torch.nn.functional.scaled_dot_product_attention` chooses by device, dtype, shapes and mask, and does not report it. On
+a card, the difference between a fused kernel and the plain one is memory that grows with the square of the pixels.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ PATHS = {
     "_flash_attn_forward": "flash (flash_attn)",
     "_efficient_attention_forward": "memory-efficient",
 }
-"""Operators that are attention, and what to call them."""
+"""Attention operators, with their names for users."""
 
 
 class AttentionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that counts which attention runs.
+    """Context that counts the attention operators that run.
 
     Attributes:
-        seen: operators of `PATHS` by their full name, and how often.
-        softmaxes: softmaxes outside of them: attention in plain products, where there is no other.
+        seen: number of calls of the operators of `PATHS`, by their full name.
+        softmaxes: number of softmaxes outside of them, which are attention in plain products if there is no other.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class AttentionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def describe(self) -> dict[str, Any]:
-        """What ran, ready for JSON: "path" in words, "operators" with their counts."""
+        """The result for JSON: "path" in words, "operators" with their counts."""
         names = {PATHS[name.partition("::")[2]] for name in self.seen}
         if not names:
             names = {"plain products and softmax"} if self.softmaxes else {"none"}
@@ -70,7 +70,7 @@ class AttentionWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def chosen_backend() -> str | None:
-    """The backend that diffusers' own dispatcher is set to; None where it has none. Older models pass it by."""
+    """The backend that diffusers' dispatcher is set to; None if it has none. Older models do not use it."""
     try:
         from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 

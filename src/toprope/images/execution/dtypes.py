@@ -1,4 +1,4 @@
-"""Which dtype a model is loaded in, and which is the safer one where it goes wrong."""
+"""Choose the dtype in which a model is loaded, and a safer one if its numbers overflow."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32",
     "bfloat16": "bfloat16", "float16": "float16", "float32": "float32",
 }  # fmt: skip
-"""What a dtype can be called, and torch's name for it."""
+"""Names of dtypes for users, with torch's names."""
 
 
 def read_dtype(dtype: str | torch.dtype, device: Device) -> torch.dtype:
-    """The dtype that is meant, of which it is known that it works on the device.
+    """Find a dtype by its name, and check that it works on the device.
 
     Args:
         dtype: "auto" for the best that works; "bf16", "fp16", "fp32", torch's own names, or a torch.dtype.
-        device: where it is tried.
+        device: the device on which it is tried.
 
     Raises:
-        UsageError: no such dtype.
+        UsageError: the dtype is unknown.
         UnsupportedError: it does not work on the device.
     """
     import torch
@@ -50,7 +50,7 @@ def read_dtype(dtype: str | torch.dtype, device: Device) -> torch.dtype:
 
 
 def safer_dtype(dtype: torch.dtype, device: Device) -> torch.dtype | None:
-    """float32 for a shorter dtype, where the device computes in it; None where there is nothing safer."""
+    """Return float32 for a shorter dtype if the device computes in it; None if there is nothing safer."""
     import torch
 
     if dtype == torch.float32 or not device.probe(torch.float32).works:

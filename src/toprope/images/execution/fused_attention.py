@@ -1,8 +1,8 @@
 """Attention by the fused operator of an Ascend NPU, in place of `scaled_dot_product_attention`, for all models alike.
 
-torch_npu sends `scaled_dot_product_attention` to its fused kernel in some releases and for some shapes alone; else the
-scores are kept whole, which takes memory that grows with the square of the pixels. Here the operator is called itself
-wherever it can be, and where it cannot the reason is kept.
+torch_npu sends `scaled_dot_product_attention` to its fused kernel only in some releases and for some shapes; else all
+scores are kept, which takes memory that grows with the square of the pixels. Here the operator is called directly
+wherever possible; otherwise the reason is recorded.
 
 Source of the operator's arguments: torch_npu.npu_fusion_attention, documentation of Ascend Extension for PyTorch.
 """
@@ -121,7 +121,7 @@ def why_not(
 
 
 def _left_out(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """torch's mask, which is true for what counts, as the operator has it: true for what is left out."""
+    """Convert torch's mask, True for positions that count, to the operator's, True for positions that are left out."""
     shape = (query.shape[0], 1 if mask.dim() < 4 or mask.shape[1] == 1 else mask.shape[1], query.shape[2], key.shape[2])
     wide = mask if mask.dim() == 4 else mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     return wide.logical_not().expand(shape).contiguous()

@@ -1,4 +1,4 @@
-"""Whether what a model computed can be a picture: numbers that are finite, and not black where the input is not."""
+"""Check that a model's result can be a picture: its numbers are finite, and it is not black unless the input is."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 __all__ = ["DARK", "NoPicture", "check_latents", "check_pictures"]
 
 DARK = 2.5 / 255
-"""What counts as black: no value of any pixel is above this. It is one level above what rounds to 2 of 255."""
+"""Threshold for black: no value of any pixel is above it. Values up to 2 of 255 are black."""
 
 
 @dataclass
-class NoPicture(Exception):  # noqa: N818 - it never leaves the engine, which tells it as EditGuardError
-    """What the model gave is no picture.
+class NoPicture(Exception):  # noqa: N818 - it never leaves the engine, which raises it as EditGuardError
+    """The model's result is no picture.
 
     Attributes:
-        what: as a part of a sentence: "numbers that are not finite".
-        where: at which step, or which picture.
+        what: the problem, as a part of a sentence: "numbers that are not finite".
+        where: the step or the picture.
     """
 
     what: str
@@ -33,10 +33,10 @@ class NoPicture(Exception):  # noqa: N818 - it never leaves the engine, which te
 
 
 def check_latents(latents: torch.Tensor, number: int, of: int) -> None:
-    """Look at the latents after a step. Waits for the device.
+    """Check the latents after a step. Waits for the device.
 
     Raises:
-        NoPicture: some are not finite; the steps that follow would not mend that.
+        NoPicture: some are not finite; later steps would not fix that.
     """
     import torch
 
@@ -45,14 +45,14 @@ def check_latents(latents: torch.Tensor, number: int, of: int) -> None:
 
 
 def check_pictures(images: torch.Tensor, inputs: Sequence[Image]) -> None:
-    """Look at the pictures that came out.
+    """Check the resulting pictures.
 
-    A black picture is right where the input is black too. One of a single other colour is right as well: an
-    instruction can ask for that, and nothing that goes wrong in a short dtype gives it.
+    A black picture is right if the input is black too. A picture in any other single colour is right as well: an
+    instruction can ask for it, and overflow in a short dtype does not cause it.
 
     Args:
-        images: floats, 0 to 1, (pictures, 3, height, width), on the CPU.
-        inputs: what the model was shown, one for each.
+        images: floats from 0 to 1, (pictures, 3, height, width), on the CPU.
+        inputs: the pictures that the model was shown, one for each result.
 
     Raises:
         NoPicture: some are not finite, or one is black and its input is not.

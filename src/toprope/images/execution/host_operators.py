@@ -1,7 +1,7 @@
-"""Running on the host what a card has no operator for: slow, but the edit goes on. Only where somebody asked for it.
+"""Run operators that a card does not have on the host: slow, but the edit goes on. Only if the user asks for it.
 
-A card refuses an operator for a dtype with a code of its own (EZ1001), or torch finds none at all for the device
-(NotImplementedError). A refusal that a card only tells later, when it is waited for, cannot be caught here.
+A card refuses an operator for a dtype with an error code (EZ1001), or torch finds no operator for the device
+(NotImplementedError). A refusal that a card reports only later, at a synchronisation, cannot be caught here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _TEXTS = re.compile(r"EZ1001|Could not run '.+' with arguments from the|not impl
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether an error says that the device has no such operator, or none for this dtype."""
+    """True if an error means that the device has no such operator, or none for this dtype."""
     return isinstance(error, NotImplementedError) or (
         isinstance(error, RuntimeError) and _TEXTS.search(str(error)) is not None
     )
 
 
 class HostOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which refused operators run on the host, with tensors moved there and results moved back.
+    """Context in which refused operators run on the host, with tensors moved there and results moved back.
 
     Args:
-        notice: told a sentence at the first use of each operator.
+        notice: called with a sentence at the first use of each operator.
 
     Attributes:
-        used: how often each operator ran on the host, by name.
+        used: number of calls on the host by operator name.
     """
 
     def __init__(self, notice: Callable[[str], None]) -> None:
@@ -59,7 +59,7 @@ class HostOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _device_of(args: Any, kwargs: Any) -> torch.device | None:
-    """The device that an operator was called for, None for the host."""
+    """The device of an operator's arguments; None for the host."""
     for each in tree_leaves((args, kwargs)):
         if isinstance(each, torch.Tensor) and each.device.type not in ("cpu", "meta"):
             return each.device
@@ -69,7 +69,7 @@ def _device_of(args: Any, kwargs: Any) -> torch.device | None:
 
 
 def _on_host(func: Any, args: Any, kwargs: Any, where: torch.device, refused: BaseException) -> Any:
-    """What the operator gives on the host, on the device; tensors that it writes to are written to."""
+    """Run an operator on the host, and copy its result and the tensors that it has written to back to the device."""
     copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def to_host(each: Any) -> Any:

@@ -1,7 +1,8 @@
-"""What a family of editing models is to the engine: one class a file, found by the pipeline's name in model_index.json.
+"""Interface between the engine and a family of editing models.
 
-A family loads its pipeline, turns texts into embeddings, and runs the steps. It places nothing on a device, draws no
-seed and writes no file: the engine does, through `toprope.device`, for all families the same.
+Each family is one class in its own file, found by the pipeline's name in model_index.json. A family loads its pipeline,
+turns texts into embeddings, and runs the steps. The engine places the pipeline on a device, through `toprope.device`,
+draws seeds and writes files, in the same way for all families.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ __all__ = [
 
 
 class OnStep(Protocol):
-    """What a family calls after each step of denoising."""
+    """Callback that a family calls after each step of denoising."""
 
     def __call__(self, number: int, of: int, latents: Any, stage: str = "edit") -> None:
-        """Take a step's number from 1, how many there are, the latents, and the stage. It raises to end the edit."""
+        """Report a step: its number from 1, the number of steps, the latents, the stage. It raises to end the edit."""
 
 
 @dataclass(frozen=True)
 class Native:
-    """The sizes that a loaded model is made for.
+    """The sizes of pictures that a loaded model is made for.
 
     Attributes:
-        pixels: how many it was trained to see.
-        multiple: what both sides must be divisible by.
-        square: whether it was trained on squares alone.
-        sizes: the widths and heights that it was trained on; empty where it takes any shape.
-        max_pixels: more than this it cannot see; None where it has no limit of its own.
+        pixels: number of pixels in its training.
+        multiple: divisor of both sides.
+        square: True if it was trained on squares only.
+        sizes: the widths and heights that it was trained on; empty if it takes any shape.
+        max_pixels: largest number of pixels that it can see; None for no limit.
     """
 
     pixels: int
@@ -64,12 +65,12 @@ class Native:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Texts as a pipeline takes them: arguments of its call, tensors with the batch as their first dimension."""
+    """Encoded texts: arguments of the pipeline's call, tensors with the batch as their first dimension."""
 
     arguments: dict[str, Any]
 
     def to(self, device: torch.device) -> Prompt:
-        """The same with its tensors, also those in lists, on a device."""
+        """Copy it to a device, with all tensors, also those in lists."""
         return Prompt({name: _moved(value, device) for name, value in self.arguments.items()})
 
 
@@ -80,7 +81,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def stack_prompts(prompts: Sequence[Prompt]) -> Prompt:
-    """Prompts of several edits as that of one batch; each must have the same arguments in the same shapes."""
+    """Join the prompts of several edits to one for a batch; all must have the same arguments in the same shapes."""
     import torch
 
     def stacked(values: Sequence[Any]) -> Any:
@@ -96,46 +97,46 @@ class Family(ABC):
     """A family of models that edit pictures. A new one is one file in `families/` with a subclass of this."""
 
     name: ClassVar[str]
-    """As the command line has it: "ip2p"."""
+    """Its name on the command line: "ip2p"."""
 
     pipelines: ClassVar[tuple[str, ...]]
-    """Values of "_class_name" in model_index.json that are of this family."""
+    """Values of "_class_name" in model_index.json that belong to this family."""
 
     encoders: ClassVar[tuple[str, ...]]
-    """Components that are only needed for texts: they are freed after encoding where memory is short."""
+    """Components that are only needed for texts; if memory is short, they are freed after encoding."""
 
     denoiser: ClassVar[str]
     """The component that does the steps, and that a LoRA changes: "unet" or "transformer"."""
 
     options: ClassVar[frozenset[str]]
-    """Knobs, of `request.KNOBS`, that it honours. The engine refuses the others where they are given."""
+    """Knobs of `request.KNOBS` that it has. The engine refuses requests with other knobs."""
 
     batches: ClassVar[bool] = True
-    """Whether several edits of one size can go through the pipeline at once."""
+    """True if several edits of one size can go through the pipeline at once."""
 
     prompt_sees_picture: ClassVar[bool] = False
-    """Whether what `encode` gives depends on the picture too, so that it is kept for this text and picture alone."""
+    """True if the result of `encode` depends on the picture too, so that it is cached for this picture only."""
 
     samplers: ClassVar[dict[str, tuple[str, dict[str, Any]]]] = samplers.FLOW
-    """The samplers that can take the place of the model's own, by the name that `EditRequest.sampler` has."""
+    """The samplers that can replace the model's own, by their names in `EditRequest.sampler`."""
 
     likes: ClassVar[frozenset[str]] = frozenset()
-    """Values of `like` that it honours, of `request.LIKES`."""
+    """Values of `like`, of `request.LIKES`, that it supports."""
 
     alternates: ClassVar[tuple[str, ...]] = ()
-    """Components that take the denoiser's place for some steps. A placement that is short of memory may leave them on
-    the host: the family brings them when it is their turn, and takes the denoiser back to the host meanwhile."""
+    """Components that replace the denoiser for some steps. If memory is short, a placement may leave them on the host;
+    the family then moves them to the device for their steps, and the denoiser to the host."""
 
     @abstractmethod
     def defaults(self, pipeline: Any) -> Mapping[str, Any]:
         """A value for every knob in `options`, as the model's authors recommend it."""
 
     def describe(self, pipeline: Any) -> Mapping[str, Any]:
-        """What there is to say about a loaded model beside what all families say, ready for JSON."""
+        """Facts about a loaded model in addition to those of all families, for JSON."""
         return {}
 
     def folders(self, folder: Path) -> Sequence[Path]:
-        """The folders that the model in `folder` is loaded from: it, and others that lie outside of it."""
+        """The folders that a model is loaded from: its own, and others outside of it."""
         return (folder,)
 
     @abstractmethod
@@ -143,10 +144,10 @@ class Family(ABC):
         """The sizes that the loaded model is made for."""
 
     def refuse(self, request: EditRequest) -> None:
-        """Refuse what models of this family have not, before anything is loaded.
+        """Refuse a request for something that models of this family do not have, before anything is loaded.
 
         Raises:
-            UsageError: the first knob, sampler or "like" that is none of its.
+            UsageError: a knob, sampler or "like" is unknown to the family.
         """
         for name in request.given():
             if name not in self.options:
@@ -166,42 +167,46 @@ class Family(ABC):
                 )
 
     def readers(self, pipeline: Any) -> Sequence[Reader]:
-        """The tokenizers of its text encoders with what each reads at most; none where texts are never cut."""
+        """The tokenizers of its text encoders with their limits; none if texts are never cut."""
         return ()
 
     def remarks(self, pipeline: Any, request: EditRequest) -> Sequence[str]:
-        """Sentences that the user should read about a request that can be done; `request` as for `check`."""
+        """Remarks for the user about a valid request; `request` as for `check`."""
         return ()
 
     def check(self, pipeline: Any, request: EditRequest) -> None:  # noqa: B027 - most have nothing to add
-        """Refuse what this model cannot do, before anything is computed. `request` has no None among `options`.
+        """Refuse a request that this model cannot do, before anything is computed.
+
+        Args:
+            pipeline: the model's pipeline.
+            request: a request with a value for each of `options`.
 
         Raises:
-            UsageError: such as refine_strength without the weights for it.
+            UsageError: for instance, refine_strength without the weights for it.
         """
 
     def worded(self, pipeline: Any, instruction: str, description: str) -> str:
-        """An instruction that a refiner reworded, in the form that the model was trained with.
+        """Format a refined instruction in the form that the model was trained with.
 
         Args:
-            pipeline: of the model.
-            instruction: what to do.
-            description: what the picture shall show afterwards; may be "".
+            pipeline: the model's pipeline.
+            instruction: the refined instruction.
+            description: description of the result; may be "".
         """
         return instruction
 
     def least_bytes(self, folder: Path, dtype: torch.dtype) -> int:
-        """Bytes that the weights in a model's folder take at least in a dtype, from the headers of their files."""
+        """Smallest number of bytes for the weights in a model's folder in a dtype, from the headers of their files."""
         return least_bytes(folder, dtype)
 
     @abstractmethod
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
-        """The pipeline on the host, in evaluation mode, from local files alone.
+        """Load the pipeline to the host, in evaluation mode, from local files only.
 
         Args:
-            folder: has model_index.json.
-            dtype: of the weights.
-            components: parts that are there already, or None for one that shall be left out.
+            folder: a folder with model_index.json.
+            dtype: dtype of the weights.
+            components: parts that exist already; the value None leaves a part out.
 
         Raises:
             WeightsError: files are missing or cannot be read.
@@ -212,14 +217,14 @@ class Family(ABC):
     def encode(
         self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
     ) -> Prompt:
-        """Texts as the pipeline takes them, for one edit, on `pipeline._execution_device`.
+        """Encode the texts of one edit on `pipeline._execution_device`.
 
         Args:
-            pipeline: its encoders are ready to run.
-            instruction: what to do.
-            negative: "" where nothing is to be avoided.
-            pictures: the input, one; only families with `prompt_sees_picture` look at it.
-            like: of the request; only families with `likes` look at it.
+            pipeline: the pipeline, with its encoders ready to run.
+            instruction: the instruction.
+            negative: description of what to avoid; may be "".
+            pictures: the input picture; only families with `prompt_sees_picture` use it.
+            like: the request's `like`; only families with `likes` use it.
         """
 
     @abstractmethod
@@ -232,22 +237,22 @@ class Family(ABC):
         generators: Sequence[torch.Generator],
         on_step: OnStep,
     ) -> torch.Tensor:
-        """The edited pictures as one tensor of floats from 0 to 1: (pictures, 3, height, width).
+        """Edit pictures; return one tensor of floats from 0 to 1: (pictures, 3, height, width).
 
-        It must not hide numbers that are not finite: the engine looks for them.
+        It must keep numbers that are not finite, as the engine checks for them.
 
         Args:
-            pipeline: on its device.
-            pictures: RGB, all of one size that suits `native`; one for each picture wanted.
-            request: of the first; knobs are the same for all, none of those in `options` is None.
-            prompt: for all of them.
-            generators: one for each picture.
-            on_step: to be called after each step.
+            pipeline: the pipeline on its device.
+            pictures: RGB pictures of one size that suits `native`, one for each result.
+            request: the first request; knobs are the same for all, and have a value for each of `options`.
+            prompt: the encoded texts of all of them.
+            generators: one random generator for each picture.
+            on_step: called after each step.
         """
 
 
 def diffusers_callback(on_step: OnStep) -> dict[str, Any]:
-    """The arguments of a pipeline of diffusers that have it call `on_step`."""
+    """Arguments with which a pipeline of diffusers calls `on_step`."""
 
     def call(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
         on_step(step + 1, int(pipeline.num_timesteps), values["latents"])
@@ -257,15 +262,15 @@ def diffusers_callback(on_step: OnStep) -> dict[str, Any]:
 
 
 def noise_multiple(multiple: int, factor: int, channels: int) -> int:
-    """The multiple for a picture's sides with which its noise is the same in every dtype: the given one, or twice, ...
+    """Find a divisor of a picture's sides with which its noise is the same in every dtype, by doubling the given one.
 
-    On the CPU, torch draws the same numbers in float32, float16 and bfloat16 where their count is a multiple of 16, and
-    else draws the last 16 of them in another way for each. Real models have so many channels that it always is.
+    On the CPU, torch draws the same numbers in float32, float16 and bfloat16 if their count is a multiple of 16; else
+    it draws the last 16 of them differently for each dtype. Real models have enough channels for this to hold always.
 
     Args:
-        multiple: what the model needs.
-        factor: pixels for one latent, in each direction.
-        channels: of the latents.
+        multiple: the divisor that the model needs.
+        factor: number of pixels for one latent, in each direction.
+        channels: number of channels of the latents.
     """
     while channels * (multiple // factor) ** 2 % 16:
         multiple *= 2
@@ -274,19 +279,19 @@ def noise_multiple(multiple: int, factor: int, channels: int) -> int:
 
 @contextmanager
 def counted_steps(pipeline: Any, on_step: OnStep) -> Iterator[None]:
-    """A context in which every step of a pipeline's scheduler is told: for pipelines that take no callback."""
+    """Context in which `on_step` is called for every step of a pipeline's scheduler; for pipelines without callback."""
     scheduler = pipeline.scheduler
     step, number = scheduler.step, 0
 
-    @wraps(step)  # pipelines look at its arguments
-    def told(*args: Any, **kwargs: Any) -> Any:
+    @wraps(step)  # pipelines inspect its signature
+    def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal number
         result = step(*args, **kwargs)
         number += 1
         on_step(number, len(scheduler.timesteps), result[0])
         return result
 
-    scheduler.step = told
+    scheduler.step = counted
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Which family a model's folder is of: the files of this folder are the list."""
+"""Find the family of a model's folder; each family is a module next to this one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 
 from toprope.errors import UsageError, WeightsError
 from toprope.images.families.base import Family
+from toprope.images.request import EditRequest
 
-__all__ = ["families", "find", "index_of", "named"]
+__all__ = ["families", "find", "index_of", "named", "own_defaults"]
 
 
 @cache
 def families() -> tuple[Family, ...]:
-    """One of each family, by name."""
+    """One object of each family, by name."""
     found = []
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name in ("base", "finding", "loading", "sizes"):
@@ -32,10 +33,10 @@ def families() -> tuple[Family, ...]:
 
 
 def named(name: str) -> Family:
-    """The family of this name.
+    """Find a family by its name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it is unknown.
     """
     for family in families():
         if family.name == name:
@@ -48,10 +49,10 @@ def named(name: str) -> Family:
 
 
 def find(folder: str | os.PathLike[str]) -> tuple[Family, Path]:
-    """The family of the model in a folder, and the folder as a path.
+    """Find the family of the model in a folder; return it with the folder as a path.
 
     Raises:
-        UsageError: it is no folder of a pipeline, or of one that edits nothing.
+        UsageError: it is no folder of a pipeline, or of one that does not edit.
         WeightsError: its model_index.json cannot be read.
     """
     path = Path(folder)
@@ -68,10 +69,10 @@ def find(folder: str | os.PathLike[str]) -> tuple[Family, Path]:
 
 
 def index_of(folder: Path) -> dict[str, Any]:
-    """The contents of a folder's model_index.json.
+    """Read a folder's model_index.json.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the folder has none.
         WeightsError: it cannot be read.
     """
     file = folder / "model_index.json"
@@ -91,3 +92,31 @@ def index_of(folder: Path) -> dict[str, Any]:
     if not isinstance(index, dict):
         raise WeightsError(f"{file} has no names of parts.", looked_at=str(file), do="download the model again")
     return index
+
+
+def own_defaults(folder: Path, family: Family) -> dict[str, Any]:
+    """Read the defaults that a model's own folder has for knobs of its family, from toprope.json; most have none.
+
+    A model that was distilled or trained otherwise than its family needs other steps or guidance:
+    `{"defaults": {"steps": 8, "guidance": 1.0}}`.
+
+    Raises:
+        WeightsError: the file cannot be read, or a value is none that the knob can have.
+    """
+    file = folder / "toprope.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))["defaults"]
+        unknown = sorted(set(values) - family.options)
+        if unknown:
+            raise ValueError(f"models of the family {family.name} have no {', '.join(unknown)}")
+        checked = EditRequest("-", "-", **values).validate()
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = error.what if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        raise WeightsError(
+            f"the defaults in {file} cannot be used: {what}",
+            looked_at=f"knobs of the family {family.name}: {', '.join(sorted(family.options))}",
+            do="write knobs of the family with their values, or remove the file",
+        ) from None
+    return {name: getattr(checked, name) for name in values}

@@ -31,7 +31,7 @@ XL = "StableDiffusionXLInstructPix2PixPipeline"
 
 
 class InstructPix2Pix(Family):
-    """InstructPix2Pix (Brooks et al., 2023): a U-Net that sees the input picture's latents beside the noise."""
+    """InstructPix2Pix (Brooks et al., 2023): a U-Net that sees the input picture's latents next to the noise."""
 
     name = "ip2p"
     pipelines = ("StableDiffusionInstructPix2PixPipeline", XL)
@@ -46,14 +46,14 @@ class InstructPix2Pix(Family):
         return {"negative": "", "steps": 50, "guidance": 5.0 if _is_xl(pipeline) else 7.5, "image_guidance": 1.5}
 
     def native(self, pipeline: Any) -> Native:
-        """The size of the U-Net's latents, times what the VAE makes of them."""
+        """The size of the U-Net's latents times the VAE's scale factor."""
         factor = int(pipeline.vae_scale_factor)
         edge = int(pipeline.unet.config.sample_size) * factor
         deepest = 2 ** (len(pipeline.unet.config.block_out_channels) - 1)
         return Native(edge * edge, noise_multiple(factor * deepest, factor, pipeline.vae.config.latent_channels))
 
     def readers(self, pipeline: Any) -> Sequence[Reader]:
-        """CLIP's, one or two."""
+        """CLIP's tokenizers, one or two."""
         found = (pipeline.tokenizer, getattr(pipeline, "tokenizer_2", None))
         return [Reader("CLIP", each, each.model_max_length) for each in found if each is not None]
 
@@ -68,7 +68,7 @@ class InstructPix2Pix(Family):
     def encode(
         self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
     ) -> Prompt:
-        """Embeddings of the instruction and of what to avoid, one row each; for nothing, SDXL has zeros."""
+        """Embeddings of the instruction and of the negative text, one row each; SDXL has zeros for an empty text."""
         device = pipeline._execution_device
         if _is_xl(pipeline):
             names = (

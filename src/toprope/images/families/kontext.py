@@ -46,7 +46,7 @@ class Kontext(Family):
         return Native(edge * edge, noise_multiple(2 * factor, factor, pipeline.latent_channels), sizes=sizes)
 
     def readers(self, pipeline: Any) -> Sequence[Reader]:
-        """CLIP's and T5's. Of CLIP only the whole counts: what it does not read T5 may still read."""
+        """The tokenizers of CLIP and T5. CLIP gives only a pooled embedding; T5 may read a part that CLIP cuts."""
         return [
             Reader("CLIP", pipeline.tokenizer, pipeline.tokenizer.model_max_length),
             Reader("T5", pipeline.tokenizer_2, _words(pipeline)),

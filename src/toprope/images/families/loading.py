@@ -14,7 +14,7 @@ from toprope.extras import advice
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["from_folder", "need_diffusers", "told_as_weights", "without_bars"]
+__all__ = ["from_folder", "need_diffusers", "weights_errors", "without_bars"]
 
 
 def need_diffusers() -> Any:
@@ -37,8 +37,8 @@ def need_diffusers() -> Any:
 
 
 @contextmanager
-def told_as_weights(folder: Path) -> Iterator[None]:
-    """A context whose errors about files say which model they are of."""
+def weights_errors(folder: Path) -> Iterator[None]:
+    """Context that turns errors about files into WeightsError or PackageError with the model's folder."""
     try:
         yield
     except (EnvironmentProblem, WeightsError, DeviceBrokenError):
@@ -63,7 +63,7 @@ def told_as_weights(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """A context in which diffusers and transformers draw no progress bars for files."""
+    """Context in which diffusers and transformers draw no progress bars for files."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -80,21 +80,21 @@ def without_bars() -> Iterator[None]:
 def from_folder(
     kind: str, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
-    """A pipeline of diffusers on the host, in evaluation mode, without a progress bar of its own.
+    """Load a pipeline of diffusers to the host, in evaluation mode, without its progress bar.
 
     Args:
-        kind: the name of its class in diffusers.
-        folder: has model_index.json.
-        dtype: of the weights.
-        components: parts to take instead of loading them; None for one that is left out.
-        options: more for `from_pretrained`.
+        kind: name of its class in diffusers.
+        folder: a folder with model_index.json.
+        dtype: dtype of the weights.
+        components: parts to use instead of loading them; the value None leaves a part out.
+        options: more arguments for `from_pretrained`.
     """
     cls = getattr(need_diffusers(), kind, None)
     if cls is None:
         raise PackageError(
             f"the installed diffusers has no {kind}.", looked_at=_version("diffusers"), do="pip install -U diffusers"
         )
-    with told_as_weights(folder), without_bars():
+    with weights_errors(folder), without_bars():
         pipeline = cls.from_pretrained(
             os.fspath(folder), dtype=dtype, local_files_only=True, **dict(components or {}), **options
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["QwenEdit"]
 
 PIXELS = 1024 * 1024
-"""What the pipeline shows the model, always: it resizes the input itself."""
+"""Number of pixels that the model sees, always: the pipeline resizes the input itself."""
 
 
 class QwenEdit(Family):
@@ -34,7 +34,7 @@ class QwenEdit(Family):
     prompt_sees_picture = True
 
     def defaults(self, pipeline: Any) -> Mapping[str, Any]:
-        """As in the model's card: 50 steps, true guidance 4, a space for what to avoid."""
+        """The defaults of the model's card: 50 steps, true guidance 4, a space as the negative text."""
         return {"negative": " ", "steps": 50, "guidance": 4.0}
 
     def native(self, pipeline: Any) -> Native:
@@ -63,7 +63,7 @@ class QwenEdit(Family):
     def encode(
         self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
     ) -> Prompt:
-        """Embeddings of the instruction and of what to avoid, both with the picture, as the pipeline makes them."""
+        """Embeddings of the instruction and of the negative text, both with the picture, like the pipeline's own."""
         from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
 
         wide, high, _ = module.calculate_dimensions(PIXELS, pictures[0].width / pictures[0].height)

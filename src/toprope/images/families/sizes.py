@@ -18,8 +18,8 @@ SINGLE = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 def least_bytes(folder: Path, dtype: torch.dtype) -> int:
     """Count the bytes that the weights of a pipeline take at least.
 
-    Only files that are certain to be loaded count: of each part in model_index.json, those of its index or its single
-    file of safetensors. What is not known counts nothing.
+    Only files that are certainly loaded are counted: for each part in model_index.json, the files of its index or its
+    single safetensors file. Unknown files are not counted.
 
     Args:
         folder: has model_index.json.

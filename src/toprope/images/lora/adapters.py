@@ -1,7 +1,7 @@
-"""LoRAs on a model: loaded, listed, scaled, fused, unfused and unloaded, on any family that takes them.
+"""Load, list, scale, fuse, unfuse and unload LoRAs, on models of any family that takes them.
 
-A file is read and compared with the model first (`lora_files`); where anything is wrong, no weight was touched. What
-fusing changes is kept on the host, so that unfusing gives the very weights back and not what rounding leaves of them.
+A file is read and compared with the model first (`files`); if anything is wrong, no weight was changed. Weights
+that fusing changes are kept on the host, so that unfusing restores them exactly, without rounding errors.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Adapter:
     """A LoRA that is on the model.
 
     Attributes:
-        name: of its file without the ending, with a number where another has that name.
-        report: what its file has.
-        scale: how much of it is added.
-        key: what peft knows it by.
+        name: name of its file without the ending, with a number if another one has that name.
+        report: contents of its file.
+        scale: factor with which it is added.
+        key: its name in peft.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Adapter:
     key: str
 
     def as_json(self) -> dict[str, Any]:
-        """What a record says of it."""
+        """Facts about it for a record."""
         report = self.report
         return {
             "name": self.name, "path": str(report.path), "scale": self.scale, "ranks": list(report.ranks),
@@ -70,28 +70,28 @@ class Adapters:
         return len(self._adapters)
 
     def describe(self) -> list[dict[str, Any]]:
-        """All of them, ready for JSON."""
+        """Facts about all of them for JSON."""
         return [each.as_json() | {"fused": self.fused} for each in self]
 
     def specs(self) -> list[Spec]:
-        """What would load the same again."""
+        """Specifications with which the same LoRAs can be loaded again."""
         return [Spec(each.report.path, each.scale) for each in self]
 
-    # What is done with them
+    # Changes
 
     def load(self, lora: str | Spec) -> Adapter:
-        """Load one, in addition to those that are there.
+        """Load one in addition to those that are loaded.
 
         Args:
             lora: "path" or "path:scale".
 
         Raises:
-            LoraError: it does not fit, or the model takes none; the model is as it was.
+            LoraError: it does not fit, or the model takes none; the model is unchanged.
         """
         return self.load_all([lora])[0]
 
     def load_all(self, loras: Sequence[str | Spec]) -> list[Adapter]:
-        """Load several: all of them are looked at before the first is loaded, and all or none are there afterwards."""
+        """Load several: all files are checked before the first one is loaded, and all or none are loaded afterwards."""
         specs = [read_spec(each) if isinstance(each, str) else each for each in loras]
         files = [inspect(self._loaded, each.path) for each in specs]
         for file in files:
@@ -122,10 +122,10 @@ class Adapters:
         return added
 
     def scale(self, name: str, scale: float) -> None:
-        """Set how much of one is added: 1 as it was trained, 0 nothing.
+        """Set the scale of one: 1 as it was trained, 0 for none of it.
 
         Raises:
-            LoraError: it is not there, or the number cannot be one.
+            LoraError: it is not loaded, or the number is no scale.
         """
         adapter, number = self.named(name), check_scale(scale)
         with self._unfused():
@@ -133,10 +133,10 @@ class Adapters:
             self._activate()
 
     def fuse(self) -> None:
-        """Make all of them part of the weights: nothing is added while computing, which is faster.
+        """Add all of them to the weights, so that nothing is added while computing, which is faster.
 
         Raises:
-            LoraError: they would be in the weights that refine, too.
+            LoraError: they would also be added to the weights of the refine stage.
         """
         if self.fused or not self._adapters:
             return
@@ -162,15 +162,15 @@ class Adapters:
         self.fused = True
 
     def unfuse(self) -> None:
-        """Give the weights back as they were, bit for bit, and add the LoRAs while computing."""
+        """Restore the weights bit for bit, and add the LoRAs while computing."""
         self._restore()
         self.fused = False
 
     def unload(self, name: str | None = None) -> None:
-        """Take one off, or all. The others stay as they are, fused or not.
+        """Unload one, or all. The others stay fused or not fused.
 
         Raises:
-            LoraError: it is not there.
+            LoraError: it is not loaded.
         """
         gone = list(self._adapters) if name is None else [self.named(name)]
         with self._unfused():
@@ -179,10 +179,10 @@ class Adapters:
             self._activate()
 
     def set(self, loras: Sequence[str]) -> None:
-        """Have exactly these on the model, in this order; those that are there already are scaled.
+        """Load exactly these, in this order; those that are loaded already are scaled.
 
         Raises:
-            LoraError: one does not fit; the model is as it was.
+            LoraError: one does not fit; the model is unchanged.
         """
         wanted = [read_spec(each) for each in loras]
         there = {each.report.path: each for each in self}
@@ -205,10 +205,10 @@ class Adapters:
             raise
 
     def named(self, name: str) -> Adapter:
-        """The one of a name.
+        """Find a loaded LoRA by its name.
 
         Raises:
-            LoraError: it is not there.
+            LoraError: it is not loaded.
         """
         for each in self._adapters:
             if each.name == name:
@@ -223,7 +223,7 @@ class Adapters:
 
     def _free_name(self, report: Report) -> str:
         stem, names = report.path.stem, {each.name for each in self._adapters}
-        if stem in ("pytorch_lora_weights", "adapter_model"):  # what everybody's file is called
+        if stem in ("pytorch_lora_weights", "adapter_model"):  # the default names of such files
             stem = report.path.resolve().parent.name
         number = next(
             each for each in range(1, len(names) + 2) if (stem if each == 1 else f"{stem}-{each}") not in names
@@ -237,7 +237,7 @@ class Adapters:
         return [part for name in names if (part := getattr(pipeline, name, None)) is not None]
 
     def _layers(self, of: Any = None) -> list[Any]:
-        """The layers that peft has put in the place of the model's, of all components or of one."""
+        """The layers with which peft has replaced the model's, of all components or of one."""
         if not self._adapters and of is None:
             return []
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -246,7 +246,7 @@ class Adapters:
         return [each for part in parts for each in part.modules() if isinstance(each, BaseTunerLayer)]
 
     def _inject(self, adapter: Adapter, file: LoraFile) -> None:
-        """Let diffusers put one on, component by component, and look whether all of it is there."""
+        """Load one with diffusers, component by component, and check that all its layers were taken."""
         from toprope.images.families.loading import without_bars
 
         with without_bars(), warnings.catch_warnings():
@@ -273,7 +273,7 @@ class Adapters:
                 raise RuntimeError(f"{found} of {count} layers of {name} took it")
 
     def _activate(self) -> None:
-        """Have those that are there added with their scales; what has the scale 0 is not computed at all."""
+        """Activate the loaded LoRAs with their scales; one with the scale 0 is not computed at all."""
         on = [each.key for each in self._adapters if each.scale]
         for layer in self._layers():
             for each in self._adapters:
@@ -313,7 +313,7 @@ class Adapters:
 
 
 class _Unfused:
-    """A context in which LoRAs are not fused; afterwards they are again, where they were."""
+    """Context in which LoRAs are not fused; afterwards they are fused again if they were before."""
 
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters
@@ -329,15 +329,15 @@ class _Unfused:
 
 
 def open_all(loaded: Loaded, loras: Sequence[str | Spec], *, fused: bool = False) -> Adapters:
-    """The LoRAs of a model that was just loaded.
+    """Load LoRAs on a model that was just loaded.
 
     Args:
         loaded: the model.
         loras: "path" or "path:scale" each.
-        fused: whether to fuse them.
+        fused: fuse them.
 
     Raises:
-        LoraError: one does not fit; none is on the model then.
+        LoraError: one does not fit; none is loaded then.
     """
     made = Adapters(loaded)
     made.load_all(loras)
@@ -358,7 +358,7 @@ def _need_peft() -> None:
 
 
 def _remove_layers(part: Any) -> None:
-    """Have the model's own layers back in the place of peft's, as diffusers does it for one of its models."""
+    """Replace peft's layers by the model's own, as diffusers does it for one of its models."""
     from diffusers.utils import recurse_remove_peft_layers
 
     recurse_remove_peft_layers(part)

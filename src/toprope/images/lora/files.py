@@ -1,4 +1,4 @@
-"""What a LoRA's file has, compared with the model that it is for: before any weight of the model is touched."""
+"""Read a LoRA's file, and compare it with the model before any weight of the model is changed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["LoraFile", "Report", "Spec", "check_scale", "inspect", "read_spec", 
 SUFFIX = ".safetensors"
 
 MOST_SCALE = 100.0
-"""Nobody means more; it would be a forgotten decimal point."""
+"""Largest scale; a larger one is taken for a forgotten decimal point."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A LoRA that is wanted: "path" or "path:scale".
+    """Specification of a LoRA: "path" or "path:scale".
 
     Attributes:
-        path: of the file, or of a folder with one.
-        scale: how much of it is added; 1 is as it was trained.
+        path: the file, or a folder with one file.
+        scale: factor with which it is added; 1 is as it was trained.
     """
 
     path: Path
@@ -43,7 +43,7 @@ def read_spec(text: str) -> Spec:
     """Read "path" or "path:scale". A path may have colons: what is not a number after the last one belongs to it.
 
     Raises:
-        LoraError: the scale cannot be one.
+        LoraError: the scale is invalid.
     """
     path, colon, number = text.rpartition(":")
     if not colon or not path:
@@ -56,10 +56,10 @@ def read_spec(text: str) -> Spec:
 
 
 def check_scale(scale: float) -> float:
-    """The scale, where it can be one.
+    """Check a scale, and return it as a float.
 
     Raises:
-        LoraError: it cannot.
+        LoraError: it is invalid.
     """
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise LoraError(f"{scale!r} is no scale of a LoRA.", do="give a number such as 0.8")
@@ -70,20 +70,20 @@ def check_scale(scale: float) -> float:
 
 @dataclass
 class Report:
-    """What is in a file, and what is wrong with it for a model.
+    """Contents of a file, and its mismatches with a model.
 
     Attributes:
-        path: of the file.
-        bytes: of the file.
-        sha256: of the file.
-        tensors: how many there are.
-        modules: how many layers it changes, by the pipeline's component.
-        targets: the names of those layers within their blocks, such as "to_q".
-        ranks: that occur.
-        scales: alpha divided by rank that occur: what is added at a scale of 1.
-        unexpected: names that belong to no layer of the model, or are none of a LoRA.
-        missing: halves that lack the other.
-        shapes: tensors of another shape than the model's layer has.
+        path: the file.
+        bytes: size of the file.
+        sha256: hash of the file.
+        tensors: number of tensors.
+        modules: number of layers that it changes, by the pipeline's component.
+        targets: names of these layers within their blocks, such as "to_q".
+        ranks: the ranks in the file.
+        scales: the quotients alpha / rank in the file: the factor at a scale of 1.
+        unexpected: names that belong to no layer of the model, or are not of a LoRA.
+        missing: matrices whose other half is missing.
+        shapes: tensors with another shape than the model's layer.
         values: tensors with numbers that are not finite.
     """
 
@@ -102,18 +102,18 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        """Whether it can be loaded."""
+        """True if it can be loaded."""
         return bool(self.modules) and not (self.unexpected or self.missing or self.shapes or self.values)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """The report for JSON."""
         return vars(self) | {"path": str(self.path), "fits": self.fits}
 
     def check(self) -> None:
-        """Refuse what does not fit.
+        """Refuse a file that does not fit.
 
         Raises:
-            LoraError: with all that is wrong, and the first of each.
+            LoraError: it does not fit; the error lists all kinds of mismatch with the first of each.
         """
         if self.fits:
             return
@@ -136,12 +136,12 @@ class Report:
 
 @dataclass
 class LoraFile:
-    """A file that was read, in the names of diffusers.
+    """A file that was read, with diffusers' names.
 
     Attributes:
-        report: what is in it.
-        tensors: by component and name.
-        alphas, metadata: what the file says about scales, as diffusers has it.
+        report: the report on it.
+        tensors: tensors by component and name.
+        alphas, metadata: facts about scales in the file, in diffusers' form.
     """
 
     report: Report
@@ -151,10 +151,10 @@ class LoraFile:
 
 
 def find_file(path: Path) -> Path:
-    """The file that a path means.
+    """Find the file of a path.
 
     Raises:
-        LoraError: there is none, or several, or it is of a kind that runs code when it is read.
+        LoraError: there is none, or several, or it is of a kind that can run code when it is read.
     """
     if path.is_dir():
         found = sorted(path.glob(f"*{SUFFIX}"))
@@ -220,7 +220,10 @@ def _read(pipeline: Any, file: Path) -> tuple[list[str], dict[str, Any], Any, An
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             raw = sorted(opened.keys())
-            known = renamed({name: opened.get_tensor(name) for name in raw}, pipeline)
+            own = unwrapped({name: opened.get_tensor(name) for name in raw})
+        known = renamed(own, pipeline)
+        if known is None and own.keys() != set(raw):
+            known = own
         options: dict[str, Any] = {"weight_name": file.name, "local_files_only": True, "return_lora_metadata": True}
         if any("lora_unet_" in name for name in raw) and hasattr(pipeline, "unet"):
             options["unet_config"] = pipeline.unet.config
@@ -253,10 +256,34 @@ def _read(pipeline: Any, file: Path) -> tuple[list[str], dict[str, Any], Any, An
 _FOREIGN = "diffusion_model."
 """How names begin in files of ComfyUI and of ai-toolkit, in place of the component's name."""
 
-_PART = re.compile(
-    r"(?P<module>.+)\.(?:(?P<side>lora_A|lora_B|lora_down|lora_up)(?:\.default)?\.weight|(?P<alpha>alpha))"
-)
+_PART = re.compile(r"(?P<module>.+)\.(?:(?P<side>lora_A|lora_B|lora_down|lora_up)\.weight|(?P<alpha>alpha))")
 _SIDES = {"lora_A": "lora_A", "lora_down": "lora_A", "lora_B": "lora_B", "lora_up": "lora_B"}
+
+
+_WRAPPERS = re.compile(r"(^|\.)(?:base_model\.model|_orig_mod|module)(?=\.)")
+"""Names that peft, torch.compile and DistributedDataParallel put before those of the model that they wrap."""
+
+_ADAPTER = re.compile(r"\.(lora_[AB])\.(?!weight$|bias$)(?P<name>[^.]+)\.(weight|bias)$")
+"""The name of the adapter, as in a state dict of peft that was saved without its `get_peft_model_state_dict`."""
+
+
+def unwrapped(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a LoRA by the names of the model's own layers, without those of what it was wrapped in while trained.
+
+    Args:
+        tensors: of the file, by their names there.
+
+    Raises:
+        ValueError: the file has several adapters, so that it is not clear which one is meant.
+    """
+    adapters = {found["name"] for name in tensors if (found := _ADAPTER.search(name))}
+    if len(adapters) > 1:
+        raise ValueError(f"it has {len(adapters)} adapters: {', '.join(sorted(adapters))}")
+
+    def own(name: str) -> str:
+        return _ADAPTER.sub(r".\1.\3", _WRAPPERS.sub(r"\1", name).replace("..", ".").lstrip("."))
+
+    return {own(name): tensor for name, tensor in tensors.items()}
 
 
 def renamed(tensors: Mapping[str, torch.Tensor], pipeline: Any) -> dict[str, torch.Tensor] | None:
@@ -310,7 +337,7 @@ def _as_peft(some: dict[str, Any], model: Any) -> dict[str, Any]:
         if hasattr(model, "load_lora_adapter"):
             return dict(convert_unet_state_dict_to_peft(some))
         converted = convert_state_dict_to_peft(convert_state_dict_to_diffusers(some))
-    except ValueError:  # names of none of the forms that it knows: they are told as they are
+    except ValueError:  # names in no known form: they are reported unchanged
         return some
     if not hasattr(model, "text_model"):
         return {name.removeprefix("text_model."): tensor for name, tensor in converted.items()}
@@ -362,7 +389,7 @@ def _compare(report: Report, part: str, model: Any, some: Mapping[str, torch.Ten
 
 
 def _linear(layer: Any) -> Any:
-    """The layer that a LoRA can change, without the LoRAs that are on it; None where it is of no such kind."""
+    """The layer that a LoRA can change, without the LoRAs on it; None if LoRAs cannot change it."""
     from torch import nn
 
     while layer is not None and not isinstance(layer, nn.Linear | nn.Conv2d):
@@ -371,13 +398,13 @@ def _linear(layer: Any) -> Any:
 
 
 def _shapes(layer: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the two matrices of a rank must be for a layer."""
+    """Shapes of a layer's two matrices with a rank."""
     out, *rest = layer.weight.shape
     return (rank, *rest), (out, rank, *(1 for _ in rest[1:]))
 
 
 def _target(module: str) -> str:
-    """The last names of a layer, up to the number of its block: "to_out.0" of "blocks.3.attn.to_out.0"."""
+    """The last parts of a layer's name: "to_out.0" of "blocks.3.attn.to_out.0"."""
     names = module.split(".")
     return ".".join(names[-2:]) if names[-1].isdigit() else names[-1]
 
@@ -386,5 +413,5 @@ def _scales(ranks: Iterable[int], alphas: Any, metadata: Any) -> set[float]:
     ranks = [each for each in ranks if each]
     if alphas:
         return {round(float(alpha) / rank, 6) for alpha in alphas.values() for rank in ranks}
-    told = [value for name, value in (metadata or {}).items() if name.rpartition(".")[2] == "lora_alpha"]
-    return {round(float(alpha) / rank, 6) for alpha in told for rank in ranks} or ({1.0} if ranks else set())
+    given = [value for name, value in (metadata or {}).items() if name.rpartition(".")[2] == "lora_alpha"]
+    return {round(float(alpha) / rank, 6) for alpha in given for rank in ranks} or ({1.0} if ranks else set())

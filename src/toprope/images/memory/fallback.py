@@ -1,6 +1,6 @@
-"""The memory ladder: its rungs from top to bottom, and which one follows when memory runs out. Pure, no torch.
+"""The memory ladder: its rungs from top to bottom, and the next one when memory runs out. Pure, no torch.
 
-Every rung takes less of the device than the one above it, and has what those above it have, where that goes together.
+Every rung takes less memory of the device than the one above it, and includes the measures above it if possible.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["RUNGS", "Rung", "below", "rung"]
 
 @dataclass(frozen=True)
 class Rung:
-    """A way to have a pipeline compute on a device.
+    """A way to place a pipeline's parts.
 
     Attributes:
-        name: as the command line has it.
-        says: what is done, as a part of a sentence.
-        costs: what is paid for the memory.
-        automatic: whether "auto" goes there. Text encoders in few bits are only for who asks for them.
+        name: its name on the command line.
+        says: description, as a part of a sentence.
+        costs: the price for the saved memory.
+        automatic: True if "auto" uses it. Quantised text encoders are used only on request.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Modules that lie on the host and are on the device for a while: as a whole, or layer by layer through tiers.
+"""Modules on the host that are moved to the device temporarily: as a whole, or layer by layer through tiers.
 
-What was on the host stays there meanwhile: going home moves nothing, and gives the very tensors back.
+The tensors on the host are kept meanwhile, so that going back restores the same tensors without a copy.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 __all__ = ["Guest", "Streamed", "Whole", "bytes_of"]
 
 SMALL = 2**20
-"""Tensors of fewer bytes stay on the device while their module is there, as in `toprope.tiers`."""
+"""Tensors with fewer bytes stay on the device while their module is there, as in `toprope.tiers`."""
 
 MEASURED = 256 * 2**20
-"""From so many bytes on, links to the device are measured, once."""
+"""Size of a module in bytes from which the links to the device are measured, once."""
 
 
 def bytes_of(module: nn.Module) -> int:
-    """What its weights and buffers take; those with two names are counted once."""
+    """Bytes of a module's weights and buffers; tied ones are counted once."""
     found = {id(each): each.nbytes for each in (*module.parameters(), *module.buffers())}
     return sum(found.values())
 
 
 class Guest(ABC):
-    """A module that comes to the device and goes home.
+    """A module that can be moved to the device and back to the host.
 
     Args:
-        module: on the host.
-        device: where it comes to.
+        module: the module, on the host.
+        device: the device.
     """
 
     def __init__(self, module: nn.Module, device: Device) -> None:
@@ -48,7 +48,7 @@ class Guest(ABC):
         self.here = False
 
     def come(self) -> None:
-        """Come, where it is not here. Raises where memory runs out; it is at home then."""
+        """Move to the device, unless it is there. Raises if memory runs out; it is on the host then."""
         if not self.here:
             try:
                 self._come()
@@ -58,7 +58,7 @@ class Guest(ABC):
             self.here = True
 
     def go(self) -> None:
-        """Go home, where it is here."""
+        """Move back to the host, unless it is there."""
         if self.here:
             self.here = False
             self._go()
@@ -70,12 +70,12 @@ class Guest(ABC):
     def _go(self) -> None: ...
 
     def describe(self) -> dict[str, Any]:
-        """What there is to say about it, ready for JSON."""
+        """Facts about it for JSON."""
         return {"bytes": bytes_of(self.module)}
 
 
 class Whole(Guest):
-    """One that comes with all its weights and buffers."""
+    """A guest that is moved with all its weights and buffers at once."""
 
     def __init__(self, module: nn.Module, device: Device) -> None:
         super().__init__(module, device)
@@ -107,12 +107,12 @@ def _copy(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
 
 
 class Streamed(Guest):
-    """One whose weights come when their layer runs.
+    """A guest whose weights are loaded when their layer runs.
 
     Args:
-        module: on the host.
-        device: where it computes.
-        budget: asked for the bytes that its weights may take there; None for as few as it can do with.
+        module: the module, on the host.
+        device: the device that computes.
+        budget: returns the bytes that its weights may take on the device; None for the smallest possible number.
     """
 
     _links: Any = None
@@ -161,7 +161,7 @@ class Streamed(Guest):
             handle.detach()
 
     def describe(self) -> dict[str, Any]:
-        """Its bytes; those of the device that it may take, how much of it stays there, and what comes from the host."""
+        """Facts for JSON: its bytes, its budget on the device, the groups that stay there, and the loaded bytes."""
         found = super().describe()
         handle = self._handle
         if handle is None:

@@ -1,4 +1,4 @@
-"""The rungs of the memory ladder as placements; what each does and costs is in `fallback`."""
+"""The rungs of the memory ladder as placements; `fallback` describes the effect and the cost of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["make"]
 
 
 class _Vae:
-    """Slicing and tiling of a pipeline's VAE: switched on, and back to what they were."""
+    """Slicing and tiling of a pipeline's VAE: switches them on, and restores their settings."""
 
     NAMES = ("slicing", "tiling")
 
@@ -25,7 +25,7 @@ class _Vae:
         self._were: dict[str, bool] = {}
 
     def on(self, loaded: Loaded) -> None:
-        """One picture after the other, in tiles where they are large."""
+        """Process one picture at a time, large ones in tiles."""
         vae = getattr(loaded.pipeline, "vae", None)
         for name in self.NAMES:
             if hasattr(vae, f"enable_{name}") and hasattr(vae, f"use_{name}") and name not in self._were:
@@ -33,14 +33,14 @@ class _Vae:
                 getattr(vae, f"enable_{name}")()
 
     def off(self, loaded: Loaded) -> None:
-        """As it was."""
+        """Restore the settings."""
         for name, was in self._were.items():
             if not was:
                 getattr(loaded.pipeline.vae, f"disable_{name}")()
         self._were.clear()
 
     def describe(self) -> dict[str, Any]:
-        """What is on."""
+        """The settings that are on, for JSON."""
         return {f"vae_{name}": True for name in self._were}
 
 
@@ -58,17 +58,17 @@ class Tiled(OnDevice):
         super().place(loaded)
 
     def undo(self, loaded: Loaded) -> None:
-        """Both off, and the parts back."""
+        """Restore both settings, and move the parts back."""
         self._vae.off(loaded)
         super().undo(loaded)
 
     def describe(self) -> dict[str, Any]:
-        """What is on."""
+        """The settings that are on, for JSON."""
         return self._vae.describe()
 
 
 class FourBit(Tiled):
-    """The same, with text encoders in 4.5 bits. Their own layers stay on the host, and come back with `undo`."""
+    """Like `Tiled`, with text encoders in 4.5 bits per value. `undo` restores their layers, which stay on the host."""
 
     rung = "encoders-4bit"
     keeps = False
@@ -77,21 +77,21 @@ class FourBit(Tiled):
     def __init__(self) -> None:
         super().__init__()
         self._own: list[tuple[nn.Module, str, nn.Module]] = []
-        self._told: dict[str, Any] = {}
+        self._described: dict[str, Any] = {}
 
     def place(self, loaded: Loaded) -> None:
-        """Encode linear layers, and move the parts."""
+        """Quantise linear layers, and move the parts."""
         for name, encoder in _parts(loaded, encoders=True).items():
             before = bytes_of(encoder)
             count = self._encode(encoder)
-            self._told[name] = {"layers": count, "bytes": bytes_of(encoder), "bytes_before": before}
+            self._described[name] = {"layers": count, "bytes": bytes_of(encoder), "bytes_before": before}
         super().place(loaded)
 
     def _encode(self, encoder: nn.Module) -> int:
-        """Put pages in the place of linear layers; how many.
+        """Replace linear layers by quantised ones, and return their number.
 
-        Left out are layers with a LoRA, those that share their weight with an embedding, and those that transformers
-        keeps in float32, whose dtype it asks for while they run (T5's "wo").
+        Layers with a LoRA, layers that share their weight with an embedding, and layers that transformers keeps in
+        float32 and whose dtype it inspects while they run (T5's "wo"), stay.
         """
         from toprope.tiers.pages import QuantisedLinear
 
@@ -113,22 +113,22 @@ class FourBit(Tiled):
         return len(found)
 
     def undo(self, loaded: Loaded) -> None:
-        """The layers that were there, all on the host."""
+        """Restore the original layers, and move all parts to the host."""
         super().undo(loaded)
         while self._own:
             owner, short, layer = self._own.pop()
             setattr(owner, short, layer.to("cpu"))
-        self._told.clear()
+        self._described.clear()
 
     def describe(self) -> dict[str, Any]:
-        """What is on, and what became smaller."""
-        return super().describe() | {"format": self.FORMAT, "encoders": dict(self._told)}
+        """The settings that are on, and the sizes of the quantised encoders, for JSON."""
+        return super().describe() | {"format": self.FORMAT, "encoders": dict(self._described)}
 
 
 class ByTurns(Placement):
-    """Parts come to the device when it is their turn: each text encoder for itself, and then all the rest.
+    """Parts are moved to the device when they are needed: each text encoder alone, and then all the others.
 
-    A part that refines stays on the host: the model's stages bring it.
+    A refiner stays on the host: the model's stages move it.
     """
 
     rung = "encoders"
@@ -139,7 +139,7 @@ class ByTurns(Placement):
         self._rest: dict[str, Guest] = {}
 
     def place(self, loaded: Loaded) -> None:
-        """Nothing comes yet."""
+        """Prepare the parts; none is moved yet."""
         pin_device(loaded)
         self._vae.on(loaded)
         self._encoders = self._guests(loaded, encoders=True)
@@ -150,7 +150,7 @@ class ByTurns(Placement):
         return {name: Whole(part, loaded.device) for name, part in parts.items() if name != "refiner"}
 
     def undo(self, loaded: Loaded) -> None:
-        """All go home."""
+        """Move all parts back to the host."""
         self._send_home(loaded)
         self._vae.off(loaded)
         self._encoders, self._rest = {}, {}
@@ -162,7 +162,7 @@ class ByTurns(Placement):
 
     @contextmanager
     def encoding(self, loaded: Loaded) -> Iterator[None]:
-        """Each encoder is there while it runs."""
+        """Context in which each encoder is on the device while it runs."""
         self._send_home(loaded)
         hooks = []
         try:
@@ -178,9 +178,9 @@ class ByTurns(Placement):
 
     @contextmanager
     def running(self, loaded: Loaded) -> Iterator[None]:
-        """The rest is there, and stays until something has to be encoded."""
+        """Context with the other parts on the device; they stay until a text has to be encoded."""
         rest = list(self._rest.values())
-        # those that come whole come first: the others share what they leave
+        # whole parts are moved first: the streamed ones share the memory that is left
         self._bring(loaded, [each for each in rest if not isinstance(each, Streamed)])
         self._bring(loaded, [each for each in rest if isinstance(each, Streamed)])
         yield
@@ -190,14 +190,14 @@ class ByTurns(Placement):
             guest.come()
 
     def describe(self) -> dict[str, Any]:
-        """What is on."""
+        """The settings that are on, for JSON."""
         return self._vae.describe()
 
 
 def _by_itself(guest: Guest) -> list[Any]:
-    """Hooks that have a module come before it runs and go afterwards, also when it fails.
+    """Register hooks that move a module to the device before it runs and back afterwards, also when it fails.
 
-    Pipelines that look where the module is give it its inputs there: they come too.
+    A pipeline may put the inputs where the module is at that moment, so these are moved too.
     """
     place = guest.device.torch_device
 
@@ -219,17 +219,17 @@ def _moved(value: Any, place: Any) -> Any:
 
 
 class Tiers(ByTurns):
-    """Weights of text encoders, denoiser and refiner come when their layer runs.
+    """Weights of text encoders, denoiser and refiner are loaded when their layer runs.
 
     Args:
-        least: whether weights take as little as they can; else half of what is free when they come.
+        least: give weights as little memory as possible; else half of the memory that is free when they are attached.
     """
 
     def __init__(self, *, least: bool = False) -> None:
         super().__init__()
         self._least = least
         self.rung = "tiers-least" if least else "tiers"
-        self._told: dict[str, Any] = {}
+        self._described: dict[str, Any] = {}
         self._room = 0
 
     def _guests(self, loaded: Loaded, *, encoders: bool) -> dict[str, Guest]:
@@ -242,7 +242,7 @@ class Tiers(ByTurns):
         return guests
 
     def _bring(self, loaded: Loaded, guests: list[Guest]) -> None:
-        """They share half of what is free now."""
+        """Attach guests, which share half of the free memory."""
         coming = sum(not guest.here for guest in guests)
         if coming and not self._least:
             self._room = _free(loaded) // 2 // coming
@@ -250,26 +250,26 @@ class Tiers(ByTurns):
 
     @contextmanager
     def encoding(self, loaded: Loaded) -> Iterator[None]:
-        """As above, and what there is to say is kept, as they go afterwards."""
+        """Like `ByTurns.encoding`; the encoders' plans are recorded, as they are detached afterwards."""
         with super().encoding(loaded):
-            self._tell()
+            self._describe_parts()
             yield
 
     @contextmanager
     def running(self, loaded: Loaded) -> Iterator[None]:
-        """As above."""
+        """Like `ByTurns.running`; the parts' plans are recorded."""
         with super().running(loaded):
-            self._tell()
+            self._describe_parts()
             yield
 
-    def _tell(self) -> None:
+    def _describe_parts(self) -> None:
         for name, guest in (*self._encoders.items(), *self._rest.items()):
             if guest.here:
-                self._told[name] = guest.describe()
+                self._described[name] = guest.describe()
 
     def describe(self) -> dict[str, Any]:
-        """What is on, and where the last plan of each part had its weights."""
-        return super().describe() | {"parts": dict(self._told)}
+        """The settings that are on, and the last plan of each part, for JSON."""
+        return super().describe() | {"parts": dict(self._described)}
 
 
 def _parts(loaded: Loaded, *, encoders: bool) -> dict[str, nn.Module]:
@@ -282,7 +282,7 @@ def _parts(loaded: Loaded, *, encoders: bool) -> dict[str, nn.Module]:
 
 
 def _free(loaded: Loaded) -> int:
-    """Bytes of the device that are free now."""
+    """Free bytes of the device."""
     loaded.device.empty_cache()
     memory = loaded.device.memory()
     if memory.free is not None:

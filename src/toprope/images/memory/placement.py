@@ -1,7 +1,7 @@
-"""Where a pipeline's parts lie while it works: the seam between the engine and the rungs of the memory ladder.
+"""Placement of a pipeline's parts: interface between the engine and the rungs of the memory ladder.
 
-The engine asks a `Placement` for everything about memory. Here is the plain one, "none": all of it on the device. The
-others are in `toprope.images.memory.offload_policies`.
+The engine leaves everything about memory to a `Placement`. This module has the plain one, "none": all parts on the
+device. The others are in `toprope.images.memory.offload_policies`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.images.families.base import Family
+from toprope.images.families.finding import own_defaults
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +26,14 @@ __all__ = ["Loaded", "OnDevice", "Placement", "move_parts", "pin_device"]
 
 @dataclass
 class Loaded:
-    """A pipeline and what it was loaded with: what a placement, a LoRA or a guard works on.
+    """A loaded pipeline with its family, folder, device and dtype.
 
     Attributes:
-        family: knows its components' names.
-        folder: it came from.
-        pipeline: itself, loaded on the host.
-        device: where it computes.
-        dtype: of its weights.
+        family: its family.
+        folder: the folder that it was loaded from.
+        pipeline: the pipeline, loaded on the host.
+        device: the device that computes.
+        dtype: dtype of its weights.
     """
 
     family: Family
@@ -41,6 +42,13 @@ class Loaded:
     device: Device
     dtype: torch.dtype
 
+    def __post_init__(self) -> None:
+        self._own = own_defaults(self.folder, self.family)
+
+    def defaults(self) -> dict[str, Any]:
+        """Value of each knob that is left out: the one in the model's folder, else the family's."""
+        return {**self.family.defaults(self.pipeline), **self._own}
+
     @property
     def dtype_name(self) -> str:
         """The dtype without "torch."."""
@@ -48,32 +56,32 @@ class Loaded:
 
 
 class Placement(ABC):
-    """One way to have a pipeline compute on a device."""
+    """Places a pipeline's parts so that it computes on a device."""
 
     rung: str
     """Its name on the ladder."""
 
     keeps: bool = False
-    """Whether modules and weights stay the objects that they are, so that LoRAs can come and go while it is placed."""
+    """True if modules and weights stay the same objects, so that LoRAs can be changed while it is placed."""
 
     @abstractmethod
     def place(self, loaded: Loaded) -> None:
-        """Make it ready: called once, the device being the thread's current one. May raise out of memory."""
+        """Make the pipeline ready; called once, with the device as the thread's current one. May run out of memory."""
 
     @abstractmethod
     def undo(self, loaded: Loaded) -> None:
-        """Leave nothing on the device, and the pipeline whole on the host, so that another placement can follow."""
+        """Move the whole pipeline back to the host, so that another placement can follow."""
 
     def encoding(self, loaded: Loaded) -> AbstractContextManager[Any]:
-        """A context in which the text encoders can run."""
+        """Context in which the text encoders can run."""
         return nullcontext()
 
     def running(self, loaded: Loaded) -> AbstractContextManager[Any]:
-        """A context in which everything else can run."""
+        """Context in which all other parts can run."""
         return nullcontext()
 
     def describe(self) -> dict[str, Any]:
-        """What there is to say about it beside its name, ready for JSON."""
+        """Facts about it in addition to its name, for JSON."""
         return {}
 
 
@@ -84,18 +92,18 @@ class OnDevice(Placement):
     keeps = True
 
     def place(self, loaded: Loaded) -> None:
-        """Move them."""
+        """Move the parts to the device."""
         pin_device(loaded)
         move_parts(loaded, loaded.device.torch_device)
 
     def undo(self, loaded: Loaded) -> None:
-        """Move them back."""
+        """Move the parts back to the host."""
         move_parts(loaded, "cpu")
         loaded.device.empty_cache()
 
 
 def move_parts(loaded: Loaded, to: torch.device | str, names: Iterable[str] | None = None) -> None:
-    """Move a pipeline's modules, all of them or those of these names; what it does not have is passed over."""
+    """Move a pipeline's modules, all or some by name; unknown names are ignored."""
     import torch
 
     parts = loaded.pipeline.components
@@ -105,7 +113,7 @@ def move_parts(loaded: Loaded, to: torch.device | str, names: Iterable[str] | No
 
 
 def pin_device(loaded: Loaded) -> None:
-    """Have a pipeline of diffusers compute on the device wherever its parts lie; it would go where its first one is."""
+    """Make a pipeline of diffusers compute on the device; by default it would use the device of its first part."""
     cls: Any = type(loaded.pipeline)
     place = loaded.device.torch_device
     if getattr(cls, "toprope_pinned", None) == place:

@@ -41,7 +41,7 @@ def srgb_profile() -> bytes | None:
 
 
 def to_srgb(picture: Image, source: Image) -> tuple[Image, list[str]]:
-    """A picture with colours in sRGB, and notes about what was done or could not be.
+    """Convert a picture to sRGB; return it with notes about the conversion.
 
     Args:
         picture: with 8 bits a channel.

@@ -1,4 +1,4 @@
-"""Opening pictures of every kind as RGB, upright and whole, and saving results so that no half file is ever seen."""
+"""Open pictures of any format as RGB, upright and complete, and save results atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_PIXELS = 89_478_485
-"""More is refused before it is decoded: 256 MiB as RGB, and the limit from which Pillow itself warns."""
+"""Larger pictures are refused before they are decoded: 256 MiB as RGB, and the limit from which Pillow itself warns."""
 
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 """Formats of results, by the ending of the name."""
@@ -34,19 +34,19 @@ SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 WHITE = (255, 255, 255)
 
 RECORD = "toprope"
-"""The keyword of the text in a PNG that holds the record of how it was made."""
+"""Keyword of the text in a PNG that has the record of the edit."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A picture as the models take it.
+    """An opened picture, in the form that models take.
 
     Attributes:
-        picture: RGB, upright.
-        name: its path, or "picture" for one that has none.
-        notes: what was done to it that somebody may want to know, such as "the first of 12 frames".
+        picture: the picture, RGB and upright.
+        name: its path, or "picture" for one without a path.
+        notes: remarks for the user on conversions, such as "the first of 12 frames".
     """
 
     picture: Image
@@ -55,15 +55,15 @@ class Opened:
 
 
 def open_picture(source: Any, *, background: tuple[int, int, int] = WHITE, max_pixels: int = MAX_PIXELS) -> Opened:
-    """A picture from a path or from Pillow, as sRGB and upright.
+    """Open a picture from a path or from Pillow, as sRGB and upright.
 
-    What is transparent is laid on the background, 16 bits become 8, and of an animation the first frame is taken.
-    Colours are converted to sRGB from the profile that the file has.
+    Transparent parts get the background, 16 bits become 8, and the first frame of an animation is taken. Colours are
+    converted to sRGB from the file's profile.
 
     Args:
-        source: a path, or a picture of Pillow, which stays as it is.
+        source: a path, or a picture of Pillow, which is not changed.
         background: red, green and blue, 0 to 255.
-        max_pixels: more are refused, before they are decoded.
+        max_pixels: larger pictures are refused before they are decoded.
 
     Raises:
         ImageError: it is no picture, cut short, or too large.
@@ -73,11 +73,11 @@ def open_picture(source: Any, *, background: tuple[int, int, int] = WHITE, max_p
 
 
 def open_grey(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[Image, str]:
-    """A picture as one channel of 8 bits and upright, with its name: its brightness, or how opaque it is.
+    """Open a picture as one upright channel of 8 bits, its alpha channel or else its brightness; with its name.
 
     Args:
-        source: a path, or a picture of Pillow, which stays as it is.
-        max_pixels: more are refused, before they are decoded.
+        source: a path, or a picture of Pillow, which is not changed.
+        max_pixels: larger pictures are refused before they are decoded.
 
     Raises:
         ImageError: it is no picture, cut short, or too large.
@@ -87,7 +87,7 @@ def open_grey(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[Image, str]
 
 
 def _opened(source: Any, max_pixels: int, convert: Callable[[Image, str], T]) -> T:
-    """Open a picture and convert it; all that can go wrong with the file is an ImageError."""
+    """Open a picture and convert it; any problem of the file is an ImageError."""
     try:
         from PIL import Image
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
@@ -111,12 +111,28 @@ def _opened(source: Any, max_pixels: int, convert: Callable[[Image, str], T]) ->
     except FileNotFoundError:
         raise ImageError(f"there is no picture {name}.", looked_at=name, do="check the path") from None
     except Exception as error:  # OSError, SyntaxError, ValueError, struct.error, ...: whatever a broken file raises
+        if _is_heic(name):
+            raise ImageError(
+                f"{name} is a HEIC picture, which cannot be read here.",
+                looked_at=name,
+                do="save it as JPEG or PNG; iPhones take JPEG with Settings, Camera, Formats, Most Compatible",
+            ) from None
         size = os.path.getsize(name) if os.path.isfile(name) else None
         raise ImageError(
             f"{name} cannot be read as a picture: {' '.join(str(error).split()) or type(error).__name__}.",
             looked_at=name if size is None else f"{name}, {size} bytes",
             do="check that it opens elsewhere, and save it as PNG",
         ) from error
+
+
+def _is_heic(name: str) -> bool:
+    """Tell whether a file is a picture of a phone that Pillow cannot read: HEVC in ISO/IEC 23008-12."""
+    try:
+        with open(name, "rb") as file:
+            start = file.read(12)
+    except OSError:
+        return False
+    return start[4:8] == b"ftyp" and start[8:] in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 
 def _check_size(name: str, size: tuple[int, int], most: int) -> None:
@@ -135,7 +151,7 @@ def _too_large(name: str, seen: str, most: int) -> ImageError:
 
 
 def _pixels_in(said: str) -> str:
-    """The size that Pillow names in its error, without Pillow's own limit."""
+    """The number of pixels in Pillow's error, without Pillow's own limit."""
     found = re.search(r"\d+ pixels", said)
     return found[0] if found else "more pixels than Pillow opens"
 
@@ -182,7 +198,7 @@ def _grey(picture: Image, name: str) -> tuple[Image, str]:
 
 
 def _eight_bits(picture: Image, name: str) -> Image:
-    """A grey picture of 16 bits, which Pillow would cut off at 255, with 8."""
+    """Convert a grey picture of 16 bits, which Pillow would clip at 255, to 8 bits."""
     import numpy
     from PIL import Image
 
@@ -197,7 +213,7 @@ def _eight_bits(picture: Image, name: str) -> Image:
 
 
 def fit_in(picture: Image, frame: Frame) -> Image:
-    """What the model sees of a picture."""
+    """Make the model's input from a picture."""
     from PIL import Image
 
     if frame.script is not None:
@@ -217,7 +233,7 @@ def fit_in(picture: Image, frame: Frame) -> Image:
 
 
 def fit_back(result: Image, frame: Frame) -> Image:
-    """The model's result at the size that the frame promises."""
+    """Fit the model's result back to the frame's output size."""
     from PIL import Image
 
     if result.size != frame.model:  # a model that rounds sizes its own way
@@ -228,7 +244,7 @@ def fit_back(result: Image, frame: Frame) -> Image:
 
 
 def to_pictures(images: torch.Tensor) -> list[Image]:
-    """Pictures from floats from 0 to 1, (pictures, 3, height, width), on the CPU; they say that they are sRGB."""
+    """Make pictures with the sRGB profile from floats from 0 to 1, (pictures, 3, height, width), on the CPU."""
     from PIL import Image
 
     values = (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
@@ -245,16 +261,16 @@ def save_picture(
     quality: int = 95,
     record: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Save a picture with the profile of sRGB; anyone who looks at the path sees all of it or nothing.
+    """Save a picture with the sRGB profile, atomically.
 
     Args:
-        picture: to save.
-        path: ends in one of `SUFFIXES`, which decides the format; its folder is there.
-        quality: 1 to 100, of JPEG and WebP.
-        record: how it was made, ready for JSON; a PNG carries it for `record_in`, other formats do not.
+        picture: the picture.
+        path: a path with one of `SUFFIXES`, which chooses the format, in an existing folder.
+        quality: quality of JPEG and WebP, 1 to 100.
+        record: the record of the edit for JSON; it is stored in a PNG for `record_in`, but not in other formats.
 
     Raises:
-        ImageError: no such format.
+        ImageError: the format is unknown.
         OSError: the file cannot be written.
     """
     path = Path(path)
@@ -277,7 +293,7 @@ def save_picture(
 
 
 def record_in(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The record that a PNG carries; None for a file that carries none.
+    """Read the record in a PNG; None for a file without one.
 
     Raises:
         OSError: the file cannot be read.

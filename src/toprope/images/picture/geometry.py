@@ -1,7 +1,7 @@
-"""Sizes and boxes: what of a picture the model sees, at which size, and where the result belongs. Pure numbers.
+"""Compute the part of a picture that the model sees, its size, and the place of the result. Pure numbers.
 
-The way in and the way back are one `Frame`: a part of the source goes to a part of what the model sees, and the same
-part of the model's result goes back to the same pixels of the source.
+A `Frame` describes both directions: a box of the source is mapped to a box of the model's input, and the same box of
+the model's result is mapped back to the same pixels of the source.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Script:
-    """How the scripts of a model's authors prepare a picture, where they are followed step by step.
+    """Steps with which the scripts of a model's authors prepare a picture.
 
     Attributes:
-        halvings: times that the picture is halved by averaging, each side rounded down.
-        resized: width and height that it is resized to then, by bicubic interpolation.
+        halvings: number of times that the picture is halved by averaging, each side rounded down.
+        resized: width and height to which it is then resized, by bicubic interpolation.
         crop: the box of the resized picture that the model sees.
     """
 
@@ -41,15 +41,15 @@ class Script:
 
 @dataclass(frozen=True)
 class Frame:
-    """How a picture is shown to the model, and what becomes of the result.
+    """Mapping of a picture to the model's input, and of the result back to the picture.
 
     Attributes:
         source: width and height of the picture.
-        model: width and height of what the model sees.
+        model: width and height of the model's input.
         crop: the box of the source that is shown: left, top, right, bottom.
-        inner: the box of what the model sees that shows it; all of it, unless it is padded.
-        output: width and height of the result: the source's, or those of the box that was cropped.
-        script: how the authors' scripts prepare the picture; None where they are not followed.
+        inner: the box of the model's input that shows it; all of the input, unless it is padded.
+        output: width and height of the result: the source's, or the cropped box's.
+        script: steps of the authors' scripts; None if they are not followed.
     """
 
     source: tuple[int, int]
@@ -61,15 +61,15 @@ class Frame:
 
 
 def area_size(width: int, height: int, pixels: int, multiple: int = 16) -> tuple[int, int]:
-    """The size of about the same shape with at most so many pixels, and sides that are multiples.
+    """Find a size of about the same shape with at most `pixels` pixels, and sides that are divisible by `multiple`.
 
-    Of the roundings of both sides to whole pixels, up or down, the largest is taken that stays within `pixels`. A side
-    never gets less than one multiple; the other is then shortened, so that a very long picture changes its shape.
+    Sides are rounded to whole pixels, up or down; the largest combination within `pixels` is taken. A side is at least
+    `multiple`; the other one is then shortened, so that a very long picture changes its shape.
 
     Args:
-        width, height: of the picture; smaller ones are enlarged.
-        pixels: at most; at least multiple squared.
-        multiple: what both sides are divisible by.
+        width, height: size of the picture; smaller ones are enlarged.
+        pixels: largest number of pixels; at least `multiple` squared.
+        multiple: divisor of both sides.
 
     Example:
         >>> area_size(1920, 1080, 1024 * 1024)
@@ -83,13 +83,13 @@ def area_size(width: int, height: int, pixels: int, multiple: int = 16) -> tuple
     fitting = [(wide, high) for wide in sides[0] for high in sides[1] if 0 < wide * high <= pixels]
     if fitting:
         return max(fitting, key=lambda size: (size[0] * size[1], size))
-    if width > height:  # too long: the short side is one multiple, and the long one what is left
+    if width > height:  # too long: the short side is one multiple, and the long one gets the rest
         return pixels // multiple // multiple * multiple, multiple
     return multiple, pixels // multiple // multiple * multiple
 
 
 def halvings(width: int, height: int, side: int = 1024) -> int:
-    """How often a picture is halved by averaging before it is resized: while its shorter side is twice `side`."""
+    """Number of halvings by averaging before a picture is resized: while its shorter side is at least twice `side`."""
     times = 0
     while min(width, height) >= 2 * side:
         width, height, times = width // 2, height // 2, times + 1
@@ -107,14 +107,14 @@ def plan_frame(
     sizes: Sequence[tuple[int, int]] = (),
     max_pixels: int | None = None,
 ) -> Frame:
-    """The frame of a picture.
+    """Compute the frame of a picture.
 
     Args:
         source: width and height.
         size: a policy of `request.SIZES`.
         fit: one of `request.FITS`.
-        pixels, multiple, square, sizes: what the model is made for, see `families.base.Native`.
-        max_pixels: the most that the model is shown; None for no bound beside the policy's.
+        pixels, multiple, square, sizes: the model's sizes, see `families.base.Native`.
+        max_pixels: largest number of pixels of the model's input; None for no limit but the policy's.
     """
     width, height = source
     if size == "768" or (size == "model" and square):
@@ -142,14 +142,14 @@ def plan_frame(
 
 
 def plan_as_authors(source: tuple[int, int], *, pixels: int, multiple: int, square: bool) -> Frame:
-    """The frame of a picture as the authors' scripts of HiDream-E1 have it, which stretch the result to the source.
+    """Compute the frame of a picture like the authors' scripts of HiDream-E1, which stretch the result to the source.
 
     E1-Full (inference.py) sees all of the picture in a square. E1.1 (inference_e1_1.py) halves it while its shorter
     side is twice the model's, resizes it to cover the model's size, and crops the middle.
 
     Args:
         source: width and height.
-        pixels, multiple, square: what the model is made for, see `families.base.Native`.
+        pixels, multiple, square: the model's sizes, see `families.base.Native`.
     """
     side = math.isqrt(pixels)
     everything = (0, 0, *source)

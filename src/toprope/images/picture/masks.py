@@ -21,7 +21,7 @@ class Mask:
 
     Attributes:
         weights: how much of the result each pixel of the source takes, from 0 to 255 (mode L). It is 0 wherever the
-            mask is 0: the blending lies inside the mask.
+            mask is 0: the edge is blended inside the mask.
         name: its path, or "picture" for one that has none.
         covers: the part of the picture that may change, more than 0 and up to 1.
         feather: width of the blended edge in pixels.
@@ -75,9 +75,9 @@ def rectangle(size: tuple[int, int], percent: tuple[float, float, float, float])
 
 
 def open_mask(mask: Any, size: tuple[int, int], feather: int | None = None) -> Mask:
-    """A mask from a path or a picture: what is white may change, what is black stays, grey is in between.
+    """Open a mask from a path or a picture: white parts may change, black ones stay, grey is in between.
 
-    Of a picture with transparency, what is opaque may change: as editors save a layer that was painted on.
+    In a picture with transparency, opaque parts may change, as editors save a painted layer in this way.
 
     Args:
         mask: a path, or a picture of Pillow.

@@ -1,4 +1,4 @@
-"""A chat model of transformers in a folder, asked to word an instruction anew: with eyes, or without."""
+"""Refiner that asks a local chat model of transformers, with or without vision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope import device as devices
 from toprope.errors import UsageError
-from toprope.images.families.loading import told_as_weights, without_bars
+from toprope.images.families.loading import weights_errors, without_bars
 from toprope.images.refining.prompt_templates import SYSTEM
 from toprope.images.refining.provider import NotRefined, Provider
 
@@ -23,9 +23,10 @@ class Local(Provider):
     """A model in a folder; nothing is downloaded.
 
     Args:
-        folder: has config.json, weights and a tokenizer or a processor.
-        device: where it computes, as for `toprope.device.get`. On the CPU it takes nothing from the model that edits.
-        tokens: of an answer, at most.
+        folder: a folder with config.json, weights, and a tokenizer or a processor.
+        device: the device that computes, as for `toprope.device.get`. On the CPU it takes no memory from the model that
+            edits.
+        tokens: largest number of tokens of an answer.
     """
 
     def __init__(self, folder: str | os.PathLike[str], device: str = "cpu", tokens: int = 500) -> None:
@@ -42,7 +43,7 @@ class Local(Provider):
             ) from error
         self.device = devices.get(device)
         self.sees = _sees(kind)
-        with told_as_weights(self.folder), without_bars():
+        with weights_errors(self.folder), without_bars():
             self._load()
 
     def _load(self) -> None:
@@ -63,14 +64,14 @@ class Local(Provider):
             self._model: Any = loaded.eval().to(there)
 
     def describe(self) -> dict[str, Any]:
-        """Its folder, where it computes, and whether it sees."""
+        """Facts for JSON: its folder, its device, and whether it sees pictures."""
         return {
             "provider": f"local:{self.folder}", "model": self.folder.name, "device": str(self.device),
             "tokens": self.tokens, "sees_picture": self.sees,
         }  # fmt: skip
 
     def ask(self, picture: Image, text: str) -> str:
-        """What it writes, without chance in it."""
+        """Generate the model's reply, without sampling."""
         import torch
 
         if self._model is None:
@@ -95,13 +96,13 @@ class Local(Provider):
             ) from error
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Release its memory."""
         self._model = None
         self.device.empty_cache()
 
 
 def _sees(kind: str | None) -> bool:
-    """Whether models of a kind take pictures and give text."""
+    """True if models of a kind take pictures and give text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
 
     return kind in NAMES

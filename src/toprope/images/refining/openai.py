@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's chat completions, asked to word an instruction anew. Nothing but Python's own HTTP."""
+"""Refiner that asks a server with OpenAI's chat completions, with Python's own HTTP client."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 __all__ = ["OpenAI", "as_data_url"]
 
 EDGE = 1024
-"""Pixels of the longer side of what is sent: models that see pictures scale them down to about this."""
+"""Longer side, in pixels, of the picture that is sent; vision models scale pictures down to about this."""
 
 MOST = 2**20
-"""Bytes of an answer, at most."""
+"""Largest answer in bytes."""
 
 AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""States of HTTP after which it is worth to ask again."""
+"""HTTP status codes after which the request is repeated."""
 
 OPENAIS_OWN = "gpt-4o"
-"""Asked where OpenAI's own server is and no model is named, as in HiDream-E1's scripts."""
+"""Default model of OpenAI's own server, as in HiDream-E1's scripts."""
 
 
 class _Again(Exception):  # noqa: N818
-    """It may go better the next time; the message says what was wrong."""
+    """A failure after which the request is repeated; the message gives the reason."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key is for the server that was named, and for no other."""
+    """Follows no redirects, so that the key is sent only to the server that was named."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 class OpenAI(Provider):
-    """A server.
+    """Client of one server.
 
     Args:
-        url: up to and with "/v1".
-        model: its name there; None for the first that the server lists.
+        url: its address, including "/v1".
+        model: name of the model; None for the first one that the server lists.
         timeout: seconds for one try.
-        retries: tries after the first, where it is worth it.
-        pause: seconds before the first of them; each waits twice as long as the one before.
+        retries: number of tries after the first, for errors that may be temporary.
+        pause: seconds before the first retry; each later pause is twice as long.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class OpenAI(Provider):
         self._open = urllib.request.build_opener(_NoRedirect).open
 
     def describe(self) -> dict[str, Any]:
-        """Its address, the model, and how long it is waited for."""
+        """Facts for JSON: address, model, time-out and retries."""
         return {
             "provider": f"openai:{self.url}", "model": self.model, "timeout": self.timeout, "retries": self.retries,
         }  # fmt: skip
 
     def ask(self, picture: Image, text: str) -> str:
-        """Its answer, after as many tries as allowed."""
+        """Send the prompt and return the model's reply, with retries."""
         sent = [{"type": "image_url", "image_url": {"url": as_data_url(picture)}}, {"type": "text", "text": text}]
         for number in range(self.retries + 1):
             if number:
@@ -136,7 +136,7 @@ class OpenAI(Provider):
 
 
 def _has_port(url: str) -> bool:
-    """Whether its port is a number that can be one, or is left out."""
+    """True if the port of an address is valid or left out."""
     try:
         return urlsplit(url).port != 0
     except ValueError:
@@ -144,7 +144,7 @@ def _has_port(url: str) -> bool:
 
 
 def _read(reply: Any, end: float) -> bytes:
-    """All of a reply. The time-out of a socket is for one packet: a server that sends a byte a second has one too."""
+    """Read a whole reply until `end`. The time-out of a socket is for one packet, so a slow server would never end."""
     pieces, size = [], 0
     while piece := reply.read1(65536):
         pieces.append(piece)
@@ -167,7 +167,7 @@ def _content(reply: Any) -> str:
 
 
 def as_data_url(picture: Image) -> str:
-    """A picture as JPEG in a "data:" address, its longer side at most `EDGE`."""
+    """Encode a picture as JPEG in a "data:" URL, scaled down to `EDGE`."""
     small = picture.convert("RGB")
     small.thumbnail((EDGE, EDGE))
     buffer = io.BytesIO()

@@ -1,14 +1,14 @@
-"""Wording instructions anew before a picture is edited, by a model that may see the picture.
+"""Refiners: rewrite an instruction before a picture is edited, with a model that may see the picture.
 
-    openai:http://localhost:8000/v1     a server that speaks OpenAI's chat completions, such as vLLM
-    openai                              the one of OPENAI_BASE_URL, or OpenAI's own
-    local:models/Qwen2.5-VL-3B          a chat model in a folder, with eyes or without
-    none                                nobody
+    openai:http://localhost:8000/v1     a server with OpenAI's chat completions, such as vLLM
+    openai                              the server of OPENAI_BASE_URL, or OpenAI's own
+    local:models/Qwen2.5-VL-3B          a chat model in a folder, with or without vision
+    none                                no refiner
 
 Options follow a question mark: `openai:http://localhost:8000/v1?model=qwen&timeout=20&retries=1`,
-`local:models/chat?device=npu:1`. A key for the server is taken from OPENAI_API_KEY, and written nowhere.
+`local:models/chat?device=npu:1`. A key for the server is read from OPENAI_API_KEY, and is not recorded.
 
-Whatever goes wrong, the user's own instruction is used, and the record says why.
+After any failure the user's own instruction is used, and the record has the reason.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ __all__ = ["NotRefined", "Provider", "Refinement", "Refiner", "open_refiner"]
 
 
 TARGET = "target image description:"
-"""What HiDream-E1 is told the result by; who writes this has worded the instruction already."""
+"""Label before the description of the result in HiDream-E1's prompts; instructions with it are not refined again."""
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """What became of an instruction.
+    """Result of refining an instruction.
 
     Attributes:
-        instruction: to be used, never empty.
-        description: what the picture shall show afterwards; "" where it was not refined, or nothing was said.
-        refined: whether the instruction is another's than the user's.
-        reason: why it is not; "" where it is.
-        given: the user's.
-        provider: who was asked, ready for JSON.
-        form: "json" or "lines" of the answer; "" without one.
-        saw_picture: whether the picture was shown.
-        answer: the text that came back, shortened; "" without one.
+        instruction: the instruction to use, never empty.
+        description: description of the result; "" if it was not refined, or the answer had none.
+        refined: True if the instruction is not the user's own.
+        reason: reason why it was not refined; "" if it was.
+        given: the user's instruction.
+        provider: facts about the model that was asked, for JSON.
+        form: form of the answer, "json" or "lines"; "" without an answer.
+        saw_picture: True if the model saw the picture.
+        answer: the answer, shortened; "" without one.
     """
 
     instruction: str
@@ -59,26 +59,26 @@ class Refinement:
     answer: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """All attributes for JSON."""
         return dict(vars(self))
 
 
 class Refiner:
-    """Words instructions anew, and uses the user's where that fails."""
+    """Rewrites instructions; after a failure it returns the user's own."""
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
 
     def describe(self) -> dict[str, Any]:
-        """Who is asked, ready for JSON."""
+        """Facts about the model that is asked, for JSON."""
         return self.provider.describe()
 
     def refine(self, picture: Image, instruction: str) -> Refinement:
-        """Word an instruction anew.
+        """Rewrite an instruction.
 
         Args:
-            picture: the input, RGB.
-            instruction: the user's, not empty.
+            picture: the input picture, RGB.
+            instruction: the user's instruction, not empty.
         """
         provider, given, answer = self.provider, instruction.strip(), ""
         try:
@@ -94,15 +94,15 @@ class Refiner:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give back what the provider holds."""
+        """Release the provider's resources."""
         self.provider.close()
 
 
 def open_refiner(name: str) -> Refiner | None:
-    """The refiner of a name as above; None for "none".
+    """Open the refiner with a name as above; None for "none".
 
     Raises:
-        UsageError: no such provider, or an option that it does not have.
+        UsageError: the provider is unknown, or has no such option.
         WeightsError, PackageError: a local model cannot be loaded.
     """
     if name == "none":
@@ -122,7 +122,7 @@ def open_refiner(name: str) -> Refiner | None:
 
         return Refiner(Local(where, **_read(options, {"device": str, "tokens": int}, name)))
     raise UsageError(
-        f"nobody can be found to word instructions anew by the name {name!r}.",
+        f"there is no refiner {name!r}.",
         do="give openai:URL, local:FOLDER or none",
     )
 

@@ -1,7 +1,6 @@
-"""What a model that words instructions anew is told, and how its answer is read. Pure: no network, no torch.
+"""Prompt for a model that rewrites instructions, and parser of its answer. Pure: no network, no torch.
 
-The answer may be JSON or three lines. What is neither is no answer, with a reason; an empty instruction never comes
-out of here.
+The answer may be JSON or three lines. Anything else raises NoAnswer with a reason; a parsed instruction is never empty.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ __all__ = ["SYSTEM", "Answer", "NoAnswer", "read_answer", "template"]
 SYSTEM = "You help people to edit pictures. You write short, plain English and answer in the form that is asked for."
 
 LONGEST = 2000
-"""Characters of a text in an answer, at most: a model that does not stop has not understood."""
+"""Largest number of characters of a text in an answer; a model that writes more has not understood the task."""
 
 _TEMPLATE = """\
 A picture is going to be changed by an image-editing model. That model takes its instruction literally, knows no \
-context, and keeps what it is not told to change. Word the user's instruction so that it does what the user means.
+context, and keeps what it is not asked to change. Word the user's instruction so that it does what the user means.
 
 How to go about it:
 1. Look at the picture: what is in it, where, in which style and light.
@@ -56,22 +55,22 @@ _UNSEEN = "\nYou cannot see the picture. Rest on the instruction alone, and desc
 
 
 def template(instruction: str, *, seen: bool = True) -> str:
-    """All that a model is told about one instruction.
+    """Make the prompt for one instruction.
 
     Args:
-        instruction: the user's words, which come last and are taken as they are, braces and quotation marks included.
-        seen: whether the model sees the picture.
+        instruction: the user's words, which come last, unchanged, including braces and quotation marks.
+        seen: True if the model sees the picture.
     """
     return f"{_TEMPLATE}{'' if seen else _UNSEEN}\nThe user's instruction:\n{instruction}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model made of an instruction.
+    """A parsed answer.
 
     Attributes:
-        instruction: what to do.
-        description: the picture afterwards.
+        instruction: the rewritten instruction.
+        description: description of the result.
         form: "json" or "lines".
     """
 
@@ -80,15 +79,15 @@ class Answer:
     form: str
 
 
-class NoAnswer(ValueError):  # noqa: N818 - it is about an answer, and caught by who asked
-    """A text holds no instruction; the message says why."""
+class NoAnswer(ValueError):  # noqa: N818 - the caller catches it
+    """A text has no instruction; the message gives the reason."""
 
 
 def read_answer(text: str) -> Answer:
-    """The instruction and the description in what a model wrote: JSON first, else three lines.
+    """Parse a model's answer: as JSON, else as three lines.
 
     Raises:
-        NoAnswer: it has neither.
+        NoAnswer: it is neither.
     """
     if not text.strip():
         raise NoAnswer("the answer was empty")
@@ -102,7 +101,7 @@ def read_answer(text: str) -> Answer:
 
 
 def _from_json(text: str) -> Answer | None:
-    """The last object with an instruction; None where there is none. Models think aloud first."""
+    """Find the last object with an instruction, as models may think aloud before; None if there is none."""
     found = None
     for row in _objects(text):
         named = {str(name).strip().lower().replace(" ", "_"): value for name, value in row.items()}
@@ -116,7 +115,7 @@ def _from_json(text: str) -> Answer | None:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Every JSON object in a text that is in no other."""
+    """Find the outermost JSON objects in a text."""
     decoder, at = json.JSONDecoder(), text.find("{")
     for _ in range(64):
         if at < 0:
@@ -166,7 +165,7 @@ def _from_lines(text: str) -> Answer:
 
 
 def _instruction(text: str) -> str:
-    """Without the quotation marks around it and the full stop at its end."""
+    """Strip the quotation marks around a text and the full stop at its end."""
     text = text.strip()
     if (
         len(text) > 1

@@ -12,18 +12,18 @@ __all__ = ["NotRefined", "Provider"]
 
 
 class NotRefined(Exception):  # noqa: N818 - it never leaves the refiner
-    """A provider has no answer; the message says why, as a part of a sentence."""
+    """A provider has no answer; the message gives the reason, as a part of a sentence."""
 
 
 class Provider(ABC):
-    """A model that answers."""
+    """A chat model that rewrites instructions."""
 
     sees = True
-    """Whether it is shown the picture."""
+    """True if it is shown the picture."""
 
     @abstractmethod
     def ask(self, picture: Image, text: str) -> str:
-        """Its answer.
+        """Send a prompt, and return the model's reply.
 
         Raises:
             NotRefined: it has none.
@@ -31,7 +31,7 @@ class Provider(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What it is, ready for JSON: "provider", "model" and what it was told. No key is in it."""
+        """Facts for JSON: "provider", "model" and its options, without keys."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Give back what it holds."""
+        """Release its resources."""

@@ -1,4 +1,4 @@
-"""Jobs spread over several cards: one engine a card, each in a process of its own, which `toprope.functions` starts."""
+"""Run jobs on several cards: one engine per card, each in its own process, which `toprope.functions` starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CardEditor:
 
     Args:
         model: the folder that a pipeline was saved to.
-        options: of `Engine.open`.
+        options: arguments of `Engine.open`.
     """
 
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class CardEditor:
         self._stopped = threading.Event()
 
     def open(self) -> Problem | None:
-        """Load the model; the problem where it cannot be."""
+        """Load the model; return the problem if that fails."""
         from toprope.images.engine import Engine
 
         try:
@@ -49,7 +49,7 @@ class CardEditor:
         return None
 
     def edit(self, jobs: Sequence[Job], at_once: int) -> list[Attempt]:
-        """Do jobs: parts of them with what came of each part, see `toprope.images.runs.running.attempts`."""
+        """Do jobs; return parts of them with the results of each, see `toprope.images.runs.running.attempts`."""
         done = list(attempts(self._engine, jobs, _Nobody(), self._why, at_once))
         for _, results in done:
             for result in results if isinstance(results, list) else ():
@@ -60,17 +60,17 @@ class CardEditor:
         return "stopped" if self._stopped.is_set() else ""
 
     def stop(self) -> None:
-        """Stop after the step that runs; called beside `edit`."""
+        """Stop after the current step; called in another thread while `edit` runs."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Give the card back."""
+        """Release the card."""
         if self._engine is not None:
             self._engine.close()
 
 
 class _Nobody:
-    """Listens to nothing: steps are not sent between processes."""
+    """Listener that does nothing, as steps are not sent between processes."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
         pass
@@ -83,14 +83,14 @@ class _Nobody:
 
 
 def check_cards(cards: int, device: str | None) -> str:
-    """The resource that a card is for `toprope.functions`, of the kind that is asked for or there.
+    """Find the resource name of the cards in `toprope.functions`, and check their number.
 
     Args:
-        cards: how many are wanted.
-        device: "npu", "cuda", or None for whichever is there.
+        cards: number of cards.
+        device: "npu", "cuda", or None for the kind that is there.
 
     Raises:
-        UsageError: there are not so many, or a device was named that is one card, or none.
+        UsageError: there are fewer cards; or the device is a single card, or no kind of card.
     """
     from toprope.functions.deployment.discover import collect
 
@@ -113,7 +113,7 @@ def check_cards(cards: int, device: str | None) -> str:
 
 
 def kind_of(resource: str) -> str:
-    """The kind of device that a resource of `check_cards` is: "npu" or "cuda"."""
+    """The kind of device of a resource from `check_cards`: "npu" or "cuda"."""
     vendor = resource.partition("/")[0]
     return next(name for name, each in _KINDS.items() if each == vendor)
 
@@ -131,24 +131,24 @@ def run_on_cards(
     ready: Callable[[], None],
     at_once: int = 1,
 ) -> None:
-    """Do jobs on several cards, each on the card that is free next, and write what comes of them here.
+    """Do jobs on several cards, each on the card that is free next, and write the results in this process.
 
-    A process that dies fails the jobs that it had; another takes its place.
+    If a process dies, its jobs fail, and another one takes its place.
 
     Args:
         model: the folder that a pipeline was saved to.
-        options: of `Engine.open`.
-        jobs: those that are to be done.
-        output: where to.
-        listener: told of jobs; not of their steps.
-        cards: how many.
-        summary: counts.
-        stopped: why no further step shall be done; empty to go on.
+        options: arguments of `Engine.open`.
+        jobs: the jobs to do.
+        output: the folder for results.
+        listener: called for jobs, but not for their steps.
+        cards: number of cards.
+        summary: counters that are updated.
+        stopped: returns the reason to stop; empty to go on.
         ready: called when jobs begin.
-        at_once: pictures that go through a model at once.
+        at_once: number of pictures that go through a model at once.
 
     Raises:
-        UsageError: there are not so many cards.
+        UsageError: there are fewer cards.
         TopropeError: the model cannot be opened on any of them.
     """
     from toprope import functions as yr
@@ -169,7 +169,7 @@ def run_on_cards(
 
 
 class _Fleet:
-    """One editor a card."""
+    """The editors, one per card."""
 
     def __init__(self, model: str, options: Mapping[str, Any], resource: str, cards: int) -> None:
         from toprope import functions as yr
@@ -182,7 +182,7 @@ class _Fleet:
         self.busy: dict[Any, tuple[Any, Sequence[Job]]] = {}
 
     def open(self) -> None:
-        """Load the model on each card. It must be there on one; on others it may fail, with a warning."""
+        """Load the model on each card. It must succeed on one; a failure on others is a warning."""
         from toprope import functions as yr
 
         made = [self._made.invoke(*self._arguments) for _ in range(self.cards)]
@@ -204,7 +204,7 @@ class _Fleet:
             _log.warning("a card is left out: %s", problem["what"])
 
     def replace(self, editor: Any) -> None:
-        """Another one in place of one that died, if it can be."""
+        """Start another editor in place of one that died, if possible."""
         from toprope import functions as yr
 
         try:
@@ -265,7 +265,7 @@ def _spread(
 
 
 def _kept(part: Sequence[Job], results: Any, output: Output, listener: Listener, summary: Summary) -> None:
-    """Write what came of jobs; nothing where they were stopped."""
+    """Write the results of jobs, unless they were stopped."""
     if results is None:
         return
     for at, job in enumerate(part):
@@ -277,7 +277,7 @@ def _kept(part: Sequence[Job], results: Any, output: Output, listener: Listener,
 
 
 def _error_of(problem: Problem) -> TopropeError:
-    """The error that another process had."""
+    """Make the error that another process had."""
     kind = getattr(toprope.errors, problem["kind"], None)
     made = kind if isinstance(kind, type) and issubclass(kind, TopropeError) else EditError
     return made(problem["what"], problem["looked_at"] or "", problem["do"] or "")

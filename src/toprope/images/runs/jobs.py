@@ -1,7 +1,7 @@
-"""Jobs: the edits of one run, what their files are called, and which of them are done already. Pure.
+"""Jobs: the edits of one run, the names of their files, and the jobs that are done already. Pure.
 
-Beside every picture lies a record, its sidecar: `cat-0003.json` beside `cat-0003.png`. A job that failed leaves
-`cat-0004.failed.json`. What a later run has to do is read from these alone.
+Every picture has a record next to it, its sidecar: `cat-0003.json` for `cat-0003.png`. A job that failed leaves
+`cat-0004.failed.json`. A later run finds the jobs that are left from these files alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FAILED = ".failed.json"
-"""How the record of a job that failed ends, after its number."""
+"""Ending of the name of a failed job's record, after the number."""
 
 _MOST_LETTERS = 60
 
@@ -42,11 +42,11 @@ class Job:
     """One edit of a run.
 
     Attributes:
-        request: what to do; its picture is a path.
-        stem: what its files are called, before the number.
-        number: of the job in its run, from 1.
-        where: where it was asked for, for people: "jobs.jsonl, line 3"; empty on a command line.
-        key: tells it from all other jobs of the run, and is the same in the next run.
+        request: the request; its picture is a path.
+        stem: name of its files, before the number.
+        number: number of the job in its run, from 1.
+        where: origin for error messages: "jobs.jsonl, line 3"; empty on a command line.
+        key: identity of the job, unique in a run and the same in the next run.
     """
 
     request: EditRequest
@@ -56,7 +56,7 @@ class Job:
     key: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """What a sidecar says about it."""
+        """Facts about it for a sidecar."""
         return {"key": self.key, "number": self.number, "where": self.where or None, "name": self.stem}
 
 
@@ -67,7 +67,7 @@ class Done:
     Attributes:
         files: its pictures, by name.
         source: the SHA-256 of the picture that was edited.
-        mask: the SHA-256 of its mask; None where there was none.
+        mask: the SHA-256 of its mask; None without a mask.
     """
 
     files: tuple[str, ...]
@@ -77,14 +77,14 @@ class Done:
 
 @dataclass
 class Summary:
-    """What came of a run.
+    """Counters of a run.
 
     Attributes:
-        jobs: how many there were.
-        done: jobs that were done now.
-        failed: jobs that failed now.
+        jobs: number of jobs.
+        done: jobs that were done in this run.
+        failed: jobs that failed in this run.
         skipped: jobs that were done before.
-        stopped: why it ended early; empty where it did not.
+        stopped: reason why the run ended early; empty if it did not.
     """
 
     jobs: int
@@ -99,7 +99,7 @@ class Summary:
         return self.jobs - self.done - self.failed - self.skipped
 
     def text(self) -> str:
-        """All of it in one line."""
+        """The counters in one line."""
         parts = [f"{self.done} of {self.jobs} done"]
         parts += [f"{self.skipped} done before"] if self.skipped else []
         parts += [f"{self.failed} failed"] if self.failed else []
@@ -108,21 +108,21 @@ class Summary:
 
 
 def stem_of(name: str) -> str:
-    """A name for files after that of a picture: without its ending, and with nothing that a file system minds."""
+    """Make a name for files from a picture's name: without its ending, and with characters of any file system."""
     return re.sub(r"[^\w.-]+", "_", Path(name).stem).strip("._")[:_MOST_LETTERS] or "picture"
 
 
 def read_jobs(text: str, knobs: Mapping[str, Any], *, folder: str, name: str) -> list[Job]:
-    """The jobs of a jobs.jsonl: one object of JSON a line, with the fields of `EditRequest`, and "name" for its files.
+    """Read a jobs.jsonl: one JSON object per line, with the fields of `EditRequest`, and "name" for its files.
 
     Args:
-        text: of the file; empty lines are passed over.
-        knobs: for rows that do not say otherwise. A null in a row leaves a knob to the model's family.
-        folder: that paths of pictures are from.
-        name: of the file, for errors.
+        text: the file's text; empty lines are skipped.
+        knobs: defaults for the rows. A null in a row leaves a knob to the model's family.
+        folder: folder that paths of pictures are relative to.
+        name: the file's name, for errors.
 
     Raises:
-        UsageError: a line is no object, or asks for what cannot be; the error names it. Nothing has been done then.
+        UsageError: a line is no object, or no valid request; the error names the line. Nothing has been done then.
     """
     jobs = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -157,34 +157,34 @@ def read_jobs(text: str, knobs: Mapping[str, Any], *, folder: str, name: str) ->
 
 
 def number_jobs(jobs: Iterable[Job], made_with: Mapping[str, Any]) -> list[Job]:
-    """The jobs with their numbers and keys.
+    """Give jobs their numbers and keys.
 
     Args:
-        jobs: in their order.
-        made_with: what else decides what a picture looks like, ready for JSON: the model, LoRAs, the refiner.
+        jobs: the jobs in their order.
+        made_with: everything else that a picture depends on, for JSON: the model, LoRAs, the refiner.
     """
     seen: dict[str, int] = {}
     numbered = []
     for number, job in enumerate(jobs, 1):
         asked = json.dumps([job.request.as_json(), job.stem, dict(made_with)], sort_keys=True)
-        seen[asked] = seen.get(asked, 0) + 1  # two rows that are alike are two jobs
+        seen[asked] = seen.get(asked, 0) + 1  # two equal rows are two jobs
         key = hashlib.sha256(f"{seen[asked]} {asked}".encode()).hexdigest()[:32]
         numbered.append(replace(job, number=number, key=key))
     return numbered
 
 
 def next_number(names: Iterable[str], stem: str) -> int:
-    """The number for the next files of a stem: one more than the largest that any file has."""
+    """The number for the next files of a stem: one more than the largest number of a file."""
     form = re.compile(rf"{re.escape(stem)}-(\d{{4,}})\.")
     return max((int(found[1]) for name in names if (found := form.match(name))), default=0) + 1
 
 
 def finished(sidecars: Mapping[str, Any], names: Iterable[str]) -> dict[str, Done]:
-    """What earlier runs have done, by the key of the job: those of which all pictures are there.
+    """Find the jobs of earlier runs that are done, with all pictures present, by the job's key.
 
     Args:
-        sidecars: records by name; what is none of ours is passed over.
-        names: of all files in the folder.
+        sidecars: records by name; other JSON files are skipped.
+        names: the names of all files in the folder.
     """
     there = set(names)
     pictures: dict[str, dict[int, str]] = {}
@@ -207,12 +207,12 @@ def finished(sidecars: Mapping[str, Any], names: Iterable[str]) -> dict[str, Don
 
 
 def undone(jobs: Sequence[Job], done: Mapping[str, Done], sources: Mapping[str, str]) -> list[Job]:
-    """The jobs that are still to be done: not done, or done with a picture or a mask that was changed since.
+    """Find the jobs that are still to be done: not done, or done with a picture or mask that has changed since.
 
     Args:
-        jobs: all of them.
-        done: of earlier runs.
-        sources: the SHA-256 of pictures and masks by path, of those that can be read.
+        jobs: all jobs.
+        done: the jobs that earlier runs have done.
+        sources: the SHA-256 of readable pictures and masks, by path.
     """
 
     def same(job: Job) -> bool:

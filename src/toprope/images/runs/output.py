@@ -1,4 +1,4 @@
-"""The folder with results: pictures under numbers that are free, each with its sidecar; records of what failed."""
+"""The folder with results: pictures with free numbers, each with its sidecar, and records of failed jobs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SOURCES = "sources"
 
 
 class Output:
-    """A folder that results are written to; several programs may write to one at the same time.
+    """A folder that results are written to; several programs may write to it at the same time.
 
     Args:
-        folder: is made where it is not there.
-        suffix: of pictures: "png", "jpg" or "webp".
-        sources: whether the pictures that were edited are kept too, each once, in the folder "sources" in it.
+        folder: the folder; it is made if needed.
+        suffix: format of pictures: "png", "jpg" or "webp".
+        sources: True to keep copies of the edited pictures too, each once, in its folder "sources".
 
     Raises:
-        UsageError: no such format, or no such folder can be.
+        UsageError: the format is unknown, or the folder cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str], suffix: str = "png", *, sources: bool = True) -> None:
@@ -57,7 +57,7 @@ class Output:
         return sorted(os.listdir(self.folder))
 
     def sidecars(self) -> dict[str, Any]:
-        """All records in it, by name. What is no JSON is passed over."""
+        """All records in it, by name. Files that are no JSON are skipped."""
         found = {}
         for path in sorted(self.folder.glob("*.json")):
             try:
@@ -67,18 +67,18 @@ class Output:
         return found
 
     def save(self, job: Job, pictures: Sequence[Image], record: Mapping[str, Any]) -> list[Path]:
-        """Write the pictures of a job, each with its sidecar, and remove what said that the job had failed.
+        """Write the pictures of a job, each with its sidecar, and remove the record of an earlier failure.
 
         Args:
-            job: that is done.
-            pictures: of it.
-            record: that the engine gave with them.
+            job: the job.
+            pictures: its pictures.
+            record: the engine's record of the edit.
 
         Returns:
             The pictures' paths.
 
         Raises:
-            OSError: they cannot be written; nothing of them is left then.
+            OSError: they cannot be written; none of them is left then.
         """
         written: list[Path] = []
         request = job.request
@@ -105,12 +105,12 @@ class Output:
         return written
 
     def fail(self, job: Job, problem: Mapping[str, Any], record: Mapping[str, Any]) -> Path:
-        """Write down that a job has failed, in place of what an earlier run wrote of the same.
+        """Write the record of a failed job; replaces the record of an earlier failure.
 
         Args:
-            job: that failed.
-            problem: see `problem_of`.
-            record: whatever else is known.
+            job: the job.
+            problem: the error, see `problem_of`.
+            record: other known facts.
         """
         about = {"job": job.as_json(), "error": dict(problem), "request": job.request.as_json(), **record}
         about["written"] = _now()
@@ -127,7 +127,7 @@ class Output:
         return path
 
     def _kept(self, image: str | os.PathLike[str]) -> dict[str, str | None]:
-        """The hash of a picture that was used, and where its copy in the folder lies; None where it is not kept."""
+        """The hash of a picture that was used, and the path of its copy in the folder; None if it is not kept."""
         digest = hash_of(image)
         return {"sha256": digest, "kept": self._copied(image, digest) if self._sources and digest else None}
 
@@ -145,7 +145,7 @@ class Output:
         return self._copied(image, digest)
 
     def kept(self, digest: str) -> str | None:
-        """The path, from the folder, of the copy of a picture with this SHA-256; None where none is kept."""
+        """The path, from the folder, of the copy of a picture with this SHA-256; None if there is none."""
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             return None
         for path in sorted((self.folder / SOURCES).glob(f"{digest[:16]}*")):
@@ -164,7 +164,7 @@ class Output:
         return f"{SOURCES}/{name}"
 
     def _claim(self, stem: str) -> Path:
-        """An empty sidecar under the next number, which is this program's from now on."""
+        """Reserve the next number by making an empty sidecar."""
         while True:
             path = self.folder / f"{stem}-{next_number(os.listdir(self.folder), stem):04}.json"
             try:
@@ -189,7 +189,7 @@ class Output:
 
 
 def _linked(image: str | os.PathLike[str], kept: Path) -> bool:
-    """Link a result that is edited further, which takes no space; False on a file system without hard links.
+    """Hard-link a result that is edited further, which takes no space; False on a file system without hard links.
 
     Results are replaced as whole files and never written into, so the copy keeps its content.
     """
@@ -209,7 +209,7 @@ def name_kept(image: str | os.PathLike[str], digest: str) -> str:
 
 
 def hash_of(path: str | os.PathLike[str]) -> str | None:
-    """The SHA-256 of a file; None where it cannot be read."""
+    """The SHA-256 of a file; None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -218,7 +218,7 @@ def hash_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def problem_of(error: BaseException) -> dict[str, Any]:
-    """An error, ready for JSON: its kind, what happened, what was looked at, what to do; of others the traceback."""
+    """Describe an error for JSON: kind, what happened, what was looked at, what to do; or the traceback."""
     kind = type(error).__name__
     if isinstance(error, TopropeError):
         return {"kind": kind, "what": error.what, "looked_at": error.looked_at or None, "do": error.do or None}
@@ -235,9 +235,9 @@ def problem_of(error: BaseException) -> dict[str, Any]:
 
 
 def _to_share(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a record that a picture carries wherever it is sent: no folder of this machine, no time.
+    """The part of a record that is stored in the picture itself: without folders of this machine and times.
 
-    An edit that is repeated gives the same file again, also from copies of its pictures under other names.
+    So a repeated edit gives the same file, also from copies of its pictures with other names.
     """
     shared = {
         name: record[name] for name in ("seeds", "frame", "model_files", "refinement", "versions") if name in record
@@ -262,7 +262,7 @@ def _now() -> str:
 
 
 def _write_json(path: Path, facts: Mapping[str, Any], like: Path) -> None:
-    """Write a record, to be read by whoever may read the file `like`; it is seen whole, or what was there before."""
+    """Write a record atomically, with the permissions of the file `like`."""
     with writing_whole(path) as file:
         os.chmod(file.fileno(), like.stat().st_mode & 0o777)
         file.write(json.dumps(facts, ensure_ascii=False, indent=2).encode() + b"\n")

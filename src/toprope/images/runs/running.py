@@ -1,4 +1,4 @@
-"""Does jobs one after the other, or several at once: one that fails stops no other, and Ctrl-C ends after a step."""
+"""Do jobs one after the other, or several at once; a failed job stops no other, and Ctrl-C ends after a step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from toprope.progress import Step
 __all__ = ["Attempt", "Editor", "Event", "Listener", "Problem", "attempts", "keep", "run_jobs"]
 
 Problem = dict[str, Any]
-"""An error, as `toprope.images.runs.output.problem_of` gives it."""
+"""An error as described by `toprope.images.runs.output.problem_of`."""
 
 Attempt = tuple[Sequence[Job], list[EditResult] | Problem | None]
-"""Jobs, and their results; or why all of them failed; or None where they were cancelled."""
+"""Jobs with their results; with the problem if all of them failed; or with None if they were cancelled."""
 
 
 class Editor(Protocol):
-    """What jobs need of an engine."""
+    """The part of an engine that jobs use."""
 
     def edit_all(
         self,
@@ -39,14 +39,14 @@ class Editor(Protocol):
 
 @dataclass(frozen=True)
 class Event:
-    """What became of a job.
+    """Result of a job.
 
     Attributes:
-        job: itself.
-        pictures: where they are; none where it failed.
-        record: that lies beside the pictures.
-        problem: why it failed; None where it is done.
-        kept: where that is written down; None where it could not be.
+        job: the job.
+        pictures: the pictures' paths; none if it failed.
+        record: the record next to the pictures.
+        problem: the error if it failed; None if it is done.
+        kept: path of the record of a failure; None if it could not be written.
     """
 
     job: Job
@@ -60,13 +60,13 @@ class Listener(Protocol):
     """Receiver of a run's progress."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """These jobs are begun, together."""
+        """Take note that these jobs have begun together."""
 
     def step(self, step: Step) -> None:
-        """A step of them is done."""
+        """Take note of a step of them."""
 
     def end(self, event: Event) -> None:
-        """A job is done, or has failed."""
+        """Take note that a job is done, or has failed."""
 
 
 def run_jobs(
@@ -79,16 +79,16 @@ def run_jobs(
     stopped: Callable[[], str],
     at_once: int = 1,
 ) -> None:
-    """Do jobs, write what comes of them, and count it in the summary.
+    """Do jobs, write the results, and count them in the summary.
 
     Args:
         editor: an engine.
-        jobs: those that are to be done.
-        output: where to.
-        listener: told of all.
-        summary: counts.
-        stopped: why no further step shall be done, such as "Ctrl-C"; empty to go on.
-        at_once: pictures that go through the model at once. Where jobs fail together, each is tried alone.
+        jobs: the jobs to do.
+        output: the folder for results.
+        listener: called for jobs and steps.
+        summary: counters that are updated.
+        stopped: returns the reason to stop, such as "Ctrl-C"; empty to go on.
+        at_once: number of pictures that go through the model at once. If jobs fail together, each is tried alone.
     """
     for start in range(0, len(jobs), at_once):
         for part, results in attempts(editor, jobs[start : start + at_once], listener, stopped, at_once):
@@ -100,7 +100,7 @@ def run_jobs(
 
 
 def keep(job: Job, result: EditResult | Problem, output: Output, listener: Listener, summary: Summary) -> None:
-    """Write what came of a job, count it and tell it."""
+    """Write the result of a job, count it, and report it to the listener."""
     if isinstance(result, EditResult):
         try:
             pictures = output.save(job, result.pictures, result.record)
@@ -115,17 +115,17 @@ def keep(job: Job, result: EditResult | Problem, output: Output, listener: Liste
     try:
         kept = output.fail(job, result, {"versions": versions()})
     except OSError:
-        pass  # a disk that is full has no room for this either
+        pass  # a full disk has no room for the record either
     listener.end(Event(job, problem=result, kept=kept))
 
 
 def attempts(
     editor: Editor, group: Sequence[Job], listener: Listener, stopped: Callable[[], str], at_once: int
 ) -> Iterator[Attempt]:
-    """Do jobs together; where that fails, each alone.
+    """Do jobs together; if that fails, do each alone.
 
     Raises:
-        Exception: what the listener raised. The run ends then, and the job has not failed.
+        Exception: an error of the listener. It ends the run; the job is not recorded as failed.
     """
     listener.begin(group)
     deaf: list[Exception] = []
@@ -133,7 +133,7 @@ def attempts(
     def step(each: Step) -> None:
         try:
             listener.step(each)
-        except Exception as error:  # such as a console that is gone: no fault of the job
+        except Exception as error:  # for instance, the console was closed: not an error of the job
             deaf.append(error)
             raise
 

@@ -1,4 +1,4 @@
-"""A tiny InstructPix2Pix over SDXL: with a second text encoder, and the picture's size among what the U-Net sees."""
+"""A tiny InstructPix2Pix over SDXL: with a second text encoder, and the picture's size as an input of the U-Net."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ class Picture:
     """One picture of an edit.
 
     Attributes:
-        seed: of its noise.
+        seed: seed of its noise.
         media_type: "image/png".
-        data: of the file, in base64.
+        data: the file in base64.
     """
 
     seed: int
@@ -69,9 +69,9 @@ class Edited:
     """The result of an edit.
 
     Attributes:
-        pictures: as many as num_images.
-        instruction: that was used: the client's, or what a refiner made of it.
-        notices: of everything done otherwise than asked for, and of conversions of the picture.
+        pictures: the pictures; their number is num_images.
+        instruction: the instruction that was used: the client's own, or the refined one.
+        notices: notices about deviations from the request, and about conversions of the picture.
         record: everything needed to repeat the edit; `toprope edit --repeat` reads it.
     """
 
@@ -105,24 +105,26 @@ def add_api(app: FastAPI, studio: Studio) -> None:
         request: Request,
         image: Annotated[UploadFile, File(description="PNG, JPEG, WebP, TIFF, ... of any mode")],
         instruction: Annotated[str, _text('What to do, such as "make it snow"')],
-        negative: Annotated[str | None, _text("What the picture shall not be")] = None,
-        steps: Annotated[int | None, _number("steps", "Steps of denoising")] = None,
+        negative: Annotated[str | None, _text("What the picture should not show")] = None,
+        steps: Annotated[int | None, _number("steps", "Denoising steps")] = None,
         guidance: Annotated[float | None, _number("guidance", "How closely the instruction is followed")] = None,
         image_guidance: Annotated[float | None, _number("image_guidance", "The same for the picture")] = None,
-        refine_strength: Annotated[float | None, _number("refine_strength", "Part of the steps of the base")] = None,
-        cfg_norm: Annotated[bool | None, Form(description="Whether guidance is bounded")] = None,
+        refine_strength: Annotated[
+            float | None, _number("refine_strength", "Part of the steps that the base model does")
+        ] = None,
+        cfg_norm: Annotated[bool | None, Form(description="Whether guidance may not make a prediction larger")] = None,
         seed: Annotated[str | None, Form(description='0 to 2**64 - 1, or "random"', max_length=20)] = None,
         num_images: Annotated[int, _number("num_images", "Pictures, with the seeds N, N + 1, ...")] = 1,
         size: Annotated[Size, Form(description="What the model sees")] = "model",
-        max_pixels: Annotated[int | None, _number("max_pixels", "The most that the model sees")] = None,
+        max_pixels: Annotated[int | None, _number("max_pixels", "Largest number of pixels that the model sees")] = None,
         fit: Annotated[Fit, Form(description="How the picture gets into that size")] = "stretch",
         generator_device: Annotated[Where, Form(description="Where noise is drawn")] = "cpu",
         sampler: Annotated[Sampler | None, Form(description="A scheduler instead of the model's own")] = None,
-        like: Annotated[Like | None, Form(description="As the scripts of the model's authors do it")] = None,
-        refine: Annotated[bool | None, Form(description="Whether the server's refiner words the instruction")] = None,
+        like: Annotated[Like | None, Form(description="'authors': as the scripts of the model's authors do it")] = None,
+        refine: Annotated[bool | None, Form(description="Whether the server's refiner rewords the instruction")] = None,
         mask: Annotated[UploadFile | None, File(description="Of the picture's size: white may change")] = None,
         mask_feather: Annotated[int | None, _number("mask_feather", "Pixels of the mask's blended edge")] = None,
-        lora: Annotated[list[str] | None, Form(description="NAME or NAME:SCALE of /api/model, may come again")] = None,
+        lora: Annotated[list[str] | None, Form(description="NAME or NAME:SCALE of /api/model; can be repeated")] = None,
     ) -> Edited:
         """Edit a picture and answer with the result. Fields that are left out are the model's own.
 
@@ -150,7 +152,7 @@ def add_api(app: FastAPI, studio: Studio) -> None:
 
 
 async def _done(studio: Studio, http: Request, asked: EditRequest, loras: list[str]) -> Any:
-    """The answer to an edit, waited for; the edit is cancelled where the client goes away."""
+    """Wait for the result of an edit; the edit is cancelled if the client disconnects."""
     client = str(uuid.uuid4())
     job = await asyncio.to_thread(studio.submit, client, asked, loras)
     try:
@@ -192,7 +194,7 @@ def _store(image: UploadFile, path: Path) -> None:
 
 
 def _file_name(given: str | None) -> str:
-    """A name for the file that a client sent, which keeps nothing of its path."""
+    """Make a name for the file that a client sent, without its path."""
     name = re.split(r"[/\\]", given or "")[-1]
     stem, dot, ending = name.rpartition(".")
     stem = re.sub(r"[^\w.-]+", "_", stem if dot else ending).strip("._")[:60] or "picture"
@@ -200,7 +202,7 @@ def _file_name(given: str | None) -> str:
 
 
 def _scale(text: str) -> float:
-    """The scale of a LoRA; what is no number is refused where it is checked, by name."""
+    """Read the scale of a LoRA; a text that is no number is refused later, by name."""
     try:
         return float(text)
     except ValueError:

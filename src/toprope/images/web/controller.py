@@ -1,4 +1,4 @@
-"""The studio: a model that loads in the background, a desk where edits wait, and sessions with what was made.
+"""The studio: loads a model in the background, queues edits at a desk, and keeps sessions with their results.
 
 Everything that a page can do is a method here; `toprope.images.web.page.app` only draws.
 """
@@ -40,24 +40,24 @@ __all__ = ["Brought", "Limits", "Outcome", "Place", "Row", "Studio"]
 _log = logging.getLogger("toprope")
 
 FORGET_AFTER = 30 * 86400.0
-"""Seconds after which a session that nobody has opened is forgotten. Its pictures stay in the folder with results."""
+"""Seconds after which an unused session is forgotten. Its pictures stay in the folder with results."""
 
 PROGRAM = "program "
-"""How the names of clients begin that are no sessions of pages."""
+"""Prefix of the names of clients that are not sessions of pages."""
 
 ENDS = {State.DONE: StepState.DONE, State.FAILED: StepState.FAILED, State.CANCELLED: StepState.CANCELLED}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may ask for.
+    """Limits for clients.
 
     Attributes:
-        upload: bytes of one file.
-        files: in one batch.
-        waiting: edits in the queue.
-        waiting_each: edits of one page in the queue.
-        uploads: files of all pages that are kept at the same time.
+        upload: largest file in bytes.
+        files: number of files in one batch.
+        waiting: number of edits in the queue.
+        waiting_each: number of edits of one page in the queue.
+        uploads: number of uploaded files of all pages that are kept at the same time.
     """
 
     upload: int = 32 * 2**20
@@ -69,13 +69,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Row:
-    """A picture of a batch that is over.
+    """A finished picture of a batch.
 
     Attributes:
-        name: of its file.
-        entry: the first of its results; None where it failed.
-        problem: why it failed.
-        at: its number in the batch, from 0; with several cards rows do not end in order.
+        name: name of its file.
+        entry: its first result; None if it failed.
+        problem: the error if it failed.
+        at: its index in the batch; with several cards rows do not end in order.
     """
 
     name: str
@@ -86,11 +86,11 @@ class Row:
 
 @dataclass
 class Outcome:
-    """What came of a job.
+    """Results of a job.
 
     Attributes:
         entries: the pictures.
-        packed: a ZIP with all files of a batch.
+        packed: a ZIP file with all files of a batch.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -98,18 +98,18 @@ class Outcome:
 
     @property
     def instruction(self) -> str:
-        """What the model was told: what the client wrote, or what a refiner made of it."""
+        """The instruction that the model got: the client's own, or the refined one."""
         return str(self.entries[0].record["request"]["instruction"]) if self.entries else ""
 
     @property
     def refinement(self) -> Mapping[str, Any] | None:
-        """What the refiner did; None where it was not asked."""
+        """The refiner's result; None if it was not asked."""
         found: Mapping[str, Any] | None = self.entries[0].record.get("refinement") if self.entries else None
         return found
 
     @property
     def notes(self) -> list[str]:
-        """What was done to the picture before it was edited, and what was done otherwise than asked for."""
+        """Notes on changes to the picture before the edit, and on deviations from the request."""
         if not self.entries:
             return []
         record = self.entries[0].record
@@ -123,9 +123,9 @@ class Place:
 
     Attributes:
         owner: "yours", "of_page" or "of_program".
-        view: of the job.
-        title: what is asked for; empty for what is somebody else's.
-        pictures: of a batch; 0 for one edit.
+        view: state of the job.
+        title: the request; empty for jobs of other clients.
+        pictures: number of pictures of a batch; 0 for a single edit.
     """
 
     owner: str
@@ -139,10 +139,10 @@ class Brought:
     """A picture that was added to a session.
 
     Attributes:
-        step: with it.
-        values: of a form that asks for the same picture again, where the file says how it was made.
-        missing: the settings of that record which the form cannot have.
-        source: the SHA-256 of the picture that it was made from, where that is kept here.
+        step: the step with the picture.
+        values: values of a form that asks for the same picture, if the file has a record.
+        missing: settings of the record that the form does not have.
+        source: the SHA-256 of the picture that it was made from, if that is kept here.
     """
 
     step: Step
@@ -157,7 +157,7 @@ def _files(picture: str) -> dict[str, str]:
 
 @contextmanager
 def _by_name(image: Any, name: str = "") -> Iterator[None]:
-    """A context in which errors about a picture call it by its name: where files lie means nothing to anybody."""
+    """Context in which errors about a picture have its name instead of its path, which is unknown to the client."""
     try:
         yield
     except ImageError as error:
@@ -169,15 +169,15 @@ class Studio:
     """Serves sessions of pages, and programs. The model is loaded once `load` was called.
 
     Args:
-        name: of the model, for people.
-        open_engine: called in a thread, with a function that takes sentences about what is done, now and later.
-        others: the same for each further card; their engines are opened by the first batch, and do batches alone.
-        out_dir: where results and sessions are kept; without, they go when the studio is closed.
-        loras: paths that may be picked, by name.
-        limits: what clients may ask for.
+        name: the model's name, for users.
+        open_engine: called in a thread, with a function that takes sentences about the progress, now and later.
+        others: the same for each additional card; their engines are opened by the first batch, and only do batches.
+        out_dir: folder for results and sessions; without one they are deleted when the studio is closed.
+        loras: paths of LoRAs that can be selected, by name.
+        limits: limits for clients.
 
     Raises:
-        UsageError: no such folder can be.
+        UsageError: the folder cannot be made.
         EnvironmentProblem: the sessions in it cannot be used.
     """
 
@@ -208,16 +208,16 @@ class Studio:
         self._forget_old()
 
     def load(self) -> None:
-        """Begin to load the model, in a thread; edits can be asked for before."""
+        """Begin to load the model in a thread; edits can be requested before."""
         self.loader.start()
 
     # Sessions
 
     def join(self, session: Any = None) -> str:
-        """Go on with a session, or begin one.
+        """Continue a session, or begin one.
 
         Args:
-            session: that a page remembers. What is none begins a new one.
+            session: the id that a page has stored. Anything else begins a new session.
 
         Returns:
             Its id.
@@ -262,17 +262,17 @@ class Studio:
         )
 
     def bring_example(self, session: str) -> Step:
-        """Add a picture of our own to a session, for visitors who have none at hand, and show it."""
+        """Add our example picture to a session, for visitors without one, and show it."""
         path = self.scratch / "example.png"
         if not path.exists():
             save_picture(example_picture(512, 384), path)
         return self._bring(session, str(path))
 
     def bring_kept(self, session: str, digest: str) -> Step:
-        """Add a picture that is kept already and show it.
+        """Add a picture that is kept already, and show it.
 
         Raises:
-            UsageError: none of this SHA-256 is kept.
+            UsageError: no picture with this SHA-256 is kept.
         """
         kept = self._output.kept(digest)
         if kept is None:
@@ -295,7 +295,7 @@ class Studio:
         return self._copies.entry(step.name, step.files["picture"], source)
 
     def large(self, step: Step) -> Path:
-        """The picture of a step, as browsers can show it.
+        """The picture of a step in a form that browsers can show.
 
         Raises:
             ImageError: it is gone.
@@ -303,7 +303,7 @@ class Studio:
         return self._copies.large(step.files["picture"])
 
     def small(self, step: Step) -> Path | None:
-        """The thumbnail of a step; None where its picture is gone."""
+        """The thumbnail of a step; None if its picture is gone."""
         try:
             return self._copies.small(step.files["picture"])
         except ImageError:
@@ -322,18 +322,18 @@ class Studio:
     # Edits
 
     def edit(self, session: str, values: Mapping[str, Any], parent: int | None = None, *, show: bool = False) -> Job:
-        """Ask for an edit of the picture of a step. The job's result is an `Outcome`.
+        """Request an edit of the picture of a step. The job's result is an `Outcome`.
 
         Args:
-            session: from `join`.
-            values: of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker; "mask", a
-                file, "painted", a layer of the page's canvas, or "box", a rectangle in percent, for the part that may
-                change.
+            session: the id from `join`.
+            values: values of the form, see `toprope.images.web.form.FIELDS`; "loras" and "scales" for the picker;
+                "mask", a file, "painted", a layer of the page's canvas, or "box", a rectangle in percent, for the part
+                that may change.
             parent: the number of the step; None for the current one.
-            show: make that step the current one, so that the result is shown when it is there.
+            show: make that step the current one, so that the result is shown when it is ready.
 
         Raises:
-            UsageError: the form cannot be, there is no picture, or too many edits wait.
+            UsageError: a field is invalid, there is no picture, or too many edits wait.
         """
         self.sessions.join(session)
         number = parent
@@ -346,7 +346,7 @@ class Studio:
             raise ImageError(
                 f"{step.files['picture']} is no longer in the folder with results.", do="choose another picture"
             )
-        # The seed is drawn now: an edit that is interrupted is the same when it is asked for again.
+        # The seed is drawn now, so that an interrupted edit gives the same picture when it is requested again.
         seed = int(dice()) if request.seed is None else int(request.seed)
         mask = self._mask(values, self._file(step)) if step.state.has_picture else None
         values = {name: value for name, value in values.items() if name not in ("mask", "box", "painted")} | {
@@ -360,7 +360,7 @@ class Studio:
         return self._submit_steps(session, begun, {**values, "seed": str(seed)})
 
     def branch(self, session: str, values: Mapping[str, Any], number: int | None) -> Job:
-        """Ask for another edit of what a step was made from, which is shown; of the step itself where it was brought.
+        """Request another edit of the picture that a step was made from, and show it; a brought step is edited itself.
 
         Arguments and errors are those of `edit`.
         """
@@ -369,10 +369,10 @@ class Studio:
         return self.edit(session, values, None if step is None else step.parent or step.number, show=True)
 
     def again(self, session: str) -> list[Job]:
-        """Ask again for the edits of a session that a server did not end.
+        """Request the interrupted edits of a session again, after a restart of the server.
 
         Raises:
-            UsageError: too many edits wait; those that could not be asked for are interrupted as before.
+            UsageError: too many edits wait; the others stay interrupted.
         """
         found = []
         for step in self.sessions.steps(session):
@@ -381,15 +381,15 @@ class Studio:
         return found
 
     def submit(self, client: str, request: EditRequest, loras: Sequence[str] = ()) -> Job:
-        """Ask for an edit that is described whole, outside of sessions. The job's result is an `Outcome`.
+        """Request an edit outside of sessions. The job's result is an `Outcome`.
 
         Args:
-            client: who asks.
-            request: its picture is a path. What the model does not honour fails the job.
+            client: name of the client.
+            request: the request; its picture is a path. A knob that the model does not have fails the job.
             loras: "path:scale" each.
 
         Raises:
-            UsageError: the request cannot be, the picture is none, or too many edits wait.
+            UsageError: the request is invalid, the file is no picture, or too many edits wait.
         """
         request = request.validate()
         with _by_name(request.image):
@@ -404,7 +404,7 @@ class Studio:
         return self.desk.submit(f"{PROGRAM}{client}", work, title=request.instruction)
 
     def dismiss(self, job: Job) -> None:
-        """Cancel a job of `submit`, and remove what is not to be kept of it."""
+        """Cancel a job of `submit`, and remove its files unless results are kept."""
         job.cancel()
         for entry in job.result.entries if job.result is not None else ():
             for path in (entry.picture, entry.sidecar):
@@ -413,18 +413,18 @@ class Studio:
                     (self._output.folder / path.name).unlink(missing_ok=True)
 
     def edit_all(self, session: str, values: Mapping[str, Any], images: Sequence[str]) -> Job:
-        """Ask for the same edit of several pictures. One that fails stops no other.
+        """Request the same edit of several pictures. A failed one stops no other.
 
-        Each picture whose turn comes is added to the session, with its result. The job's parts are a `Row` for each,
-        its result is an `Outcome`: also where it was cancelled.
+        Each picture is added to the session when its edit begins, with its result. The job's parts are a `Row` for
+        each; its result is an `Outcome`, also if it was cancelled.
 
         Args:
-            session: from `join`.
+            session: the id from `join`.
             values: as for `edit`.
-            images: files.
+            images: the files.
 
         Raises:
-            UsageError: the form cannot be, or there are too many.
+            UsageError: a field is invalid, or there are too many pictures.
         """
         if len(images) > self.limits.files:
             raise UsageError(
@@ -453,11 +453,11 @@ class Studio:
         return self.desk.submit(session, work, about=tuple(images), title=str(values.get("instruction", "")))
 
     def images_in_use(self) -> set[str]:
-        """The uploaded pictures of batches that wait or run. Others were copied when they came."""
+        """The uploaded pictures of batches that wait or run. Other uploads were copied when they arrived."""
         return {image for job in self.desk.jobs_of() for image in job.about or ()}
 
     def cancel(self, client: str) -> int:
-        """Stop all edits of a session; how many there were."""
+        """Stop all edits of a session; return their number."""
         return self.desk.cancel(client)
 
     def _submit_steps(
@@ -467,7 +467,7 @@ class Studio:
         values: Mapping[str, Any],
         refused: StepState = StepState.CANCELLED,
     ) -> Job:
-        """Put steps that wait in the queue, as one edit with as many pictures. They end with the job, in any way."""
+        """Queue waiting steps as one edit with one picture for each. They end when the job ends, however that is."""
         name = steps[0].name
         parent = self.sessions.step(session, int(steps[0].parent or 0))
         image = str(self._file(parent))
@@ -497,7 +497,7 @@ class Studio:
             raise
 
     def _mask(self, values: Mapping[str, Any], picture: Path) -> str | None:
-        """Keep the mask that a form asks for; its path from the folder with results, None for none."""
+        """Keep a copy of a form's mask; return its path from the folder with results, None without a mask."""
         box, painted, given = read_box(values.get("box")), values.get("painted"), values.get("mask")
         kinds = {"a rectangle": box is not None, "a painted mask": painted, "a mask": given}
         there = [kind for kind, asked in kinds.items() if asked]
@@ -520,15 +520,15 @@ class Studio:
             made.unlink(missing_ok=True)
 
     def form_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a form that ask for a picture again; see `toprope.images.web.entries.form_of`.
+        """The values of a form that asks for the same picture; see `toprope.images.web.entries.form_of`.
 
-        "mask" is the path of a copy of its mask, where that is kept.
+        "mask" is the path of a copy of its mask, if that is kept.
         """
         kept = self._output.kept(str((record.get("mask") or {}).get("sha256") or ""))
         return form_of(record, self.loras) | {"mask": None if kept is None else str(self._copies.file(kept))}
 
     def mask_of(self, step: Step) -> Path | None:
-        """A copy of the mask of an edit; None where it has none, or it is gone."""
+        """A copy of the mask of an edit; None if it has none, or it is gone."""
         mask = (step.request or {}).get("mask")
         try:
             return None if not mask else self._copies.file(str(mask))
@@ -538,10 +538,10 @@ class Studio:
     def _file(self, step: Step) -> Path:
         return self._output.folder / step.files["picture"]
 
-    # What can be seen
+    # State
 
     def places(self, session: str | None) -> list[Place]:
-        """The queue as a session may see it: all that runs and waits, and of others no more than that."""
+        """The queue as a session may see it: all running and waiting jobs, without details of other clients' jobs."""
         found = []
         for job in self.desk.jobs_of():
             mine = job.client == session
@@ -566,18 +566,19 @@ class Studio:
         if engine is None:
             return found
         try:
-            told, memory = engine.describe(), engine.memory()
-        except UsageError:  # the model is loaded anew, in another dtype
+            engine_facts, memory = engine.describe(), engine.memory()
+        except UsageError:  # the model is loaded again, in another dtype
             found["model"] |= {"state": "loading", "note": loader.note}
             return found
         found |= {
-            name: told.get(name) for name in ("family", "pipeline", "device", "device_name", "simulated", "dtype")
+            name: engine_facts.get(name)
+            for name in ("family", "pipeline", "device", "device_name", "simulated", "dtype")
         }
         found |= {
-            "attention": (told.get("attention") or {}).get("path"),
-            "rung": (told.get("memory") or {}).get("rung"),
+            "attention": (engine_facts.get("attention") or {}).get("path"),
+            "rung": (engine_facts.get("memory") or {}).get("rung"),
         }
-        found |= {"loras": [str(each.get("name", each)) for each in told.get("loras") or ()], "memory": memory}
+        found |= {"loras": [str(each.get("name", each)) for each in engine_facts.get("loras") or ()], "memory": memory}
         return found
 
     def family(self) -> str | None:
@@ -589,7 +590,7 @@ class Studio:
             return None
 
     def options(self) -> dict[str, Any] | None:
-        """The knobs that the model honours with their defaults; None before it is ready."""
+        """The model's knobs with their defaults; None before it is ready."""
         engine = self.loader.opened
         if engine is None:
             return None
@@ -599,18 +600,18 @@ class Studio:
             return None
 
     def refiner(self) -> str | None:
-        """Who words instructions anew; None for nobody, and before the model is ready."""
+        """Name of the refiner; None for no refiner, and before the model is ready."""
         engine = self.loader.opened
         try:
-            told = None if engine is None else engine.describe()["refiner"]
+            found = None if engine is None else engine.describe()["refiner"]
         except UsageError:
             return None
-        if told is None:
+        if found is None:
             return None
-        return str(told.get("provider", "a refiner")) if isinstance(told, dict) else str(told)
+        return str(found.get("provider", "a refiner")) if isinstance(found, dict) else str(found)
 
     def close(self, seconds: float = 60.0) -> bool:
-        """Cancel all edits, give the device back and remove what was not to be kept; whether it ended in time."""
+        """Cancel all edits, release the device and remove temporary files; True if it ended in time."""
         self._closing = True
         ended = self.desk.close(seconds)
         for worker in self._workers:
@@ -623,12 +624,12 @@ class Studio:
     # Inside, in the desk's thread
 
     def _check(self, values: Mapping[str, Any], image: str | None) -> EditRequest:
-        """Refuse at once what cannot be, whatever the model is."""
+        """Refuse requests that are invalid for every model."""
         picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
         return read_form(values, image, self.options() or (), refiner=False)
 
     def _asked(self, values: Mapping[str, Any], image: str) -> tuple[Callable[[Engine], EditRequest], list[str]]:
-        """What makes a form into a request once the model is there, and the LoRAs that it picks."""
+        """A function that makes a request from a form once the model is loaded, and the selected LoRAs."""
 
         def request(engine: Engine) -> EditRequest:
             asked = read_form(values, image, engine.describe()["options"], refiner=self.refiner() is not None)
@@ -644,7 +645,7 @@ class Studio:
         name: str,
         worker: Worker | None = None,
     ) -> list[str]:
-        """Edit, and save what came of it; the pictures' paths, from the folder with results."""
+        """Edit, and save the results; return the pictures' paths from the folder with results."""
         worker = worker or self._workers[0]
         if worker.loader.state == "loading":
             job.tell("waiting for the model to be loaded")
@@ -664,7 +665,7 @@ class Studio:
     ) -> None:
         """Do the pictures of a batch on all cards, each on the card that is free next.
 
-        A card whose model cannot be loaded is left out, with a warning: the first does the work then.
+        A card whose model cannot be loaded is left out with a warning; the first card does its work then.
 
         Raises:
             EditCancelled: the job was cancelled.

@@ -1,4 +1,4 @@
-"""Copies of results for pages: the folder with results itself is not served, since others may have files there."""
+"""Copies of results for pages; the folder with results itself is not served, as it may have other files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from toprope.whole_file import writing_whole
 __all__ = ["Copies", "pack", "save"]
 
 SHOWN_SIDE = 1600
-"""The longer side of what is shown as "before", at most: pages need no more."""
+"""Largest longer side, in pixels, of the picture that is shown as "before"."""
 
 SMALL_SIDE = 256
 """The longer side of a thumbnail."""
 
 MOST = 600
-"""Copies kept: three of each picture. Others are made again when they are needed."""
+"""Largest number of copies, three for each picture. Older ones are made again when they are needed."""
 
 
 def save(output: Output, request: EditRequest, result: EditResult, name: str) -> list[Path]:
@@ -37,9 +37,9 @@ def save(output: Output, request: EditRequest, result: EditResult, name: str) ->
 
     Args:
         output: the folder.
-        request: of the edit; its picture is a path. Records have the name instead: where uploads lie means nothing.
-        result: of the edit.
-        name: of the picture that was edited, as its owner knows it.
+        request: the request; its picture is a path. Records have the name instead, as paths of uploads are temporary.
+        result: the result of the edit.
+        name: name of the edited picture for the client.
 
     Returns:
         The pictures' paths.
@@ -55,9 +55,9 @@ class Copies:
     """Copies in a folder that may be served; the oldest go first. Threads may call at the same time.
 
     Args:
-        folder: for the copies; it is made.
+        folder: folder for the copies; it is made.
         kept: the folder with results.
-        most: files at most.
+        most: largest number of files.
     """
 
     def __init__(self, folder: Path, kept: Path, most: int = MOST) -> None:
@@ -70,9 +70,9 @@ class Copies:
         """A result with its record.
 
         Args:
-            name: of the picture that was edited.
-            picture: path of the result, from the folder with results; its sidecar lies next to it.
-            source: path of what was edited; None where nothing is compared.
+            name: name of the edited picture.
+            picture: path of the result, from the folder with results; its sidecar is next to it.
+            source: path of the edited picture; None if they are not compared.
 
         Raises:
             ImageError: a file of it is gone.
@@ -99,13 +99,13 @@ class Copies:
         return self._copy(Path(path).name, path, make)
 
     def before(self, picture: str, source: str, crop: Sequence[int]) -> Path:
-        """The part of a source that a result shows, as a page compares the two."""
+        """The part of the edited picture that a result shows, for comparison on the page."""
         return self._copy(
             f"{Path(picture).stem}-before.jpg", source, lambda to: self._draw(source, to, SHOWN_SIDE, crop)
         )
 
     def large(self, path: str) -> Path:
-        """A picture of any kind, as browsers can show it."""
+        """A copy of a picture in a format that browsers can show."""
         return self._copy(f"{Path(path).stem}-shown.jpg", path, lambda to: self._draw(path, to, SHOWN_SIDE))
 
     def small(self, path: str) -> Path:

@@ -1,4 +1,4 @@
-"""Pictures that were made, with the settings that they were made with, for people and for the form."""
+"""Results with their settings, for display and for the form."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Entry:
     """One picture that was made.
 
     Attributes:
-        name: of its source, as the client knows it.
+        name: name of its source for the client.
         picture: the file of the result.
         sidecar: the file with its record.
-        seed: of this picture.
+        seed: seed of this picture.
         record: everything needed to repeat it.
-        before: the file of what was edited, as it compares with the result.
+        before: the file of the edited picture, for comparison with the result.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Entry:
 
 
 def parameters(entry: Entry) -> dict[str, Any]:
-    """What was in use for an entry, as a person wants to read it: the knobs first, then with what it was made."""
+    """Settings of an entry for display: first the knobs, then model, device and other facts."""
     record = entry.record
     request, engine = record.get("request", {}), record.get("engine", {})
     found: dict[str, Any] = {"source": entry.name, "seed": str(entry.seed)}
@@ -53,7 +53,7 @@ def parameters(entry: Entry) -> dict[str, Any]:
     refinement = record.get("refinement")
     if refinement:
         found["instruction as written"] = refinement.get("given", "")
-        found["worded anew"] = "yes" if refinement.get("refined") else f"no: {refinement.get('reason', '')}"
+        found["reworded"] = "yes" if refinement.get("refined") else f"no: {refinement.get('reason', '')}"
     if record.get("notices"):
         found["notices"] = record["notices"]
     found["seconds"] = record.get("seconds")
@@ -61,10 +61,10 @@ def parameters(entry: Entry) -> dict[str, Any]:
 
 
 def form_of(record: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
-    """The values of a form that ask for a picture again, by the names of `FIELDS`, with "loras" and "scales".
+    """The values of a form that asks for the same picture, by the names of `FIELDS`, with "loras" and "scales".
 
     Args:
-        record: of the picture, from its sidecar or from the file itself.
+        record: the picture's record, from its sidecar or from the file itself.
         known: paths of LoRAs by name.
     """
     request = record.get("request") or {}
@@ -75,12 +75,12 @@ def form_of(record: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, An
 
 
 def settings_missing(record: Mapping[str, Any], known: Mapping[str, str], options: Sequence[str]) -> list[str]:
-    """The settings of a record that the form cannot have, for people.
+    """The settings of a record that the form does not have, for display.
 
     Args:
-        record: of a picture.
+        record: a picture's record.
         known: paths of LoRAs by name.
-        options: the knobs that the model honours.
+        options: the model's knobs.
     """
     request = record.get("request") or {}
     beyond = [name for name in request if name not in (*FIELDS, "image") or (name in KNOBS and name not in options)]
@@ -92,10 +92,10 @@ def settings_missing(record: Mapping[str, Any], known: Mapping[str, str], option
 
 
 def loras_of(record: Mapping[str, Any], known: Mapping[str, str]) -> list[tuple[str, float]]:
-    """The LoRAs of a record that can still be picked: names and scales.
+    """The LoRAs of a record that can still be selected: names and scales.
 
     Args:
-        record: of a picture. Those inside pictures name a LoRA's file without its folder.
+        record: a picture's record. Records inside pictures have a LoRA's file name without its folder.
         known: paths by name.
     """
     whole = {str(Path(path).resolve()): name for name, path in known.items()}

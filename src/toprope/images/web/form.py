@@ -1,4 +1,4 @@
-"""What stands in the form of a page, made into a request; and which parts of the form a model has."""
+"""Make a request from the form of a page, and choose the parts of the form for a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIELDS = (
     "instruction", "refine", "seed", "steps", "guidance", "image_guidance", "refine_strength", "negative", "cfg_norm",
     "num_images", "size", "fit",
 )  # fmt: skip
-"""The fields of the form, in the order in which pages send them."""
+"""The fields of the form in the order in which pages send them."""
 
 SLIDERS = {
     "steps": (1, 100, 1),
@@ -25,17 +25,17 @@ SLIDERS = {
     "image_guidance": (0, 10, 0.1),
     "refine_strength": (0, 1, 0.05),
 }
-"""Least, most and step of the knobs that are sliders. A default beyond makes them longer."""
+"""Smallest value, largest value and step of the knobs that are sliders. A larger default extends the slider."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """What a page shows of a knob.
+    """Display of a knob on a page.
 
     Attributes:
-        shown: whether the model has it.
-        value: its default; None where it has none.
-        most: the right end of a slider; None for what is no slider.
+        shown: True if the model has it.
+        value: its default; None for no default.
+        most: the right end of its slider; None if it is no slider.
     """
 
     shown: bool
@@ -47,7 +47,7 @@ def knobs(options: Mapping[str, Any]) -> dict[str, Knob]:
     """All knobs for a model.
 
     Args:
-        options: those that the model honours with their defaults, as `Engine.describe` has them.
+        options: the model's knobs with their defaults, from `Engine.describe`.
     """
     found = {}
     for name in KNOBS:
@@ -60,12 +60,12 @@ def knobs(options: Mapping[str, Any]) -> dict[str, Knob]:
 
 
 def read_seed(text: Any) -> int | None:
-    """The seed that was typed; None for one that shall be drawn.
+    """Read a typed seed; None for a random one.
 
-    It is a text in the page, since numbers there are exact up to 2**53 only.
+    It is a text in the page, as numbers are exact there only up to 2**53.
 
     Raises:
-        SeedError: it is none.
+        SeedError: it is no seed.
     """
     words = str("" if text is None else text).strip()
     if words.lower() in ("", "random", "-1"):
@@ -76,10 +76,10 @@ def read_seed(text: Any) -> int | None:
 
 
 def read_box(given: Any) -> tuple[float, float, float, float] | None:
-    """The rectangle that was typed: left, top, right and bottom in percent of the picture; None for all of it.
+    """Read a typed rectangle: left, top, right and bottom in percent of the picture; None for all of it.
 
     Raises:
-        UsageError: it has no inside.
+        UsageError: it has no area.
     """
     if given is None or all(each is None for each in given):
         return None
@@ -96,27 +96,27 @@ def read_box(given: Any) -> tuple[float, float, float, float] | None:
 
 
 def seed_text(seed: int | None) -> str:
-    """A seed as it stands in the form."""
+    """Format a seed for the form."""
     return "" if seed is None else str(seed)
 
 
 def dice() -> str:
-    """A seed that a person can read out and type."""
+    """Draw a seed that is short enough to read out and type."""
     return str(secrets.randbelow(10**9))
 
 
 def read_form(values: Mapping[str, Any], image: Any, options: Iterable[str], *, refiner: bool) -> EditRequest:
-    """The request that a form stands for.
+    """Make a request from the values of a form.
 
     Args:
-        values: by the names in `FIELDS`; knobs that the model does not have are passed over, for pages still show
-            them until they know the model.
+        values: values by the names in `FIELDS`; knobs that the model does not have are ignored, as pages show them
+            until they know the model.
         image: a path, or a picture.
-        options: knobs that the model honours.
-        refiner: whether the engine has one.
+        options: the model's knobs.
+        refiner: True if the engine has a refiner.
 
     Raises:
-        UsageError: a field cannot be.
+        UsageError: a field is invalid.
     """
     has = set(options)
     if image is None or image == "":
@@ -132,15 +132,15 @@ def read_form(values: Mapping[str, Any], image: Any, options: Iterable[str], *, 
 
 
 def picked_loras(picked: Iterable[str] | None, scales: Iterable[Any], known: Mapping[str, str]) -> list[str]:
-    """The LoRAs that a form picks, each as "path:scale". Those with the scale 0 are left out.
+    """The LoRAs that are selected in a form, each as "path:scale". LoRAs with the scale 0 are left out.
 
     Args:
-        picked: names, in the order of their sliders.
-        scales: values of the sliders; those beyond the picked ones are passed over.
+        picked: names in the order of their sliders.
+        scales: values of the sliders; sliders without a name are ignored.
         known: paths by name.
 
     Raises:
-        UsageError: a name is not known.
+        UsageError: a name is unknown.
     """
     found = []
     for name, scale in zip(picked or (), scales, strict=False):

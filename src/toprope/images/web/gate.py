@@ -167,7 +167,7 @@ class Gate:
             await self._app(scope, receive, send)
 
     def _refused(self, scope: Message) -> tuple[int, str, str] | None:
-        """Status, what is wrong and what to do; None where nothing is."""
+        """Status, problem and advice for a request that is refused; None if it is allowed."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if not host_allowed(host, self._names):
@@ -215,7 +215,7 @@ class Gate:
 
 
 async def _answer(scope: Message, send: Send, status: int, what: str, do: str) -> None:
-    """An error, as every other: what happened, and what to do."""
+    """Format an error like all others: what happened, and what to do."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": what})
         return

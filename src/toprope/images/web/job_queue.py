@@ -1,6 +1,7 @@
-"""The desk where edits wait for the model: one at a time, first come, first served; each is watched and cancelled.
+"""Job queue for the model: one edit at a time, first come, first served; each can be followed and cancelled.
 
-Nothing here knows of models or of web pages: a job is a function, which tells its steps and asks whether to stop.
+This module is independent of models and web pages: a job is a function that reports its steps and checks for
+cancellation.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _log = logging.getLogger("toprope")
 
 
 class State(StrEnum):
-    """Where a job is."""
+    """State of a job."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -34,18 +35,18 @@ class State(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will happen."""
+        """True if the job has ended."""
         return self in (State.DONE, State.FAILED, State.CANCELLED)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An error, in words alone: an exception would keep the memory of whatever failed.
+    """Description of an error, without the exception, whose frames would keep memory alive.
 
     Attributes:
-        what: happened.
-        looked_at: the facts that it rests on; empty without.
-        do: what helps; empty where nothing is known.
+        what: what happened.
+        looked_at: the facts; may be empty.
+        do: advice; may be empty.
     """
 
     what: str
@@ -54,30 +55,30 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        """What an exception says; one that nobody foresaw is also written to the log, with its traceback."""
+        """Describe an exception; an unexpected one is also logged with its traceback."""
         if isinstance(error, TopropeError):
             return cls(error.what, error.looked_at, error.do)
         _log.error("an edit failed in a way that nobody foresaw", exc_info=error)
         said = " ".join(str(error).split())[:500]
         return cls(
             f"{type(error).__name__}: {said}" if said else type(error).__name__,
-            do="see the terminal in which the server runs, where the whole of it stands",
+            do="see the terminal in which the server runs: it has the traceback",
         )
 
 
 @dataclass(frozen=True)
 class View:
-    """What there is to see of a job at one moment.
+    """Snapshot of a job.
 
     Attributes:
-        state: where it is.
-        ahead: jobs that come before it, with the one that runs; 0 once it runs.
-        note: what is done now, in words.
-        step: the last one; None before the first.
-        parts: how many parts of it are done, of a batch.
-        running: the numbers of the parts that run, from 0.
-        seconds: since it began to run; 0 before.
-        problem: why it failed.
+        state: its state.
+        ahead: number of jobs before it, including the running one; 0 once it runs.
+        note: text about the current stage.
+        step: the last step; None before the first.
+        parts: for a batch, number of parts that are done.
+        running: indices of the parts that run.
+        seconds: seconds since it began to run; 0 before.
+        problem: the error if it failed.
     """
 
     state: State
@@ -91,17 +92,17 @@ class View:
 
 
 class Job:
-    """Something that waits at the desk, runs, or is over. Its function is given the job itself.
+    """A job in the queue: waiting, running or ended. Its function is called with the job itself.
 
     Attributes:
-        number: from 1, in the order of coming.
-        client: who wants it.
-        title: what is asked for, in a few words.
-        about: what `submit` was given of it.
-        parts: of a batch, what `add` was given.
-        result: what the function returned, once it is done.
-        problem: why it failed.
-        refused: whether it failed because of what was asked for, and not of the server's.
+        number: its number, from 1, in the order of arrival.
+        client: name of the client.
+        title: the request in a few words.
+        about: the caller's data from `submit`.
+        parts: for a batch, the results given to `add`.
+        result: the function's result, once it is done.
+        problem: the error if it failed.
+        refused: True if it failed because of the request, and not of the server.
     """
 
     def __init__(
@@ -131,20 +132,20 @@ class Job:
     # For its function, while it runs
 
     def tell(self, note: str) -> None:
-        """Say what is done now; steps that come after it may begin anew."""
+        """Set the text about the current stage; the steps after it may start from 1 again."""
         self._see(note=note, step=None)
 
     def step(self, step: Step) -> None:
-        """A step of denoising is done."""
+        """Report a step of denoising."""
         self._see(step=step)
 
     def begin_part(self, number: int) -> None:
-        """A part of the job runs now."""
+        """Report that a part of the job begins to run."""
         with self._seeing:
             self._see(running=(*self._running_parts(), number))
 
     def add(self, part: Any, number: int | None = None) -> None:
-        """A part of the job is done; its number, from 0, where it was begun."""
+        """Report that a part of the job is done; `number` is its index if `begin_part` was called."""
         with self._seeing:
             self.parts.append(part)
             running = tuple(each for each in self._running_parts() if each != number)
@@ -154,43 +155,43 @@ class Job:
         return self._views[-1].running if self._views else ()
 
     def cancelled(self) -> bool:
-        """Whether it shall stop."""
+        """True if cancellation was requested."""
         return self._stop.is_set()
 
     def check(self) -> None:
-        """Go on, or not.
+        """Raise if cancellation was requested.
 
         Raises:
-            EditCancelled: it shall stop.
+            EditCancelled: it was requested.
         """
         if self._stop.is_set():
             raise EditCancelled("the edit was cancelled.")
 
-    # For everybody else
+    # For other threads
 
     @property
     def state(self) -> State:
-        """Where it is."""
+        """Its state."""
         return self._state
 
     def cancel(self) -> None:
-        """Stop it: at once while it waits, after the step that runs otherwise. Later it does nothing."""
+        """Cancel it: at once while it waits, else after the current step. Does nothing once it has ended."""
         self._stop.set()
         self._desk._dropped(self)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for its end; False where it did not come in time."""
+        """Wait for its end; False after the time limit."""
         return self._ended.wait(seconds)
 
     def view(self) -> View:
-        """What there is to see of it now."""
+        """Snapshot of its current state."""
         if self._state is State.WAITING:
             return View(State.WAITING, ahead=self._desk.ahead_of(self))
         last = self._views[-1] if self._views else View(State.RUNNING)
         return View(self._state, 0, last.note, last.step, len(self.parts), last.running, self.seconds, self.problem)
 
     def views(self, start: int) -> list[View]:
-        """Everything that was told of it since the first `start` things: no step is left out."""
+        """All reported snapshots from index `start` on, so that no step is left out."""
         return self._views[start:]
 
     @property
@@ -221,7 +222,7 @@ class Job:
         return State.DONE
 
     def _report(self, state: State) -> None:
-        """Report the end before anyone can see it. What fails here is logged: the job has ended all the same."""
+        """Report the end before other threads can see it. An error here is logged; the job has ended anyway."""
         try:
             if self._on_end is not None:
                 self._on_end(self, state)
@@ -238,8 +239,8 @@ class Desk:
     """A queue of jobs with one thread that does them.
 
     Args:
-        most: how many may wait at once.
-        most_each: how many of one client may wait or run at once.
+        most: largest number of waiting jobs.
+        most_each: largest number of one client's waiting and running jobs.
     """
 
     def __init__(self, most: int = 32, most_each: int = 4) -> None:
@@ -250,7 +251,7 @@ class Desk:
         self._closed = False
         self._count = 0
         self.ended: dict[State, int] = dict.fromkeys((State.DONE, State.FAILED, State.CANCELLED), 0)
-        """How many jobs came to which end."""
+        """Number of ended jobs by state."""
         self._thread = threading.Thread(target=self._serve, name="toprope-edits", daemon=True)
         self._thread.start()
 
@@ -265,11 +266,12 @@ class Desk:
         """Put a job at the end of the queue.
 
         Args:
-            client: any text that is the same for the same client.
+            client: name of the client.
             work: called with the job, in the desk's thread.
-            ended: called once with the job and the state in which it ends, also while it waits; before others see it.
-            about: kept with the job, for callers.
-            title: what is asked for, in a few words.
+            ended: called once with the job and its final state, also if it is cancelled while it waits; before other
+                threads see the state.
+            about: data of the caller, kept with the job.
+            title: the request in a few words.
 
         Raises:
             UsageError: too many wait already, or the desk is closed.
@@ -295,26 +297,26 @@ class Desk:
         return job
 
     def ahead_of(self, job: Job) -> int:
-        """How many jobs come before a job that waits, with the one that runs."""
+        """Number of jobs before a waiting job, including the running one."""
         with self._changed:
             if job not in self._waiting:
                 return 0
             return self._waiting.index(job) + (self._running is not None)
 
     def cancel(self, client: str) -> int:
-        """Stop all jobs of a client; how many there were."""
+        """Cancel all jobs of a client; return their number."""
         jobs = self.jobs_of(client)
         for job in jobs:
             job.cancel()
         return len(jobs)
 
     def jobs_of(self, client: str | None = None) -> list[Job]:
-        """The jobs of a client, or of all, that run or wait, in the order in which they are done."""
+        """The running and waiting jobs of a client, or of all clients, in their order."""
         with self._changed:
             return self._of(client)
 
     def describe(self) -> dict[str, Any]:
-        """The queue, ready for JSON: how many wait, what runs, how many came to which end."""
+        """The queue for JSON: number of waiting jobs, the running one, and numbers of ended jobs by state."""
         with self._changed:
             running, waiting = self._running, len(self._waiting)
         step = running.view().step if running is not None else None
@@ -327,7 +329,7 @@ class Desk:
         }
 
     def close(self, seconds: float = 60.0) -> bool:
-        """Cancel everything and wait for the step that runs; whether it ended in time."""
+        """Cancel everything and wait for the current step; True if it ended in time."""
         with self._changed:
             self._closed = True
             jobs = [*self._waiting, *([self._running] if self._running else [])]
@@ -342,7 +344,7 @@ class Desk:
         return [job for job in jobs if client in (None, job.client)]
 
     def _dropped(self, job: Job) -> None:
-        """A job that still waits leaves the queue."""
+        """Remove a waiting job from the queue."""
         with self._changed:
             if job not in self._waiting:
                 return
@@ -370,11 +372,11 @@ class Desk:
 
 
 async def follow(job: Job, every: float = 0.05) -> AsyncIterator[View]:
-    """A job from now to its end: its place in the queue whenever that changes, each step, its end.
+    """Follow a job from now to its end: each change of its place in the queue, each step, and its end.
 
     Args:
-        job: waiting, running or over.
-        every: seconds between two looks.
+        job: the job.
+        every: seconds between two polls.
     """
     told, ahead = 0, -1
     while True:

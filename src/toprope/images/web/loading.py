@@ -1,4 +1,4 @@
-"""The model loads in a thread of its own, while pages are served; what it does meanwhile can be asked."""
+"""Load the model in a separate thread while pages are served, and report the progress."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Opened = TypeVar("Opened")
 
 
 class Loader(Generic[Opened]):
-    """Opens something in the background, once `start` was called.
+    """Opens a model in the background, once `start` was called.
 
     Args:
-        open_it: called once, in a thread, with a function that takes sentences about what is done.
+        open_it: called once, in a thread, with a function that takes sentences about the progress.
     """
 
     def __init__(self, open_it: Callable[[Callable[[str], None]], Opened]) -> None:
@@ -40,12 +40,12 @@ class Loader(Generic[Opened]):
 
     @property
     def opened(self) -> Opened | None:
-        """What was opened; None before, and where it failed."""
+        """The opened model; None before, and if it failed."""
         return self._opened
 
     @property
     def problem(self) -> Problem | None:
-        """Why it failed."""
+        """The problem if it failed; else None."""
         return self._problem
 
     @property
@@ -57,24 +57,24 @@ class Loader(Generic[Opened]):
 
     @property
     def seconds(self) -> float:
-        """How long it takes, or took."""
+        """Seconds that it takes so far, or took."""
         return time.monotonic() - self._began if self._seconds is None else self._seconds
 
     @property
     def note(self) -> str:
-        """What it does now, or did last."""
+        """Text about the current step, or the last one."""
         return self._note
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is ready or failed; False where it is not in time."""
+        """Wait until it is ready or failed; False after the time limit."""
         return self._settled.wait(seconds)
 
     def get(self, check: Callable[[], None] = lambda: None, every: float = 0.1) -> Opened:
-        """What was opened, waited for.
+        """Wait for the model, and return it.
 
         Args:
-            check: called while waiting; it raises to give up.
-            every: seconds between two calls.
+            check: called while waiting; it raises to stop waiting.
+            every: seconds between two calls of `check`.
 
         Raises:
             EditError: it failed.
@@ -87,14 +87,14 @@ class Loader(Generic[Opened]):
         return self._opened
 
     def close(self, seconds: float = 60.0) -> Any:
-        """Wait for its end and hand out what was opened; None where nothing was."""
+        """Wait for the end, and hand over the model to be closed; None if there is none."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
         opened, self._opened = self._opened, None
         return opened
 
     def tell(self, note: str) -> None:
-        """Take a sentence about what is done."""
+        """Set the text about the current step."""
         self._note = note
 
     def _load(self) -> None:

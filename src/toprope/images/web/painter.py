@@ -1,7 +1,7 @@
-"""Painting a mask: a canvas over a small copy of the picture, with a brush and an eraser; its strokes made into a mask.
+"""Paint a mask: a canvas over a small copy of the picture, with a brush and an eraser, whose strokes become a mask.
 
-A part of its own and not `gr.ImageEditor`, which uploads background, layer and composite again at every change: one
-click on Edit was 23 files with Gradio 6.31, of the 256 that the server keeps for all pages.
+It replaces `gr.ImageEditor`, which uploads background, layer and composite again at every change: one click on Edit
+took 23 files with Gradio 6.31, of the 256 that the server keeps for all pages.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def shown_copy(picture: Path) -> str:
 
 
 def painted_mask(layer: Any, size: tuple[int, int], path: Path) -> None:
-    """Write the mask that a painted layer is, in the size of its picture: what was painted may change.
+    """Write a painted layer as a mask in the size of its picture; painted parts may change.
 
     Args:
         layer: the address of a PNG, as the canvas gives it; its strokes are opaque.

@@ -1,4 +1,4 @@
-"""Serving the page and the API: on which address, with which limits; nothing is fetched from elsewhere."""
+"""Serve the page and the HTTP API, with limits; nothing is fetched from other servers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from toprope.extras import advice
 from toprope.images.results import versions
 from toprope.images.web.controller import Studio
 from toprope.images.web.gate import Gate, Uploads
+from toprope.images.web.language import LanguageChoice
 
 __all__ = ["Served", "is_local", "quiet_environment", "serve"]
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs, in a thread of its own.
+    """A running server, in its own thread.
 
     Attributes:
-        url: of its page.
-        host, port: that it listens on.
-        app: of Gradio.
-        server: of uvicorn.
-        thread: that it runs in.
+        url: address of its page.
+        host, port: address that it listens on.
+        app: the Gradio application.
+        server: the uvicorn server.
+        thread: its thread.
     """
 
     url: str
@@ -44,15 +45,15 @@ class Served:
     thread: threading.Thread
 
     def stop(self, seconds: float = 10.0) -> None:
-        """Answer nobody any more: pages that are open hold connections, which are not waited for."""
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of each that is cut
+        """Stop the server without waiting for the connections of open pages."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would report each closed connection
         self.server.should_exit = self.server.force_exit = True
         self.thread.join(seconds)
         self.app.close(verbose=False)
 
 
 def is_local(host: str) -> bool:
-    """Whether only programs on this machine can reach an address."""
+    """True if only programs on this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -62,12 +63,12 @@ def is_local(host: str) -> bool:
 
 
 def quiet_environment(scratch: Path) -> None:
-    """Set what Gradio and its friends read at import: no statistics, no hub, own files in one folder, no proxy."""
+    """Set variables that Gradio and its libraries read at import: no statistics, no hub, one folder, no proxy."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_TEMP_DIR"] = str(scratch / "pages")
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    # What asks this server from this process must not ask a proxy instead.
+    # Requests from this process to this server must not go to a proxy.
     for name in ("NO_PROXY", "no_proxy"):
         others = [each for each in os.environ.get(name, "").split(",") if each]
         os.environ[name] = ",".join(dict.fromkeys([*others, "127.0.0.1", "localhost", "::1"]))
@@ -82,18 +83,18 @@ def serve(
     allow_hosts: Sequence[str] = (),
     language: str | None = None,
 ) -> Served:
-    """Serve the page of a studio and the HTTP API, in threads of its own.
+    """Serve the page of a studio and the HTTP API, in their own threads.
 
     The server is started here and not by Gradio's `launch`, which asks itself over HTTP whether it is up, gives up
     after 3 s on a busy machine, and then recommends a public tunnel.
 
     Args:
         studio: does the work.
-        host: address to listen on; the default is reached from this machine alone.
-        port: 0 for any that is free.
+        host: address to listen on; the default can be reached from this machine only.
+        port: port to listen on; 0 for any free one.
         open_browser: open the page in the user's browser.
-        allow_hosts: names that the server goes by, in addition to addresses and localhost: of a proxy before it.
-        language: of the page, "en" or "zh"; None for the browser's.
+        allow_hosts: host names of the server in addition to addresses and localhost, for instance a proxy's.
+        language: language of the page, "en" or "zh"; None for the browser's.
 
     Raises:
         PackageError: Gradio is not installed.
@@ -138,7 +139,9 @@ def _served(
         in_use=studio.images_in_use,
     )  # fmt: skip
     names = {*allow_hosts, *(() if _is_address(host) else (host,))}
-    gate = Gate(app, names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting)
+    gate = Gate(
+        LanguageChoice(app), names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting
+    )
     config = uvicorn.Config(gate, log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="toprope-serves", daemon=True)
@@ -169,7 +172,7 @@ def _is_address(host: str) -> bool:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address; its port is one that is free where 0 is given.
+    """Open a socket that listens on an address; port 0 takes a free one.
 
     Raises:
         UsageError: it cannot be listened on.

@@ -96,7 +96,7 @@ class Step:
 
 
 def new_session() -> str:
-    """An id that cannot be guessed: anyone who knows it sees the session's pictures."""
+    """Make an id that cannot be guessed, as a client with the id sees the session's pictures."""
     return secrets.token_urlsafe(24)
 
 
@@ -185,7 +185,7 @@ class Sessions:
         return gone
 
     def unseen(self, since: float) -> list[str]:
-        """Sessions that nobody has joined since then (seconds since 1970), the oldest first."""
+        """Sessions that were not joined since a time (seconds since 1970), the oldest first."""
         with self._lock:
             rows = self._db.execute("SELECT id FROM sessions WHERE seen < ? ORDER BY seen", (since,))
             return [row[0] for row in rows]
@@ -193,7 +193,7 @@ class Sessions:
     # Steps
 
     def bring(self, session: str, name: str, files: Mapping[str, str], *, show: bool = True) -> Step:
-        """Add a picture that was brought; it is the current step then, unless it shall not be shown."""
+        """Add a picture of the client; it becomes the current step if `show` is True."""
         with self._changing():
             step = self._add(session, None, StepState.SOURCE, name, files, None)
             return self.show(session, step.number) if show else step
@@ -215,7 +215,7 @@ class Sessions:
             return [self._add(session, parent, StepState.WAITING, made_from.name, {}, each) for each in requests]
 
     def again(self, session: str, number: int) -> Step | None:
-        """Let an interrupted edit wait once more; None where it is not interrupted any more."""
+        """Make an interrupted edit wait again; None if it is not interrupted any more."""
         with self._changing() as db:
             found = db.execute(
                 "UPDATE steps SET state = ? WHERE session = ? AND id = ? AND state = ? RETURNING id",
@@ -327,7 +327,7 @@ class Sessions:
             (count,) = db.execute("SELECT count(*) FROM steps WHERE session = ?", (session,)).fetchone()
             if count >= self._most:
                 raise UsageError(
-                    f"the session has {count} steps, which is the most.", do="begin a new one: reload with New session"
+                    f"the session has {count} steps, which is the most.", do="begin a new one with New session"
                 )
             asked = None if request is None else json.dumps(request, ensure_ascii=False)
             row = db.execute(

@@ -1,9 +1,11 @@
-"""The texts of the page in its languages, in one table. Errors, notices and records of the engine stay in English."""
+"""The texts of the page in its languages, in one table; those of errors and notices are in `messages`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+from toprope.images.web.messages import translated
 
 __all__ = ["ENGLISH", "LANGUAGES", "TEXTS", "Words", "words_for"]
 
@@ -19,6 +21,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "slider": ("Before and after", "编辑前后对比"),
     "undo": ("Undo", "撤销"),
     "redo": ("Redo", "重做"),
+    "fresh": ("New session", "新会话"),
     "other": ("Another picture", "换一张图片"),
     "use_source": ("Use its source", "使用它的原图"),
     "instruction": ("Instruction", "指令"),
@@ -186,6 +189,10 @@ class Words:
     def __call__(self, key: str, **values: Any) -> str:
         """A text by its key, with its values in their places."""
         return TEXTS[key][LANGUAGES.index(self.language)].format(**values)
+
+    def message(self, text: str) -> str:
+        """A sentence of the engine: an error, a notice, a stage."""
+        return translated(text, self.language)
 
     @property
     def all(self) -> dict[str, str]:

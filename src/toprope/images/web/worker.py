@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 OpenEngine = Callable[[Callable[[str], None]], "Engine"]
-"""Opens an engine, given a function that takes sentences about what is done, now and later."""
+"""Function that opens an engine; it gets a function that takes sentences about the progress, now and later."""
 
 
 class Worker:
@@ -41,9 +41,9 @@ class Worker:
         """Edit for a job that may cancel it; the engine must be there.
 
         Args:
-            job: it shows what the engine does.
-            request: what to do.
-            loras: "path:scale" each, which the model shall have.
+            job: the job, which shows the progress.
+            request: the request.
+            loras: the LoRAs for this edit, "path:scale" each.
             on_step: called with each step.
         """
         engine = self.loader.get(job.check)

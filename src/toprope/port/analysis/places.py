@@ -46,7 +46,7 @@ _TAKES_DEVICE = {"torch.load": 1, "torch.Generator": 0, "torch.set_default_devic
 
 @dataclass(frozen=True)
 class Said:
-    """What an expression says.
+    """A device that an expression names.
 
     Attributes:
         index: the number of the device, as text or as the node that stays; None for "the current one".
@@ -77,7 +77,7 @@ class Use(Enum):
 
 
 def said(file: File, node: ast.expr) -> Said | None:
-    """Which device an expression names: "cuda", "cuda:1", f"cuda:{i}", "cuda:%d" % i, ... None where it names none."""
+    """Find the device that an expression names: "cuda", "cuda:1", f"cuda:{i}", "cuda:%d" % i, ... None for others."""
     match node:
         case ast.Constant(value=str(text)) if found := _TEXT.fullmatch(text):
             return Said(found[1])
@@ -164,8 +164,8 @@ def _asks(file: File, test: ast.expr) -> bool:
 
 
 def _kept(file: File, inner: ast.expr) -> str | ast.expr:
-    """What stands in the braces of an f-string: as it is, or written anew where its place is not known exactly."""
-    return inner if file.stands_there(inner) else ast.unparse(inner)
+    """The expression in the braces of an f-string: the node, or its text if its place is not known exactly."""
+    return inner if file.has_exact_place(inner) else ast.unparse(inner)
 
 
 def device_name(name: str) -> bool:
@@ -446,7 +446,7 @@ def _together(file: File, nodes: list[ast.expr | None], depth: int) -> frozenset
 
 
 def use(file: File, node: ast.expr) -> Use:
-    """How an expression is used, by what stands around it."""
+    """Find how an expression is used, from the code around it."""
     inner: ast.AST = node
     outer = file.parent(inner)
     beside_cpu = False

@@ -288,9 +288,9 @@ def _of_kernels(binding: Binding) -> bool:
 
 
 def guards_a_kernel(file: File, node: ast.AST) -> bool:
-    """Whether what a question decides about calls kernels for CUDA, or torch's DataParallel: it asks for CUDA itself.
+    """Return whether the code that a question guards calls kernels for CUDA, or torch's DataParallel.
 
-    Of a condition that is what stands below it, of an assertion the function around it.
+    Such a question asks for CUDA itself. A condition guards its block, an assertion the function around it.
     """
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     function = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)

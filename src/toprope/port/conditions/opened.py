@@ -224,7 +224,7 @@ class Opened:
             yield from self._read(alias.asname or alias.name, [statement], positive)
 
     def _read(self, name: str, bound_by: list[ast.AST], positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """What the answer opens where a name is read that one of these nodes binds."""
+        """Follow the answer to the reads of a name that one of these nodes binds."""
         for each in self.file.reads(name, *bound_by):
             yield from self.by(each, positive)
 
@@ -236,7 +236,7 @@ class Opened:
     def _called(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, positive: bool | None
     ) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Where the answer of a function is used: its name in this file, or the attribute where it is a method."""
+        """Follow the answer of a function to its uses: by its name in this file, or by the attribute of a method."""
         around = self.file.walk.parents[function]
         if isinstance(around, ast.ClassDef):
             self.keys |= {f".{function.name}", f".{function.name}()"}

@@ -1,4 +1,4 @@
-"""What kind of file a name stands for."""
+"""Kinds of files, recognised by their names."""
 
 from __future__ import annotations
 

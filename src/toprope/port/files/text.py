@@ -1,4 +1,4 @@
-"""The port of files that are not Python: line by line, by what stands there."""
+"""The port of files that are not Python, line by line."""
 
 from __future__ import annotations
 
@@ -481,7 +481,7 @@ def _config(line: str, start: int) -> _Found:
 
 @cache
 def _in_fences(text: str) -> frozenset[int]:
-    """The numbers of the lines that stand in a block of code which is no Python."""
+    """The numbers of the lines in blocks of code that is not Python."""
     inside, language, lines = False, "", set()
     for number, _, line in _lines(text):
         fence = _FENCE.match(line)

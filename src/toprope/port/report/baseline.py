@@ -1,7 +1,7 @@
-"""A baseline: the places that are known, so that CI only fails for new ones.
+"""Baseline: a file with the known places, so that CI fails only for new ones.
 
-A place is known by its file, its rule and its text. Lines may move; where a file has the same place more often than
-the baseline says, the rest is new. Hints need no baseline: they are in none.
+A place is identified by its file, its rule and its text, so lines may move. If a file has the same place more often
+than the baseline, the rest is new. Hints are not in a baseline, as CI does not fail for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Place = tuple[str, str, str]
 
 
 def read(path: Path) -> Counter[Place]:
-    """How often each place is known.
+    """Read a baseline: the count of each known place.
 
     Raises:
         UsageError: it cannot be read, or is no baseline.
@@ -43,7 +43,7 @@ def read(path: Path) -> Counter[Place]:
 
 
 def write(path: Path, files: Sequence[Ported], *, written: bool = False) -> int:
-    """Write all places down; where the ported files are written, too, those that are not rewritten. Returns how many.
+    """Write the places to a baseline, without converted ones if the ported files are written too; return their number.
 
     Raises:
         UsageError: it cannot be written.
@@ -66,7 +66,7 @@ def write(path: Path, files: Sequence[Ported], *, written: bool = False) -> int:
 
 
 def mark_known(path: Path, files: Sequence[Ported]) -> int:
-    """Mark the findings that stand in the baseline. Returns their number."""
+    """Mark the findings that are in the baseline; return their number."""
     left = read(path)
     known = 0
     for file in files:
@@ -80,6 +80,6 @@ def mark_known(path: Path, files: Sequence[Ported]) -> int:
 
 
 def _place(baseline: Path, file: Ported, finding: Finding) -> Place:
-    """By what a place is known. Files are named from the baseline's folder, and blanks do not count."""
+    """Identity of a place: its file, relative to the baseline's folder, its rule, and its text without blanks."""
     name = os.path.relpath(os.path.realpath(file.path), os.path.realpath(baseline.parent))
     return name.replace(os.sep, "/"), finding.rule.code, " ".join(finding.before.split())

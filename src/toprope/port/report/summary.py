@@ -1,4 +1,4 @@
-"""What the port of a program says: totals, a text for a terminal, and the same facts for machines."""
+"""Report on the port of a program: totals, a text for a terminal, and the same facts as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Totals:
         converted: places that are rewritten, by kind.
         skipped: files that could not be looked at.
         ignored: places that comments and options left out.
-        known: places that stand in the baseline.
+        known: places that are in the baseline.
         seen: places that a trace saw at run time.
     """
 
@@ -227,7 +227,7 @@ def _line(file: Ported, finding: Finding) -> str:
 
 
 def diff(file: Ported) -> str:
-    """What the port changes in a file, as a unified diff; "" where it changes nothing."""
+    """The port's changes of a file as a unified diff; "" if it changes nothing."""
     if not file.changed:
         return ""
     before, after = (_decoded(data) for data in (file.before, file.after))

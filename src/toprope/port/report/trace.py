@@ -1,7 +1,7 @@
-"""What reached torch of CUDA while the program ran (`toprope run --trace-cuda FILE`), put to the places of the port.
+"""Match calls that asked torch for CUDA at run time (`toprope run --trace-cuda FILE`) with the places of the port.
 
-A place that the port found itself is marked with how often it was reached. Where it found nothing, since a device's
-name came from a file or an argument, the line that asked becomes a place of its own.
+A place that the port found itself is marked with the number of calls. If it found none, since a device's name came from
+a file or an argument, the line that asked becomes a place of its own.
 """
 
 from __future__ import annotations

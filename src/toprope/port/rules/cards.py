@@ -93,7 +93,7 @@ AVAILABLE = FAMILY.rule(
     ],
 )  # fmt: skip
 FEATURE = FAMILY.rule(
-    "TR001a", _R, "torch.cuda.is_available() beside a feature of CUDA: look whether other devices have it",
+    "TR001a", _R, "torch.cuda.is_available() next to a feature of CUDA: look whether other devices have it",
     why="""Where the condition asks for flash attention, bfloat16, a compute capability or a library of CUDA, "there
     is an accelerator" may not be what is meant.""",
     source=_DOCS,
@@ -277,6 +277,6 @@ def _version(file: File, node: ast.expr) -> bool:
 
 
 def _in_main(file: File, node: ast.expr) -> bool:
-    """Return whether it stands behind `if __name__ == "__main__":`."""
+    """Return whether it is inside `if __name__ == "__main__":`."""
     around = [each for each in file.ancestors(node) if isinstance(each, ast.If)]
     return bool(around) and "__name__" in file.text(around[-1].test)

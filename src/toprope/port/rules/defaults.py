@@ -264,7 +264,9 @@ def _wrap(file: File, rule: Rule, place: ast.expr, reads: list[ast.Name], messag
     bare = [each for each in reads if not file.calls_runtime(file.parent(each), "resolve", "resolve_kind", "kind")]
     edits = [file.replace(each, *_resolved(file, each)) for each in bare]
     held = (
-        "a place inside an f-string is not known exactly" if any(not file.stands_there(each) for each in bare) else ""
+        "a place inside an f-string is not known exactly"
+        if any(not file.has_exact_place(each) for each in bare)
+        else ""
     )
     if edits:
         file.report(rule, place, message or "resolved where it is read", edits=edits, held_back=held)

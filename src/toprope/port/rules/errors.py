@@ -83,8 +83,8 @@ TEXT = FAMILY.rule(
     "TR096a",
     Kind.REVIEW,
     '"CUDA out of memory" in str(error): whatever the device says',
-    why="""The text of an NPU is "NPU out of memory.", that of the CPU another one; where only CUDA's is known, the
-    program falls over where it was written to go on.""",
+    why="""The text of an NPU is "NPU out of memory.", the CPU has another one; where only CUDA's is known, the
+    program fails where it was written to go on.""",
     source="torch_npu's NPUCachingAllocator; torch's CUDACachingAllocator",
     examples=[
         Example(

@@ -1,4 +1,4 @@
-"""Row 104: what Lightning and its like are told about devices."""
+"""Row 104: devices that Lightning and similar frameworks are given."""
 
 from __future__ import annotations
 

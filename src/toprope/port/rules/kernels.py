@@ -275,7 +275,7 @@ _PACKAGES = (
      ("bitsandbytes",), "import bitsandbytes as bnb"),
     ("TR082", "triton: kernels in Triton's language",
      """They are compiled for the vendor's card by a backend of its own (triton-ascend for NPUs), or not at all. Keep a
-     version in torch beside them, and choose by what can be imported.""",
+     version in torch next to them, and choose by what can be imported.""",
      ("triton",), "import triton.language as tl"),
     ("TR083", "mamba_ssm, causal_conv1d, selective_scan_cuda: state-space kernels for CUDA",
      """The packages have a slow version in torch (selective_scan_ref, causal_conv1d_ref) that runs everywhere.""",

@@ -1,4 +1,4 @@
-"""Rows 34 to 38 and 44: what the memory of a card is asked and told."""
+"""Rows 34 to 38 and 44: calls that read or set the memory of a card."""
 
 from __future__ import annotations
 

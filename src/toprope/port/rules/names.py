@@ -225,7 +225,7 @@ def _split(file: File, node: ast.ImportFrom, swapped: list[ast.alias], gone: lis
         found = _without_statement(file, node)
         if found is None:
             for alias in gone:
-                file.report(MODULE, alias, "the import stays: nothing else stands in its block")
+                file.report(MODULE, alias, "the import stays: nothing else is in its block")
             return
         edit = found
     for alias in (*swapped, *gone):
@@ -261,7 +261,7 @@ def _import(file: File, node: ast.Import) -> bool:
             file.report(MODULE, alias, edits=edit)
         elif len(node.names) == 1 and _only_converted(file, node, alias):
             gone = _without_statement(file, node)
-            held = "" if gone else "nothing else stands in its block"
+            held = "" if gone else "nothing else is in its block"
             file.report(MODULE, alias, edits=gone or (), held_back=held)
         else:
             file.report(MODULE, alias, _kept(file, node, alias))
@@ -302,7 +302,7 @@ def _is_used_in_script(file: File, node: ast.stmt, alias: ast.alias) -> bool:
 
 
 def _only_converted(file: File, node: ast.stmt, alias: ast.alias) -> bool:
-    """Return whether the name is used, and every use is of a name that is rewritten with all that stands before it."""
+    """Return whether the name is used, and every use is of a name that is rewritten with all that is before it."""
     uses = _uses(file, node, alias)
     exported = f'"{alias.asname or alias.name}"' in file.source.text and "__all__" in file.walk.names
     return bool(uses) and not exported and all(_converted(file, use) for use in uses)

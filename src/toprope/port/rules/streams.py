@@ -16,7 +16,7 @@ EVENT = FAMILY.rule(
     "TR046",
     Kind.REVIEW,
     "torch.cuda.Event(...): an event of the device in use",
-    why="""On the CPU work is done when a call returns; the event that stands in takes the time of record(), so that
+    why="""On the CPU work is done when a call returns; the event used instead takes the time of record(), so that
     elapsed_time() is the wall-clock time between two of them.""",
     source="tried: torch.Event of the CPU has no time",
     examples=[
@@ -125,7 +125,7 @@ BLOCK = FAMILY.rule(
     "TR048",
     Kind.REVIEW,
     "with torch.cuda.stream(s): a block whose work goes to a stream of the device in use",
-    why="""torch.cuda.stream knows CUDA's streams alone. On the CPU the block runs as it stands.""",
+    why="""torch.cuda.stream knows CUDA's streams alone. On the CPU the block runs as it is.""",
     source="torch.cuda.stream; tried",
     examples=[
         Example(

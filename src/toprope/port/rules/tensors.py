@@ -161,7 +161,7 @@ def _made(file: File, node: ast.Call) -> bool:
 
 
 def _apart(file: File, node: ast.Call) -> bool:
-    """Return whether something but the opening parenthesis stands between the class and the first argument."""
+    """Return whether something but the opening parenthesis is between the class and the first argument."""
     between = file.source.text[file.source.span(node.func)[1] : file.source.span(node.args[0])[0]]
     return between.strip() != "("
 

@@ -1,4 +1,4 @@
-"""Where the import of the runtime module goes."""
+"""Insert the import of the runtime module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def runtime_import(file: File, used: int) -> Edit:
 
     Args:
         file: the file.
-        used: where the first edit is; the import stands before it.
+        used: offset of the first edit; the import is inserted before it.
     """
     tree: ast.Module = file.walk.module.node  # type: ignore[assignment]
     body = tree.body

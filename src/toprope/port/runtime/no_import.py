@@ -14,10 +14,10 @@ _PLAIN = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Name, ast.ke
 
 
 def why_no_import(file: File) -> str:
-    """Why the file must stay without the import, as a sentence without a full stop; "" where it may have it.
+    """Reason why a file must not have the import, as a sentence without a full stop; "" if it may have it.
 
-    A setup.py runs where only what is needed to build is installed. Configurations of plain values (mmcv's, for
-    example) are read by programs that take every name in them for a setting.
+    When a setup.py runs, only the packages needed for building are installed. Configurations of plain values (mmcv's,
+    for example) are read by programs that take every name in them for a setting.
     """
     if any(each.imported in ("setuptools.setup", "distutils.core.setup") for each in _bindings(file)):
         return "a setup.py runs where only what it needs to build is installed"

@@ -1,6 +1,6 @@
-"""A notebook's JSON: where the lines of its code stand, and the same JSON with other lines there. Pure.
+"""Find the lines of code in a notebook's JSON, and replace them. Pure.
 
-All that is not a changed line stays as it is, byte for byte: indentation, escapes, the end of the file.
+Everything but the changed lines stays the same, byte for byte: indentation, escapes, the end of the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Cell", "code_cells", "with_cells"]
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _PIECE = re.compile(r"(?:[^\\]|\\[^n])*?(?:\\n|$)", re.DOTALL)
 _SOURCES = (("cells", None, "source"), ("worksheets", None, "cells", None, "input"))
-"""Where cells have their text, in the forms 4 and 3 of notebooks; None is any index."""
+"""Paths of the cells' text in the notebook formats 4 and 3; None is any index."""
 
 Path = tuple[str | int, ...]
 
@@ -70,7 +70,7 @@ def code_cells(text: str) -> list[Cell]:
     found: dict[Path, Cell] = {}
     for place, cell in _values(text):
         if place in said and place in found:
-            raise ValueError("one of its keys stands there twice")
+            raise ValueError("one of its keys is there twice")
         found[place] = cell
     codes = []
     for place, (number, code) in said.items():
@@ -78,7 +78,7 @@ def code_cells(text: str) -> list[Cell]:
             cell = found[place]
             cell.number = number
             if cell.text != code:
-                raise ValueError("one of its keys stands there twice")
+                raise ValueError("one of its keys is there twice")
             codes.append(cell)
     return codes
 
@@ -121,7 +121,7 @@ def _values(text: str) -> Iterator[tuple[Path, Cell]]:
 
 
 def _cell(path: Sequence[str | int]) -> Path | None:
-    """The path of the cell whose text stands at this path; None where it is something else."""
+    """The path of the cell that has its text at this path; None if it is something else."""
     for wanted in _SOURCES:
         if len(path) == len(wanted) and all(
             isinstance(each, int) if name is None else each == name for each, name in zip(path, wanted, strict=True)

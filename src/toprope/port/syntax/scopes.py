@@ -1,4 +1,4 @@
-"""What names mean in a file: one walk that finds the scopes, what is bound in them, and the nodes rules ask for."""
+"""Meaning of names in a file: one walk finds the scopes, their bindings, and the nodes that rules ask for."""
 
 from __future__ import annotations
 

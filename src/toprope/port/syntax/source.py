@@ -79,7 +79,7 @@ class Source:
         return self.text[start : self.starts[number]] if number < len(self.starts) else self.text[start:]
 
     def offset(self, line: int, column: int) -> int:
-        """Where in the text a place of the tree is. The tree counts columns in bytes of UTF-8, whatever the file's."""
+        """Offset in the text of a place in the tree, which counts columns in bytes of UTF-8 for any encoding."""
         start = self.starts[line - 1]
         if self._ascii:
             return start + column
@@ -119,7 +119,7 @@ class Source:
         return found
 
     def has_comment(self, start: int, end: int) -> bool:
-        """Whether a comment begins in this part of the text. What cannot be cut into tokens has one where a # is."""
+        """Return whether a comment begins in this part of the text; if it cannot be tokenised, every # begins one."""
         if "#" not in self.text[start:end]:
             return False
         try:

@@ -73,27 +73,27 @@ def attach(
     poison: bool = False,
     disturb: Callable[[], None] | None = None,
 ) -> Handle:
-    """Let a model be larger than the memory of its device: what does not fit comes when it is used.
+    """Let a model be larger than the memory of its device: weights that do not fit are loaded when they are used.
 
-    The model is changed in place: its parameters stay the objects that they are, and hold their values while their
-    module runs. Results are those of the model on the device as a whole, bit for bit.
+    The model is changed in place: its parameters stay the same objects, and have their values while their module
+    runs. Results are bit for bit those of the whole model on the device.
 
     Args:
-        model: in memory, or on meta (see `skeleton`) with its files in `disk`; of what `torch.compile` gives, the model
-            in it.
-        device: bytes of the device for weights, such as "24GB"; "auto" for what is free without what computing takes,
-            which the first step shows (the device's peak is reset for that); until then for half of it.
-        host: bytes of the host's memory; "auto" for a part of what is available.
-        disk: a folder with the model's safetensors files (or one such file), read in place; or a folder where a file
-            for what has no room elsewhere can be made. "folder:64GB" limits that file. None for no disk.
+        model: in memory, or on meta (see `skeleton`) with its files in `disk`; of a module that `torch.compile` made,
+            the model in it is attached.
+        device: bytes of the device for weights, such as "24GB"; "auto" for the free bytes without those that computing
+            takes, which the first step shows (the device's peak is reset for that); the first step gets half of them.
+        host: bytes of the host's memory; "auto" for a part of the available memory.
+        disk: a folder with the model's safetensors files (or one such file), read in place; or a folder for a file
+            with the weights that have no room elsewhere. "folder:64GB" limits that file. None for no disk.
         on: the device that computes; None for the one that the model is on, and for a model on the host or on meta the
             one that `toprope.device.get` gives.
         training: plan for training: gradients and the optimizer's states are counted.
-        states: where the gradients and the states of optimizers go: "auto" for where the plan has them, "host" (what
-            has no room there goes to the disk) or "disk".
-        activations: where what forward saves for backward goes: it stays on the "device", or is moved to the "host"
-            (what has no room there to the disk) or the "disk", and fetched ahead of backward.
-        slots: of the ring; None for what the plan finds best.
+        states: place of gradients and optimizer states: "auto" for the plan's choice, "host" (those that have no room
+            there go to the disk) or "disk".
+        activations: place of the tensors that forward saves for backward: they stay on the "device", or are moved to
+            the "host" (those that have no room there to the disk) or the "disk", and fetched ahead of backward.
+        slots: number of slots in the ring; None for the plan's choice.
         small: tensors of fewer bytes always stay on the device.
         resident: modules whose weights always stay on the device, with those in them, by their names or classes:
             `["lm_head", nn.Embedding]`, such as those whose weights are used without a call of the module.
@@ -101,7 +101,7 @@ def attach(
         progress: called with bytes done and in all while attaching, if that takes more than two seconds; None for a
             line where stderr is a terminal.
         limit: seconds that a transfer may take.
-        threads: that move bytes.
+        threads: number of threads that move bytes.
         link: bytes a second of an emulated link between host and device, for measurements.
         poison: fill slots with 0xFF before they are loaded, for tests.
         disturb: called before and after each request, for tests.
@@ -188,7 +188,7 @@ def _called(value: object) -> str:
 
 
 def _check_options(slots: object, threads: object, limit: object, disk: object) -> None:
-    """Refuse what is of another type, or could never end."""
+    """Refuse options of another type, and numbers with which a transfer could never end."""
     problem = ""
     if slots is not None and type(slots) is not int:
         problem = f"slots is a whole number or None, and not {slots!r}."
@@ -203,7 +203,7 @@ def _check_options(slots: object, threads: object, limit: object, disk: object) 
 
 
 def _forget_dropped(model: nn.Module) -> None:
-    """Parameters that were left without values when the model was detached are on meta, as those of a skeleton."""
+    """Put the parameters that an earlier detach left without values on meta, like those of a skeleton."""
     dropped = [each for each in model.parameters() if is_absent(each)]
     if not all(can_move(each, torch.device("meta")) for each in dropped):
         raise UsageError(
@@ -240,7 +240,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _read(model: nn.Module, taken: Model, folder: Path | None) -> tuple[Files | None, dict[str, torch.Tensor]]:
-    """The files that weights are read from in place; or their values, where only the model's library can read them."""
+    """Open the files that weights are read from in place; or read the values, if only the model's library can."""
     empty = any(each.is_meta for each in model.parameters())
     if folder is None:
         return None, {}
@@ -406,11 +406,13 @@ class _Attaching:
         return handle
 
     def _pieces(self, budgets: Budgets) -> Iterator[tuple[dict[Weight, Tier], int]]:
-        """Weights that are computed in pieces so that the others have room: the largest, then more, first of experts
-        alone, whose pieces are small; the groups are the others' then.
+        """Try sets of weights that are computed in pieces so that the others have room.
+
+        First the largest weights of experts, then more of them, as their pieces are small; then weights of any kind.
+        `self.model` has the groups without them meanwhile.
 
         Yields:
-            Where each lies, and the bytes of a slot for pieces.
+            The tier of each such weight, and the bytes of a slot for pieces.
         """
         every = divisible(self.model)
         experts = [each for each in every if each.like.dim() == 3]
@@ -435,7 +437,7 @@ class _Attaching:
                 yield tiers, size
 
     def _new_on_disk(self, tiers: Mapping[Weight, Tier]) -> int:
-        """Bytes of weights that are to be written to the disk, as no file there has them."""
+        """Bytes of the weights that will be written to the disk because no file there has them."""
         stored: Mapping[str, Home] = {} if self.files is None else self.files.homes
         return sum(each.nbytes for each, tier in tiers.items() if tier == "disk" and each.name not in stored)
 
@@ -507,7 +509,7 @@ class _Attaching:
         return measure(self.device, model=file, disk=where).links
 
     def _groups(self, links: Links, training: bool) -> list[Group]:
-        """The groups, with a first guess of how long each computes: as long as its weights are read."""
+        """The groups, with a first guess of each one's computing time: the time to read its weights from memory."""
         found = []
         for group in self.model.groups:
             weights = [weight for each in group.members for weight in self.model.members[each.key]]
@@ -529,9 +531,9 @@ class _Attaching:
         return found
 
     def _find_codes(self, training: bool, threads: int) -> None:
-        """Weights that lie on the host and travel as codes, by name: those that files hold so and that do not train.
+        """Find the weights that stay encoded on the host and on the link: stored as codes, and not trained.
 
-        They are decoded on the device where that gives the same bits as here.
+        They are decoded on the device if that gives the same bits as decoding on the host.
         """
         found = {
             name: home
@@ -546,7 +548,7 @@ class _Attaching:
             self.model.decoding = decode_on(self.device, found.values(), threads)
 
     def _spare(self, budgets: Budgets) -> int:
-        """What slots take beside the weights so that files are read straight into them; 0 where that is too much."""
+        """Bytes that slots need in addition to the weights for direct reads from files; 0 if that is over 0.5 %."""
         if self.files is None or self.device.capabilities.separate_memory:
             return 0
         most = max((len(weights) for weights in self._weights_of_groups()), default=0)
@@ -557,7 +559,7 @@ class _Attaching:
         return [[one for each in group.members for one in self.model.members[each.key]] for group in self.model.groups]
 
     def _from_files(self) -> None:
-        """Weights on meta are in their files from now on, or have the values that were read."""
+        """Give weights on meta a home in their files, or the values that a library has read."""
         for name, weight in self.model.weights.items():
             if self.origins[weight].type == "meta":
                 if name in self.values:
@@ -573,7 +575,7 @@ class _Attaching:
                 weight.withdraw()
 
     def _move_rest(self) -> None:
-        """Buffers, and what is no plain weight, go to the device."""
+        """Move buffers, and parameters that are no plain tensors, to the device."""
         there = self.device.torch_device
         for owner in self.module.modules():
             for short, buffer in owner._buffers.items():
@@ -586,7 +588,7 @@ class _Attaching:
                 set_data(parameter, whole.to(there) if whole.numel() else torch.empty_like(whole, device=there))
 
     def _undo(self, hooks: Hooks, engine: Engine, placing: Placing) -> None:
-        """Leave the model as it was."""
+        """Restore the model after an error."""
         hooks.remove()
         for weight, origin in self.origins.items():
             if weight.home is None and weight.parameters[0].device == origin:

@@ -24,7 +24,7 @@ from toprope.sizes import gibibytes
 from toprope.tiers.engine.hooks import Hooks, uncompiled
 from toprope.tiers.engine.model.model_groups import Weight
 from toprope.tiers.engine.model.weight_files import Files
-from toprope.tiers.engine.offloaded_params import AwayWeights
+from toprope.tiers.engine.offloaded_params import OffloadedWeights
 from toprope.tiers.engine.prefetch.timeline import Timeline
 from toprope.tiers.engine.runtime import Engine
 from toprope.tiers.engine.saved_weights import Packing
@@ -44,15 +44,15 @@ __all__ = ["Automatic", "Handle", "Origins", "moved_others", "put_others"]
 
 
 class Automatic:
-    """The budget of a device with memory of its own, where it is "auto".
+    """The "auto" budget of a device with its own memory.
 
-    The first step has half of what is free. What it allocates besides the weights is left free from then on: by the
-    device's peak, which is reset for that.
+    In the first step the weights get half of the free bytes. The device's peak, which is reset before, shows the bytes
+    that this step allocates in addition to the weights; later steps leave these free.
 
     Args:
-        device: that computes.
-        free: bytes of it before anything is moved.
-        resolve: gives the budgets for a number of bytes that computing takes.
+        device: the device that computes.
+        free: free bytes of the device before anything is moved.
+        resolve: function from the bytes that computing takes to the budgets.
     """
 
     def __init__(self, device: Device, free: int, resolve: Callable[[int], Budgets]) -> None:
@@ -60,23 +60,23 @@ class Automatic:
         self.first = resolve(free // 2)
         """The budgets for the first step."""
         self.most = resolve(0)
-        """The budgets if computing takes next to nothing: what does not fit into these does not fit."""
+        """The budgets if computing took no memory: a model that does not fit into these is refused."""
         self._base = 0
 
     def begin(self) -> None:
-        """The weights are where they shall be; what is allocated more from now on is for computing."""
+        """Start to measure; called when the weights are in place, so that later allocations are for computing."""
         self._base = self.device.memory_allocated()
         self.device.reset_peak_memory()
 
     def end(self) -> Budgets:
-        """A step is over: the budgets that it leaves to the weights."""
+        """Return the budgets for the weights, from the peak of the step that has ended."""
         peak = self.device.max_memory_allocated() or 0
         self.device.empty_cache()
         return self._resolve(max(0, peak - self._base))
 
 
 class Handle:
-    """A model whose weights come and go. Made by `toprope.tiers.attach`."""
+    """An attached model, whose weights are loaded for each use. Made by `toprope.tiers.attach`."""
 
     def __init__(
         self,
@@ -97,18 +97,18 @@ class Handle:
         self._budgets, self._again, self._groups, self._origins = budgets, again, groups, origins
         self._others = others
         self.timeline = Timeline()
-        """What was in which slot when."""
+        """Recorded contents of the slots over time."""
         engine.watch = engine.ring.watch = self.timeline.note
         engine.learned = self._learned
-        self._weights = AwayWeights(engine)
+        self._weights = OffloadedWeights(engine)
         self._training: Training | None = None
         self._places: Places | None = None
         self.states: Placed = "auto"
-        """Where gradients and optimizer states go."""
+        """Place of gradients and optimizer states."""
         self.activations: Activated = "device"
-        """Where what forward saves for backward goes."""
+        """Place of the tensors that forward saves for backward."""
         self.smallest = SMALL
-        """Bytes of a gradient or of states from which on they leave the device."""
+        """Size in bytes from which gradients and states leave the device."""
         self._automatic: Automatic | None = None
         self._figures = Figures(engine, host)
         self._figures.planned()
@@ -125,23 +125,23 @@ class Handle:
 
     @property
     def plan(self) -> Plan:
-        """Where everything lies and what is loaded when."""
+        """The plan: place of every group, and the loads of a step."""
         assert self._engine.plan is not None
         return self._engine.plan
 
     @property
     def packing(self) -> Packing:
-        """How autograd's saved weights are kept."""
+        """Hooks that keep weights saved by autograd as references."""
         return self._engine.packing
 
     def weights(self, module: nn.Module) -> Visit:
         """Bring weights of a module to the device, to read or to change them outside of its run.
 
         Args:
-            module: the model, or one in it; as much at once as the slots hold.
+            module: the model, or a module in it, whose weights fit into the slots together.
 
         Returns:
-            A context manager. What was changed goes to where the weight lies when it ends.
+            A context manager. When it ends, changed weights are written back to their place.
 
         Raises:
             UsageError: the module is not of this model.
@@ -150,7 +150,7 @@ class Handle:
         return Visit(self._engine, self.model, module)
 
     def _clock(self) -> None:
-        """Take the time of each run of the model."""
+        """Measure the time of each run of the model."""
 
         def before(_module: nn.Module, _args: Any) -> None:
             now = time.perf_counter()
@@ -170,7 +170,7 @@ class Handle:
     # Planning again
 
     def _learned(self) -> None:
-        """A step was seen: plan with its order and its times."""
+        """Plan again with the order and the times of the step that was traced."""
         engine = self._engine
         trace, engine.tracing = engine.trace, False
         whole = {part.name: part.group for part in self.plan.split}
@@ -201,19 +201,20 @@ class Handle:
         try:
             if automatic is not None:
                 self._budgets = automatic.end()
-            self._plan_anew(order, old.training)
-        except Exception as error:  # what the step has left on the host, say, is in the way of the better plan
+            self._replan(order, old.training)
+        except Exception as error:  # for instance, tensors of the step on the host take the new plan's room
             if not isinstance(error, PlanError | TierCapacityError) and not self.device.is_out_of_memory(error):
                 raise
             self._budgets = budgets
             self._apply(old)
 
     def watch_memory(self, automatic: Automatic) -> None:
-        """See in the first step what computing takes, and give the weights the rest."""
+        """Measure in the first step how much memory computing takes, and give the weights the rest."""
         self._automatic = automatic
         automatic.begin()
 
-    def _plan_anew(self, order: list[Use | str], training: bool, *, force: bool = False) -> None:
+    def _replan(self, order: list[Use | str], training: bool, *, force: bool = False) -> None:
+        """Plan again, and move the weights if the new plan is better than the one in use, or with `force`."""
         engine, old = self._engine, self.plan
         new = self._again(self._groups, order, training, self._budgets)
         if not force and _alike(old, new):
@@ -232,11 +233,11 @@ class Handle:
             engine.ring.order = traces[False]
 
     def _resized(self) -> None:
-        """Weights have another dtype: other sizes, another plan, before anything runs."""
+        """Plan again before the next module runs, as a conversion has changed the weights' sizes."""
 
         def again() -> None:
             self._groups = self._sized()
-            self._plan_anew(list(self.plan.traced), self.plan.training, force=True)
+            self._replan(list(self.plan.traced), self.plan.training, force=True)
 
         self._engine.stale = again
 
@@ -256,11 +257,11 @@ class Handle:
     # Figures
 
     def stats(self) -> Stats:
-        """The figures so far."""
+        """The statistics so far."""
         return self._figures.stats(self._times, self._training, self._places, self._budgets)
 
     def reset_stats(self) -> None:
-        """Count from now on."""
+        """Start to count from zero."""
         self._figures.reset()
         self._times.clear()
 
@@ -307,10 +308,10 @@ class Handle:
         return self.training.optimizer(optimizer, elementwise=elementwise)
 
     def _hook_optimizers(self) -> Callable[[], None]:
-        """Put `_stepping` on all optimizers of torch, which keep neither this nor the model alive.
+        """Register `_stepping` for all optimizers of torch, without keeping this object or the model alive.
 
         Returns:
-            What takes it away; done as well when this is gone.
+            A function that removes the hook; it is called as well when this object is freed.
         """
         mine = weakref.ref(self)
 
@@ -323,7 +324,7 @@ class Handle:
         return remove
 
     def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before any optimizer's step: one that updates weights that come and go is taken over."""
+        """Take over an optimizer that updates offloaded weights; called before each step of any optimizer."""
         mine = {id(each) for weight in self._engine.unit_of for each in weight.parameters}
 
         def take(each: torch.optim.Optimizer) -> bool:
@@ -352,14 +353,14 @@ class Handle:
         """Go on from a checkpoint. See `Training.restore`."""
         return self.training.restore(path)
 
-    # The way back
+    # Detach
 
     def detach(self, device: str | torch.device | None = None) -> nn.Module:
-        """Give the model its weights back, and take everything away that was put on it.
+        """Move all weights back into the model, and remove the hooks.
 
         Args:
-            device: where they go, "meta" to give the values up; None for where they were. Those of a `skeleton` go to
-                the host's memory.
+            device: device for the weights, "meta" to give the values up; None for the one they came from. Weights of a
+                `skeleton` go to the host's memory then.
 
         Returns:
             The model.
@@ -377,8 +378,8 @@ class Handle:
         """Detach.
 
         Args:
-            asked: where weights go; None for where they were, or from meta to the host.
-            drop: leave weights without values that were on meta, if the files have the values of all of these.
+            asked: device for the weights; None for the one they came from, the host if that was meta.
+            drop: leave weights that came from meta without values, if the files have the values of all of them.
         """
         engine = self._engine
         engine.ring_clear()
@@ -419,7 +420,7 @@ class Handle:
         self.close()
 
     def _values(self, targets: dict[Weight, torch.device]) -> dict[Weight, torch.Tensor]:
-        """The weights' values on the devices that they go to; what is there already is not copied."""
+        """Values of the weights on their target devices; values that are there already are not copied."""
         found = {}
         copied = []
         for weight, where in targets.items():
@@ -452,7 +453,7 @@ class Handle:
         return not weight.changed and (weight.home is not None or weight.parameters[0]._version == weight.version)
 
     def _drop(self, weight: Weight) -> None:
-        """Leave a weight without values: on meta, or where a graph refers to it, on its device without memory."""
+        """Leave a weight without values: on meta or, if a graph refers to it, on its device without memory."""
         home, weight.home = weight.home, None
         meta = torch.device("meta")
         empty = placeholder(weight.like, self.device)
@@ -465,9 +466,9 @@ class Handle:
             home.release()
 
     def close(self) -> None:
-        """Take everything away without giving the weights back: those that were not on the device have no values then.
+        """Remove the hooks without moving weights back: weights that were not on the device have no values then.
 
-        Their use is an error; a model that is read from files can be attached again.
+        Using those is an error; a model that is read from files can be attached again.
         """
         if self._closed:
             return
@@ -505,11 +506,11 @@ class Handle:
         return f"<toprope tiers of {type(self.model).__name__} on {self.device}>"
 
     def save_timeline(self, path: str | os.PathLike[str], seconds: float | None = None) -> None:
-        """Draw what was in which slot when, as SVG.
+        """Draw the contents of the slots over time, as SVG.
 
         Args:
-            path: of the file.
-            seconds: of the end that are drawn; None for all that is kept.
+            path: the file to write.
+            seconds: draw only this many seconds at the end; None for everything recorded.
         """
         stays = f"{len(self.plan.resident)} of {len(self.plan.groups)} groups always stay on the device"
         Path(path).write_text(self.timeline.svg(seconds, stays), encoding="utf-8")
@@ -522,14 +523,14 @@ Origins = dict[tuple[nn.Module, str], torch.device]
 def moved_others(
     model: nn.Module, ours: set[int], origins: Origins, asked: torch.device | None, new: torch.device | None
 ) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """Copies of buffers, and of parameters that are no weights that come and go, on the devices that they go back to.
+    """Copies of buffers and of parameters that were not offloaded, on the devices that they go back to.
 
     Args:
         model: the model.
-        ours: ids of the parameters that come and go.
-        origins: where they were.
-        asked: where all go; None, or meta, for where they were.
-        new: where those go that were added later; None to leave them.
+        ours: ids of the parameters that were offloaded.
+        origins: their devices before the model was attached.
+        asked: device for all of them; None, or meta, for their origins.
+        new: device for those that were added later; None to leave them.
     """
     host = torch.device("cpu")
     found = []
@@ -544,7 +545,7 @@ def moved_others(
 
 
 def put_others(moves: list[tuple[nn.Module, str, torch.Tensor]]) -> None:
-    """Let modules hold what `moved_others` has made."""
+    """Put the copies that `moved_others` made into their modules."""
     for owner, name, moved in moves:
         parameter = owner._parameters.get(name)
         if parameter is None:
@@ -568,7 +569,7 @@ def _no_room(where: str, size: int, fact: str) -> TierCapacityError:
 
 
 def _alike(old: Plan, new: Plan) -> bool:
-    """Whether a plan is as good where it is: as many slots, as many bytes in each tier."""
+    """True if a new plan is no reason to move weights: it has as many slots, and as many bytes in each tier."""
     return (
         (old.slots, old.slot_bytes, old.training) == (new.slots, new.slot_bytes, new.training)
         and old.resident_bytes == new.resident_bytes

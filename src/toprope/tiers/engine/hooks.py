@@ -1,4 +1,4 @@
-"""Hooks on the modules of a model, which bring their weights while they run; `torch.compile` leaves them alone."""
+"""Hooks on a model's modules that load weights for the time a module runs; `torch.compile` does not compile them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Hooks", "uncompiled"]
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `torch.compiler.disable`: neither the function nor what it calls is compiled, nor traced into."""
+    """Faster `torch.compiler.disable`: neither the function nor its callees are compiled or traced."""
     frames: Any = torch._C._dynamo.eval_frame
     try:
         switch, skip = frames.set_eval_frame, frames._FrameAction.SKIP
@@ -45,8 +45,8 @@ class Hooks:
 
     Args:
         module: the model.
-        model: the same, taken apart.
-        engine: what is called before and after modules run.
+        model: the model's weights and groups, from `read_model`.
+        engine: called before and after modules run.
     """
 
     def __init__(self, module: nn.Module, model: Model, engine: Engine) -> None:
@@ -54,12 +54,12 @@ class Hooks:
         self._undo: list[Callable[[], Any]] = []
 
     def install(self) -> None:
-        """Put them on."""
+        """Register the hooks."""
         owned = {prefix: [self.model.weights[name] for name in names] for prefix, _, names in self.model.owners}
         inside: str | None = None
         for prefix, module in self.module.named_modules():
             if inside is not None and prefix.startswith(inside):
-                continue  # a module around it sees to it
+                continue  # the hook of the module around it loads these weights
             closed = is_closed(module)
             weights = self._below(prefix, owned) if closed or isinstance(module, CLOSED) else owned.get(prefix, [])
             weights = list(
@@ -89,7 +89,7 @@ class Hooks:
             @uncompiled
             def before(module: nn.Module, _args: Any) -> None:
                 enter(needs)
-                later: Any = module._forward_hooks  # those of others, which may look at the weights, run before `after`
+                later: Any = module._forward_hooks  # other hooks, which may use the weights, run before `after`
                 if last in later and next(reversed(later)) != last:
                     later.move_to_end(last)
 
@@ -103,7 +103,7 @@ class Hooks:
             self._undo.append(added.remove)
 
     def _around(self, module: nn.Module, name: str, needs: Needs) -> None:
-        """Stand in for what a module calls; it sees no hooks then, and is compiled without what is done here."""
+        """Wrap a method of a module instead of registering hooks, for a module that looks for hooks or is compiled."""
         call, own = getattr(module, name), name in vars(module)
         enter, leave = uncompiled(self.engine.enter), uncompiled(self.engine.leave)
 
@@ -126,7 +126,7 @@ class Hooks:
         self._undo.append(undo)
 
     def refuse_copies(self) -> None:
-        """A copy of the model, or a pickle, would have no weights: asking for one is an error."""
+        """Make copying or pickling the model an error: a copy would have no weights."""
 
         def refuse(*_: Any) -> NoReturn:
             raise TierAbsentError(
@@ -139,7 +139,7 @@ class Hooks:
             self._undo.append(functools.partial(vars(self.module).pop, name, None))
 
     def refuse_replicas(self) -> None:
-        """DistributedDataParallel and FSDP hold all weights, and read them in C++: wrapping the model is an error."""
+        """Make wrapping the model in DistributedDataParallel or FSDP an error: both read all weights, in C++."""
         mine = weakref.ref(self.module)
 
         def refuse(parent: nn.Module, _name: str, module: nn.Module | None) -> None:
@@ -160,11 +160,11 @@ class Hooks:
         weakref.finalize(self.module, remove).atexit = False
 
     def add(self, undo: Callable[[], Any]) -> None:
-        """Something else that is taken away with the hooks."""
+        """Register a function that `remove` calls."""
         self._undo.append(undo)
 
     def remove(self) -> None:
-        """Take them away."""
+        """Remove the hooks, and undo everything registered with `add`."""
         while self._undo:
             self._undo.pop()()
         self.engine.needs.clear()

@@ -1,4 +1,4 @@
-"""Moving weights for good: to the device, to the host, to the disk."""
+"""Move weights to another tier to stay there: to the device, to the host or to the disk."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["Placing"]
 
 
 class Placing:
-    """Moves weights.
+    """Moves weights between tiers, and reads and writes their values wherever they are.
 
     Args:
-        device: that computes.
-        transfers: who copies.
+        device: the device that computes.
+        transfers: the threads that copy.
         host: the host's memory and its budget.
-        folder: where a file for weights can be made; None for none.
-        disk: bytes that it may have.
-        in_place: weights that lie in files already, by name.
-        on_moved: called with the bytes of each weight that has moved; None for nobody.
+        folder: folder for our own file of weights; None for no such file.
+        disk: limit of that file in bytes.
+        in_place: homes of the weights that are stored in the model's files, by name.
+        on_moved: called with the bytes of each weight that has moved; None for no callback.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Placing:
         self.device, self.transfers, self.host, self.folder, self.disk = device, transfers, host, folder, disk
         self.in_place, self.on_moved = dict(in_place), on_moved
         self.coded: dict[str, Home] = {}
-        """Weights that lie in the host's memory as they do in their files: as codes."""
+        """Weights that stay encoded in the host's memory, as in their files."""
         self.decoded: Callable[[], None] | None = None
-        """Called when one of them has got other values, and takes more room."""
+        """Called when one of them gets new values: it is no longer encoded, and takes more room."""
         self.limit = LIMIT
         """Seconds that a transfer may take."""
         self._spill: SpillFile | None = None
@@ -58,7 +58,7 @@ class Placing:
 
     @property
     def spill(self) -> SpillFile:
-        """The file for weights that lie nowhere else; made when it is first asked for."""
+        """Our own file, for weights that no file of the model has; made at the first access."""
         if self._spill is None:
             if self.folder is None:
                 raise TierCapacityError(
@@ -70,10 +70,10 @@ class Placing:
 
     @property
     def spilled_peak(self) -> int:
-        """The most bytes that were in use in that file."""
+        """Peak of the bytes in use in our own file."""
         return 0 if self._spill is None else self._spill.peak
 
-    # Where a weight goes
+    # Moves
 
     def place(self, weight: Weight, tier: Tier) -> None:
         """Move a weight to a tier, if it is not there."""
@@ -142,7 +142,7 @@ class Placing:
             self._settle(weight, self.write(weight, Memory.of(self.values(weight))))
 
     def _original(self, weight: Weight) -> Home | None:
-        """The place of a weight in the model's files, if it has the same values there."""
+        """Return a weight's place in the model's files if its values there are still the same."""
         found = next((self.in_place[name] for name in weight.names if name in self.in_place), None)
         if found is None or found.nbytes != weight.nbytes:
             return None
@@ -150,7 +150,7 @@ class Placing:
             source = Memory.of(self._data(weight))
         elif isinstance(weight.home, MemoryHome):
             source = weight.home.memory
-        else:  # codes in the host's memory, which nobody has changed
+        else:  # codes in the host's memory, which are never changed
             return found
         return found if self._same(weight, found, source) else None
 
@@ -169,14 +169,14 @@ class Placing:
         return DiskHome(self.spill.file, offset, weight.like.dtype, weight.like.numel(), spill=self.spill)
 
     def _same(self, weight: Weight, home: Home, source: Memory) -> bool:
-        """Whether a file holds what the model has in memory."""
+        """True if the file's values are those in memory."""
         memory = Memory.host(weight.nbytes)
         home.check()
         self.transfers.begin(Load(weight.name, home.chunks(memory))).wait(self.limit)
         return torch.equal(memory.tensor, source.tensor.cpu())
 
     def _settle(self, weight: Weight, home: Home | None) -> None:
-        """A weight has a new home: the old one is given back, and its parameters hold no memory."""
+        """Give a weight its new home, release the old one, and leave its parameters without memory."""
         if weight.home is None and weight.parameters[0]._version != weight.version:
             weight.changed = True
         old, weight.home = weight.home, home
@@ -192,7 +192,7 @@ class Placing:
     # Values
 
     def run(self, weight: Weight, target: Memory, start: int = 0) -> None:
-        """Bring bytes of a weight into memory of the host or the device, and wait for them."""
+        """Copy bytes of a weight into memory of the host or the device, and wait for the copy."""
         assert weight.home is not None
         weight.home.check()
         self._bring(weight, weight.home.chunks(target, start))
@@ -204,7 +204,7 @@ class Placing:
             event.synchronize()
 
     def values(self, weight: Weight, device: torch.device | None = None) -> torch.Tensor:
-        """A weight's values as a tensor of their own; on the host where no device is named."""
+        """Copy a weight's values into a new tensor, on the host if no device is given."""
         where = torch.device("cpu") if device is None else device
         with torch.inference_mode(False), torch.no_grad():
             made = torch.empty_strided(weight.like.shape, weight.like.stride(), dtype=weight.like.dtype, device=where)
@@ -218,7 +218,7 @@ class Placing:
             return made
 
     def replace(self, weight: Weight, values: torch.Tensor) -> None:
-        """New values of a weight, of its shape and of any dtype, for where it lies."""
+        """Write new values of any dtype to a weight's place; they have the weight's shape."""
         with torch.inference_mode(False), torch.no_grad():
             ordered = without_values(weight.like, values.dtype)
             if values.stride() != ordered.stride() or values.device.type != "cpu":
@@ -228,7 +228,7 @@ class Placing:
         self.rewrite(weight, values)
 
     def rewrite(self, weight: Weight, values: torch.Tensor) -> None:
-        """New values of a weight, of its shape, strides and dtype and on the host, for where it lies."""
+        """Write new values to a weight's place; they are on the host and have its shape, strides and dtype."""
         weight.changed = True
         home = weight.home
         assert home is not None
@@ -251,12 +251,12 @@ class Placing:
         self.forget_codes(weight)
 
     def forget_codes(self, weight: Weight) -> None:
-        """A weight has other values than its codes."""
+        """Forget a weight's codes, as its values have changed."""
         if self.coded.pop(weight.name, None) is not None and self.decoded is not None:
             self.decoded()
 
     def cast(self, weight: Weight, dtype: torch.dtype) -> None:
-        """Convert a weight; one in a file is converted when it is read."""
+        """Convert a weight to another dtype; a weight in a file is converted whenever it is read."""
         home = weight.home
         assert home is not None
         converted = home.cast(dtype)
@@ -276,7 +276,7 @@ class Placing:
 
     @staticmethod
     def _withdraw(weight: Weight) -> None:
-        """Its parameters move to the device, without values."""
+        """Leave a weight's parameters on the device without values."""
         assert weight.placeholder is not None
         for each in weight.parameters:
             set_data(each, weight.placeholder)

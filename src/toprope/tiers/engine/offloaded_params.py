@@ -1,4 +1,4 @@
-"""Weights that come and go, as the training step asks for them: read and written where they lie, piece by piece."""
+"""Offloaded weights for the optimizer step: read and written in place, tile by tile."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from toprope.tiers.store.memory import Memory
 from toprope.tiers.store.spill import Fetched
 from toprope.tiers.store.transfer import Load, queued
 
-__all__ = ["AwayWeights"]
+__all__ = ["OffloadedWeights"]
 
 _STAGED = 64 * 2**20
 
 
 class _New:
-    """A weight whose new values are being written to our own file, while its old ones lie elsewhere."""
+    """A weight whose new values are being written to our own file; its old values are elsewhere until all are."""
 
     def __init__(self, home: DiskHome) -> None:
         self.home = home
         self.written: list[tuple[int, int]] = []
 
 
-class AwayWeights:
-    """See `toprope.tiers.training.weights.Weights`.
+class OffloadedWeights:
+    """The offloaded weights of an attached model, as `toprope.tiers.training.weights.Weights` wants them.
 
     Args:
-        engine: the weights.
+        engine: the attached model's engine.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.staged = _STAGED
-        """Bytes of new values in memory that are on their way to a file, at most."""
+        """Largest number of bytes in memory that wait to be written to a file."""
         self._new: dict[Weight, _New] = {}
         self._writing: list[tuple[Load, int]] = []
         self._changed = False
@@ -53,18 +53,18 @@ class AwayWeights:
         return self.engine.device.torch_device
 
     def weight(self, parameter: torch.Tensor) -> Weight | None:
-        """The weight that a parameter has."""
+        """The offloaded weight of a parameter; None if it stays on the device."""
         for weight in self.engine.unit_of:
             if any(parameter is each for each in weight.parameters):
                 return weight
         return None
 
     def resident(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The values, where they stay on the device; None where they come and go."""
+        """The values of a parameter that stays on the device; None if it is offloaded."""
         return parameter.data if self.weight(parameter) is None else None
 
     def read(self, parameter: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> Pending:
-        """Begin to read elements from where the weight lies."""
+        """Begin to read elements from the weight's place."""
         weight = self.weight(parameter)
         assert weight is not None
         assert weight.home is not None
@@ -85,7 +85,7 @@ class AwayWeights:
         return Fetched(load, device)
 
     def write(self, parameter: torch.Tensor, start: int, values: torch.Tensor) -> None:
-        """Take new elements to where the weight lies."""
+        """Write new elements to the weight's place."""
         weight = self.weight(parameter)
         assert weight is not None
         assert weight.home is not None
@@ -135,7 +135,7 @@ class AwayWeights:
                 load.wait()
 
     def _finish(self, weight: Weight) -> None:
-        """All of a weight's values lie in our own file from now on."""
+        """Complete the new copy of a weight in our own file, and make that its home."""
         new = self._new.pop(weight)
         at = 0
         for first, last in [*sorted(new.written), (weight.nbytes, weight.nbytes)]:
@@ -154,7 +154,7 @@ class AwayWeights:
             old.release()
 
     def updated(self) -> None:
-        """All weights of a step are written: what is on the device is no longer good."""
+        """Wait until all weights of a step are written; copies in the slots are out of date then."""
         for weight in list(self._new):
             self._finish(weight)
         writing, self._writing = self._writing, []
@@ -165,12 +165,12 @@ class AwayWeights:
         self._changed = False
 
     def room(self) -> int | None:
-        """Bytes of the ring; None where there is none."""
+        """Bytes of the ring; None without a ring."""
         return sum(each.memory.nbytes for each in self.engine.ring.slots) or None
 
     @contextmanager
     def borrow(self, nbytes: int) -> Iterator[torch.Tensor]:
-        """Memory of the ring, which is empty meanwhile."""
+        """Lend the memory of the ring, which is empty meanwhile."""
         engine = self.engine
         slots = engine.ring.slots
         if not slots:

@@ -33,14 +33,14 @@ __all__ = ["DIRECT", "Engine", "Local", "Needs", "Run", "caller", "ended"]
 
 @dataclass(eq=False)
 class Needs:
-    """What a module needs while it runs.
+    """Requirements of a module while it runs.
 
     Attributes:
-        name: of the module.
-        weights: that it uses itself.
-        group: the block's group; "" for other modules.
-        root: it is the model itself: its runs are steps.
-        units: that bring the weights, as the plan has it now.
+        name: the module's name.
+        weights: the weights that it uses itself.
+        group: its group if it is a block; "" for other modules.
+        root: True for the model itself, whose runs are steps.
+        units: the units of the current plan that have its weights.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Needs:
 
 @dataclass(eq=False)
 class Run:
-    """A module that runs, or whose weights are visited.
+    """A running module, or a visit to a module's weights.
 
     Attributes:
-        needs: what it needs.
-        held: units that were brought for it.
-        frame: that called it; None for a visit, which ends when it says so.
-        packs: autograd's hooks for saved tensors were put on for it.
+        needs: the module's requirements.
+        held: units that were loaded for it.
+        frame: the frame that called it; None for a visit, which lasts until `Engine.leave`.
+        packs: True if autograd's hooks for saved tensors were registered for it.
     """
 
     needs: Needs
@@ -68,24 +68,24 @@ class Run:
 
 
 class Local(threading.local):
-    """What one thread does."""
+    """State of one thread."""
 
     def __init__(self) -> None:
         self.stack: list[Run] = []
-        """Modules that run."""
+        """Running modules, the innermost last."""
         self.holding: dict[Unit, int] = {}
         self.fetching: Unit | None = None
-        """What a hook of autograd is bringing."""
+        """The unit that an autograd hook is loading."""
         self.me, self.fetcher = Holder(), Holder()
-        """Who holds units: this thread's modules, and its hooks of autograd."""
+        """The thread's two holders: its modules, and its autograd hooks."""
 
 
 _BETWEEN = ("toprope.tiers.engine.", "toprope.tiers.modes.switch", "torch._dynamo.eval_frame")
-"""Beginnings of the names of modules whose functions stand between torch's call of a module and `Engine.enter`."""
+"""Prefixes of the modules whose frames are between torch's call of a module and `Engine.enter`."""
 
 
 def _is_traced() -> bool:
-    """True if calls are recorded, or made with tensors without values, in place of being computed."""
+    """True if calls are traced, or made with fake tensors, instead of being computed."""
     keys = torch._C._TorchDispatchModeKey
     return torch._C._get_tracing_state() is not None or any(
         torch._C._get_dispatch_mode(each) is not None for each in (keys.FAKE, keys.PROXY)
@@ -93,7 +93,7 @@ def _is_traced() -> bool:
 
 
 def caller() -> Any:
-    """The frame that lasts as long as a module runs, whose hook calls this."""
+    """Find the frame that lasts as long as the module runs whose hook calls this function."""
     frame: Any = sys._getframe(1)
     while frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back
@@ -101,9 +101,9 @@ def caller() -> Any:
 
 
 def ended(local: Local, frame: Any) -> int:
-    """How many of the last modules do not run any more, seen from a frame: what called them has ended.
+    """Number of modules at the end of the stack that have stopped: their calling frame is not below `frame` any more.
 
-    After Ctrl-C torch does not say so: its hooks are called after errors, and this is none.
+    This happens after Ctrl-C: torch calls its hooks after errors, but not after a KeyboardInterrupt.
     """
     calls = set()
     while frame is not None:
@@ -118,17 +118,17 @@ def ended(local: Local, frame: Any) -> int:
 
 
 DIRECT = 512
-"""Slots have this much room more for each weight that can be read from a file into its place."""
+"""Additional bytes in a slot for each weight that can be read from a file directly into its place."""
 
 
 class Engine:
-    """The weights of one model.
+    """The run time of one attached model: called by its hooks, it loads and releases weights.
 
     Args:
-        device: that computes.
-        model: the model, taken apart.
-        transfers: who copies.
-        placing: who moves weights for good.
+        device: the device that computes.
+        model: the model's weights and groups.
+        transfers: the threads that copy.
+        placing: moves weights to the tiers that a plan gives them.
         poison, limit: as for `Ring`.
     """
 
@@ -143,33 +143,33 @@ class Engine:
         self.unit_of: dict[Weight, Unit] = {}
         self.packing = Packing(self._fetched, self._residents)
         self.traces = {False: Order([]), True: Order([])}
-        """The order of a step's uses by units, without and with backward."""
+        """Expected order of the units in a step; the key is True for steps with backward."""
         self.step: list[str] = []
         self.trace = Trace()
         self.tracing = True
         self.steps = 0
         self.missed = 0
         self.learned: Callable[[], None] | None = None
-        """Called when a step begins after one that was traced."""
+        """Called at the begin of the step after a traced one."""
         self.stale: Callable[[], None] | None = None
-        """Called before anything runs, once weights have other sizes."""
+        """Called before the next module runs, once weights have changed their sizes."""
         self.active: dict[Weight, list[Unit]] = {}
         self.watch: Callable[[str, Slot, Unit], None] | None = None
         self.moved: Counter[str] = Counter()
-        """Bytes that were moved without the threads, by link."""
+        """Bytes that were moved outside the transfer threads, by link."""
         self._process = os.getpid()
         self._local = Local()
         self._placed: defaultdict[Unit, set[object]] = defaultdict(set)
         self.slot_sizes: list[int] = []
         """Bytes of each slot of the plan."""
         self.lent = False
-        """Whether somebody uses the slots' memory, and makes the ring again."""
+        """True while the optimizer uses the slots' memory; it calls `make_ring` afterwards."""
         self._unfinished: Plan | None = None
         self._closed = False
         self._units: list[Unit] = []
         self._rooted = False
         self.pieces: RowPieces | None = None
-        """Weights that are computed in pieces, which no plan has."""
+        """Weights that are computed in pieces and are not in the plan."""
 
     def _ring(self, memories: list[Memory]) -> Ring:
         return Ring(memories, self.device, self.transfers, Order([]), poison=self.poison, limit=self.limit)
@@ -177,7 +177,7 @@ class Engine:
     # The plan
 
     def tiers(self, plan: Plan) -> dict[str, Tier]:
-        """Where each weight lies by a plan, by its name."""
+        """The tier of each weight in a plan, by name."""
         found: dict[str, Tier] = dict.fromkeys(self.model.weights, "device")
         streamed = {member.key for group in plan.groups for member in plan.streamed(group.name)}
         by_name: dict[str, Tier] = {
@@ -191,10 +191,10 @@ class Engine:
         return found
 
     def apply(self, plan: Plan) -> None:
-        """Move weights to where a plan has them, and make its slots.
+        """Move weights to their tiers in a plan, and make its slots.
 
         Raises:
-            TierError: something cannot be moved; all weights lie somewhere whole then.
+            TierError: a weight cannot be moved; each weight is complete in one tier then.
         """
         self.ring_clear()
         self._unfinished = plan
@@ -229,8 +229,8 @@ class Engine:
         self._unfinished = None
 
     def _place(self, tiers: dict[str, Tier]) -> None:
-        """Move all weights. Those that the host has no room for wait until others have left it."""
-        order = {"disk": 0, "host": 1, "device": 2}  # what frees memory comes first
+        """Move all weights. A weight that the host has no room for is moved after others have left the host."""
+        order = {"disk": 0, "host": 1, "device": 2}  # moves that free memory come first
         left = sorted(tiers, key=lambda each: order[tiers[each]])
         while left:
             waiting, full = [], None
@@ -257,14 +257,14 @@ class Engine:
         self.packing.slots = {each.storage._cdata: each for each in self.ring.slots}
 
     def ring_clear(self) -> None:
-        """See `Ring.clear`; of the ring as it is now."""
+        """Empty the current ring, and the slots of pieces. Raises like `Ring.clear`."""
         self._forget_ended(self._local, caller())
         self.ring.clear()
         if self.pieces is not None:
             self.pieces.clear()
 
     def lend(self) -> None:
-        """Give the slots' memory away until `make_ring`."""
+        """Give up the slots' memory until `make_ring`."""
         self.packing.slots = {}
         self.ring.slots.clear()
 
@@ -290,7 +290,7 @@ class Engine:
             unit.nbytes = aligned(at)
 
     def _expect(self, names: list[str]) -> None:
-        """What is expected before anything was seen: the order of definition, and back."""
+        """Expect the order of definition, and its reverse in backward, until a step was traced."""
         self.traces = {False: Order(names), True: Order([*names, *reversed(names)])}
         self.ring.order = self.traces[False]
         self.step, self.trace = [], Trace()
@@ -298,7 +298,7 @@ class Engine:
     # Steps
 
     def begin_step(self) -> None:
-        """The model begins to run: what was seen since it did so before is one step."""
+        """Close the step that was recorded since the last call, and begin a new one; called when the model starts."""
         if self.step:
             training = any(backward for _, backward in self.trace.uses)
             known = self.traces[training]
@@ -316,10 +316,10 @@ class Engine:
     # Modules
 
     def enter(self, needs: Needs) -> None:
-        """A module begins to run.
+        """Load a module's weights; called before it runs.
 
         Raises:
-            TierError: its weights cannot be brought.
+            TierError: its weights cannot be loaded.
         """
         with outside_transforms():
             self._enter(needs)
@@ -345,7 +345,7 @@ class Engine:
             self.trace.enter(needs.group, torch._C._current_graph_task_id() != -1)
 
     def leave(self, needs: Needs) -> None:
-        """A module has run, well or not. One that never began is not known here."""
+        """Release a module's weights; called after it has run or failed. Does nothing if it never began."""
         local = self._local
         if not any(each.needs is needs for each in local.stack):
             return
@@ -363,10 +363,10 @@ class Engine:
                 self.ring.prefetch()
 
     def visit(self, needs: Needs) -> None:
-        """Bring weights in without their module's run, until `leave`.
+        """Load a module's weights without running it, until `leave`.
 
         Raises:
-            TierError: they cannot be brought.
+            TierError: they cannot be loaded.
         """
         local = self._local
         self._forget_ended(local, caller())
@@ -395,13 +395,13 @@ class Engine:
                 torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _keep_changes(self, unit: Unit) -> None:
-        """Write weights that were changed in place while their module ran to where they lie."""
+        """Write back weights that were changed in place while their module ran."""
         for weight, version in unit.versions.items():
             if weight.home is not None and weight.parameters[0]._version != version:
                 self.write_back(weight)
 
     def write_back(self, weight: Weight) -> None:
-        """Write the values that a weight has on the device to where it lies; other units load them again.
+        """Write a weight's values on the device back to its home; other units that have it load it again.
 
         Raises:
             TierError: they cannot be written.
@@ -422,7 +422,7 @@ class Engine:
             for unit in list(local.holding):
                 self._give(unit, local)
             if local.fetching is not None:
-                self.ring.let_go(local.fetching, local.fetcher)
+                self.ring.release(local.fetching, local.fetcher)
                 local.fetching = None
 
     def _begin(self, needs: Needs) -> None:
@@ -433,7 +433,7 @@ class Engine:
             self.begin_step()
 
     def _check(self, needs: Needs) -> None:
-        """Before the first module of a call runs."""
+        """Refuse a forked process, tracing and unfinished moves; called before the first module of a call runs."""
         if os.getpid() != self._process:
             raise forked(self._process)
         if _is_traced():
@@ -450,7 +450,7 @@ class Engine:
             stale()
 
     def _pack(self) -> bool:
-        """Let autograd save weights as references, unless it does so already."""
+        """Register the hooks that make autograd save weights as references; True if they were not registered yet."""
         if not torch.is_grad_enabled() or not (self.packing.slots or self.packing.otherwise):
             return False
         if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
@@ -467,7 +467,7 @@ class Engine:
         return True
 
     def _residents(self) -> dict[int, Weight]:
-        """Weights that stay on the device, by their storage."""
+        """Weights that stay on the device, by the address of their storage."""
         return {
             each.parameters[0].data.untyped_storage()._cdata: each
             for each in self.model.weights.values()
@@ -475,7 +475,7 @@ class Engine:
         }
 
     def _go_on(self) -> None:
-        """Do what Ctrl-C left half done: weights change their places, or the slots' memory is given back."""
+        """Complete what Ctrl-C has interrupted: moves of a new plan, or making the slots."""
         if self._unfinished is not None:
             self.apply(self._unfinished)
         elif self.slot_sizes and not self.ring.slots and not self.lent:
@@ -510,7 +510,7 @@ class Engine:
         return slot
 
     def _give(self, unit: Unit, local: Local) -> None:
-        """This thread does not need it any more. What was half done or half undone before is done by this."""
+        """Release a unit for this thread. Safe to repeat after an interruption."""
         with self.ring.lock:
             self._placed[unit].discard(local.me)
             if not self._placed[unit]:
@@ -518,7 +518,7 @@ class Engine:
                     users = self.active.get(weight, [])
                     if unit in users:
                         users.remove(unit)
-                    if users and users[-1].slot is not None:  # tied: another group that is in use has it too
+                    if users and users[-1].slot is not None:  # tied: another loaded group has this weight too
                         other = users[-1]
                         data = users[-1].slot.view(other)[other.weights.index(weight)]
                         for parameter in weight.parameters:
@@ -526,11 +526,11 @@ class Engine:
                             parameter.data = data
                     else:
                         weight.withdraw()
-            self.ring.let_go(unit, local.me)
+            self.ring.release(unit, local.me)
         local.holding.pop(unit, None)
 
     def _fetched(self, reference: Reference) -> torch.Tensor:
-        """For backward: a view of a weight, which keeps its slot as long as it lives."""
+        """Return the view of a weight that backward asks for; its slot is kept as long as the view lives."""
         weight = reference.weight
         unit = self.unit_of.get(weight)
         with torch.inference_mode(False), torch.no_grad():
@@ -553,7 +553,7 @@ class Engine:
                 offset = unit.offsets[unit.weights.index(weight)] + reference.offset
                 return slot.at(offset, reference.dtype, reference.shape, reference.stride)
             finally:
-                self.ring.let_go(unit, local.fetcher)
+                self.ring.release(unit, local.fetcher)
                 local.fetching = None
 
     def _backward_seen(self) -> None:
@@ -563,7 +563,7 @@ class Engine:
     # The end
 
     def close(self) -> None:
-        """End the threads and delete files; weights in files are gone with them."""
+        """End the threads and delete our own files, with the weights in them."""
         try:
             self.ring_clear()
         finally:

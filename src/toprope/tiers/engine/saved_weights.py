@@ -1,4 +1,4 @@
-"""Weights that autograd saves for backward: kept as references to where in which weight, fetched when backward asks."""
+"""Keep weights that autograd saves for backward as references, and load them when backward asks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Packing", "Reference"]
 
 Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
-"""That pack and unpack what autograd saves."""
+"""A pair of hooks that pack and unpack a tensor that autograd saves."""
 
 
 @dataclass(slots=True)
@@ -26,9 +26,9 @@ class Reference:
 
     Attributes:
         weight: the weight.
-        offset: where the view begins in it, in bytes.
-        dtype, shape, stride: of the view.
-        version: of the weight when it was saved.
+        offset: begin of the view in the weight, in bytes.
+        dtype, shape, stride: those of the view.
+        version: version of the weight when it was saved.
     """
 
     weight: Weight
@@ -43,26 +43,26 @@ class Packing:
     """The two hooks for saved tensors.
 
     Args:
-        fetch: brings a weight to the device, and gives the view that a reference is of.
-        residents: weights that stay on the device, by their storage.
+        fetch: loads a reference's weight, and returns the view.
+        residents: function that returns the weights that stay on the device, by their storage.
     """
 
     def __init__(self, fetch: Callable[[Reference], torch.Tensor], residents: Callable[[], dict[int, Weight]]) -> None:
         self.fetch, self.residents = fetch, residents
         self.slots: dict[int, Slot] = {}
-        """By their storage."""
+        """Slots by the address of their storage."""
         self.otherwise: Hooks | None = None
-        """Packs what is no weight that comes and goes, and its counterpart."""
+        """Hooks for all tensors that are no offloaded weights."""
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """What autograd keeps of a tensor that it saves."""
+        """Return the object that autograd keeps instead of a tensor that it saves."""
         found = self.reference(tensor)
         if found is not None:
             return found
         return tensor if self.otherwise is None else self.otherwise[0](tensor)
 
     def reference(self, tensor: torch.Tensor) -> Reference | None:
-        """Where a tensor is in which weight that comes and goes; None where it is of none."""
+        """Describe a tensor as a view of an offloaded weight; None if it is no such view."""
         if _has_memory(tensor):
             slot = self.slots.get(tensor.untyped_storage()._cdata)
             if slot is not None and slot.unit is not None:
@@ -82,7 +82,7 @@ class Packing:
         return None
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        """The saved tensor."""
+        """Return the saved tensor for its packed form."""
         if type(packed) is Reference:
             weight = packed.weight
             if weight.home is None and is_absent(weight.parameters[0]):  # the model was detached without its values
@@ -101,10 +101,10 @@ class Packing:
         return self.otherwise[1](packed)
 
     def hooks(self, outer: Hooks | None) -> Hooks | None:
-        """The hooks to put on; None where the ones that are on are these.
+        """The hooks to register; None if they are registered already.
 
         Args:
-            outer: the hooks that are on, such as those of `torch.utils.checkpoint`.
+            outer: the registered hooks, such as those of `torch.utils.checkpoint`.
         """
         if outer is None:
             return self.pack, self.unpack
@@ -116,14 +116,14 @@ class Packing:
 
 
 class _Within:
-    """The hooks inside of others, such as those of a checkpointed block: weights are kept as references, the rest is
-    theirs.
+    """Hooks inside other hooks, such as those of a checkpointed block.
 
-    Those that stay on the device are references too: a block that is computed again must save as much as it did the
-    first time, also where another plan has come in between.
+    Weights are kept as references, all other tensors go to the outer hooks. Weights that stay on the device are
+    references too: a block that is computed again must save the same tensors as the first time, even if the plan has
+    changed in between.
 
     Args:
-        packing: whose weights.
+        packing: the hooks of the model.
         outer: the other hooks.
     """
 
@@ -164,7 +164,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """True if it may be a view of a weight: a plain tensor of this process, and no wrapper of torch.func."""
+    """True if a tensor may be a view of a weight: a plain tensor with memory, and no wrapper of torch.func."""
     return (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided

@@ -1,4 +1,4 @@
-"""state_dict, load_state_dict and .to() of a model whose weights are elsewhere."""
+"""state_dict, load_state_dict and .to() of a model with offloaded weights."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["State"]
 
 
 class State:
-    """What makes a model's state usable.
+    """Hooks that make state_dict, load_state_dict and .to() work on an attached model.
 
     Args:
-        model: the model, taken apart.
-        placing: where weights lie.
-        quiet: called before weights change; nothing of them may be on the device then.
-        resized: called after weights got another size.
+        model: the model's weights.
+        placing: reads and writes the weights in their tiers.
+        quiet: called before weights change; it empties the slots.
+        resized: called after weights have changed their size.
     """
 
     def __init__(self, model: Model, placing: Placing, quiet: Callable[[], None], resized: Callable[[], None]) -> None:
         self.model, self.placing, self.quiet, self.resized = model, placing, quiet, resized
 
     def install(self, module: nn.Module, hooks: Hooks) -> None:
-        """Put it on the modules that own weights, and on the model."""
+        """Register the hooks on the modules that own weights, and on the model."""
         for _, owner, names in self.model.owners:
             weights = [self.model.weights[name] for name in names]
             shorts = [short for short, each in owner._parameters.items() if self._weight(each, weights) is not None]
@@ -96,13 +96,13 @@ class State:
         hooks.add(owner.register_load_state_dict_post_hook(after).remove)  # type: ignore[no-untyped-call]
 
     def _adopt(self, weight: Weight, parameter: nn.Parameter) -> None:
-        """A module has another parameter for a weight; those that no module has any more are forgotten."""
+        """Take over a module's new parameter for a weight, and forget parameters that no module has any more."""
         had = {id(each) for _, owner, _ in self.model.owners for each in owner._parameters.values()}
         weight.parameters = [each for each in weight.parameters if id(each) in had]
         weight.parameters.append(parameter)
 
     def _check_tied(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-        """Before anything is loaded: what is one weight here must be so there, where parameters are replaced."""
+        """Refuse to replace tied parameters by different tensors; called before anything is loaded."""
         for weight in self.model.weights.values():
             given = [state[prefix + name] for name in weight.names if prefix + name in state]
             if metadata.get("assign_to_params_buffers") and any(not torch.equal(given[0], each) for each in given[1:]):
@@ -113,7 +113,7 @@ class State:
                 )
 
     def _take(self, weight: Weight, parameter: nn.Parameter) -> None:
-        """What was loaded into a parameter goes to where its weight lies."""
+        """Move the values that were loaded into a parameter to the home of its weight."""
         dtype = weight.like.dtype
         self.placing.replace(weight, parameter.data)
         assert weight.placeholder is not None
@@ -154,7 +154,7 @@ class State:
                 owner._parameters.update({short: found.get(short, every[short]) for short in every})
             for weight in away.values():
                 state._convert(weight, fn)
-            for weight in weights:  # torch has given those that stay other memory, and perhaps another dtype
+            for weight in weights:  # torch has given weights that stay new memory, and perhaps another dtype
                 if weight.home is None:
                     now = weight.parameters[0]
                     if now.dtype != weight.like.dtype:

@@ -1,4 +1,4 @@
-"""The figures of a model whose weights come and go."""
+"""Statistics of an attached model."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ LINKS = ("disk_read", "page_cache", "disk_write", "host_to_device", "device_to_h
 
 @dataclass(frozen=True)
 class Stats:
-    """What has happened since the model was attached, or since `Handle.reset_stats`.
+    """Statistics since the model was attached, or since `Handle.reset_stats`.
 
     Attributes:
         steps: runs of the model.
-        step_seconds: of the last run; in training from its beginning to the next one's.
+        step_seconds: duration of the last run; in training from its begin to the begin of the next one.
         moved: bytes over each link: "disk_read" (from the disk itself), "page_cache", "disk_write", "host_to_device",
             "device_to_host"; weights, gradients, optimizer states and activations together.
-        busy_seconds: of threads, by what they moved; two that move at once count twice.
-        moving_seconds: in which anything was moved; two that move at once count once.
-        waited_seconds: that anybody waited for what was moved: modules for their weights, backward for activations,
-            the optimizer for its tiles.
-        overlap: the part of `moving_seconds` that nobody waited for, 0 to 1; 1 where nothing moved.
-        ratio: `step_seconds` divided by `limit_seconds`, 1.0 is as fast as can be; None before the first run. It is
-            never less than 1: a step faster than the limit says that the links were faster than the plan has them.
-        limit_seconds, predicted_seconds: of the plan.
-        loads: of groups into slots.
-        hits: uses whose group was in a slot, or on its way there.
+        busy_seconds: busy time of the threads, by link; two transfers at the same time count twice.
+        moving_seconds: time in which anything was moved; two transfers at the same time count once.
+        waited_seconds: time that the program waited for transfers: modules for their weights, backward for
+            activations, the optimizer for its tiles.
+        overlap: the part of `moving_seconds` in which the program did not wait, 0 to 1; 1 if nothing moved.
+        ratio: `step_seconds` divided by `limit_seconds`; 1.0 is the fastest possible, None before the first run. It is
+            never less than 1: if a step was faster than the limit, the links were faster than in the plan.
+        limit_seconds, predicted_seconds: as in the plan.
+        loads: loads of groups into slots.
+        hits: uses whose group was in a slot, or being loaded.
         unexpected: loads that began only when they were needed.
-        changed_orders: steps whose order was not the one expected.
-        peak_bytes: the most that was taken, by tier: "device" (what stays, and the slots), "host" (with what is kept
-            for the next tensor), "disk" (of our own files).
-        device_peak_bytes: the most that was allocated on a device with memory of its own, by all, since its peak was
-            last reset; None for others.
-        outside_bytes: the part of it that is beyond `peak_bytes["device"]`: computing, gradients, what the allocator
-            rounds up, other tensors.
-        budget_bytes: by tier; for a budget of "auto", what was free.
-        training: figures of gradients, activations and optimizer states; empty where nothing trains.
-        links: the speeds that the plan reckons with, in bytes a second, each with where it comes from.
-        sources: where every figure above comes from: "measured", "profile" (of a chip), "estimate" or "configured".
-            A limit is as certain as the least certain link, or time of computing, that it rests on.
+        changed_orders: steps with another order than expected.
+        peak_bytes: peak use by tier: "device" (weights that stay, and the slots), "host" (with memory that is kept for
+            the next tensor), "disk" (our own files).
+        device_peak_bytes: peak of all allocations on a device with its own memory, since the peak was last reset; None
+            for other devices.
+        outside_bytes: the part of it above `peak_bytes["device"]`: computing, gradients, rounding by the allocator,
+            other tensors.
+        budget_bytes: budgets by tier; for "auto", the budget that was found.
+        training: statistics of gradients, activations and optimizer states; empty if nothing trains.
+        links: the speeds in the plan, in bytes a second, each with its source.
+        sources: source of each figure above: "measured", "profile" (of a chip), "estimate" or "configured". A limit is
+            as certain as the least certain link, or computing time, in it.
     """
 
     steps: int
@@ -79,15 +79,15 @@ class Stats:
     sources: dict[str, Source]
 
     def to_json(self) -> str:
-        """As JSON."""
+        """The statistics as JSON."""
         return json.dumps(asdict(self), indent=2)
 
 
 class Figures:
-    """Takes the figures of one model.
+    """Collects the statistics of one model.
 
     Args:
-        engine: the model's.
+        engine: the model's engine.
         host: its store in the host's memory.
     """
 
@@ -97,17 +97,17 @@ class Figures:
         self._base: dict[str, Any] = {}
 
     def planned(self) -> None:
-        """The model lies as a plan has it, maybe a new one."""
+        """Update the device's peak; called when a plan is in effect."""
         assert self._engine.plan is not None
         taken = self._engine.plan.resident_bytes + sum(self._engine.slot_sizes)
         self._device_peak = max(self._device_peak, taken)
 
     def reset(self) -> None:
-        """Count from now on."""
+        """Start to count from zero."""
         self._base = self._counted()
 
     def _counted(self) -> dict[str, Any]:
-        """All that only grows."""
+        """The counters since the model was attached."""
         engine, transfers = self._engine, self._engine.transfers
         moved = Counter(transfers.moved)
         moved.update(engine.moved)
@@ -120,13 +120,13 @@ class Figures:
     def stats(
         self, times: Sequence[float], training: Training | None, places: Places | None, budgets: Budgets
     ) -> Stats:
-        """The figures so far.
+        """The statistics so far.
 
         Args:
             times: seconds of the last runs.
-            training: where something trains.
-            places: where that goes.
-            budgets: what the model may take.
+            training: gradients, activations and optimizer states; None if nothing trains.
+            places: the stores for training.
+            budgets: the budgets of the model.
         """
         engine, base, now = self._engine, self._base, self._counted()
         plan = engine.plan
@@ -173,7 +173,7 @@ def _links(plan: Plan) -> dict[str, Any]:
 
 
 def _sources(plan: Plan, *, traced: bool) -> dict[str, Source]:
-    """Where each figure comes from."""
+    """Source of each figure."""
     words = {link.word for name, link in _links(plan).items() if getattr(plan.traffic, name, 0)}
     if plan.links.unified:
         words.add(plan.links.memory.word)

@@ -1,4 +1,4 @@
-"""Where gradients, optimizer states and activations of a model go: what its plan says, or what was asked for."""
+"""Places of gradients, optimizer states and activations: those of the plan, or those that the user asked for."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from toprope.tiers.store.spill import SpillStore
 __all__ = ["Places", "check_places"]
 
 Placed = Literal["auto", "host", "disk"]
-"""Where gradients and states go: as the plan has them, or one place for all."""
+"""Place of gradients and states: "auto" for the plan's choice, or one place for all of them."""
 
 Activated = Literal["device", "host", "disk"]
-"""Where what forward saves for backward goes: it stays on the device, or is moved out."""
+"""Place of the tensors that forward saves for backward: they stay on the device, or are moved out of it."""
 
 
 class Places:
-    """The stores of a model's training, and what goes where.
+    """The stores for a model's training, and the choice among them.
 
     Args:
-        engine: the model's.
+        engine: the model's engine.
         host: the store in the host's memory.
-        states: where gradients and states go.
-        activations: where saved activations go.
+        states: place of gradients and states.
+        activations: place of saved activations.
     """
 
     def __init__(self, engine: Engine, host: HostStore, states: Placed, activations: Activated) -> None:
         self.engine, self.host, self._states, self._activations = engine, host, states, activations
         self.staged = min(2**26, max(2**22, host.capacity // 8))
-        """Bytes on their way to the disk that may be in the host's memory beside what it keeps."""
+        """Largest number of bytes in the host's memory that wait to be written to the disk."""
         self.disk: SpillStore | None = None
         if engine.placing.folder is not None:
             moving = engine.device if engine.device.capabilities.separate_memory else None
@@ -43,12 +43,12 @@ class Places:
             self.disk = SpillStore(folder, capacity, engine.transfers, moving, self.staged, host.spare)
         on_disk = [] if self.disk is None else [self.disk]
         self.all = Stacked([host, *on_disk])
-        """The host's memory, and the disk for what has no room there."""
+        """The host's memory, and the disk for tensors that have no room there."""
         self._plan: Plan | None = None
         self._tiers: dict[tuple[What, torch.Tensor], Tier] = {}
 
     def place(self, what: What, parameter: torch.Tensor) -> Store | None:
-        """Where a parameter's gradient or states go; None where they stay on the device."""
+        """The store for a parameter's gradient or states; None if they stay on the device."""
         tier: Tier
         if what == "states" and self._states != "auto":
             tier = self._states
@@ -59,13 +59,13 @@ class Places:
         return self.disk if tier == "disk" and self.disk is not None else self.all
 
     def activations(self) -> Store | None:
-        """Where activations go; None where they stay on the device."""
+        """The store for activations; None if they stay on the device."""
         if self._activations == "device":
             return None
         return self.disk if self._activations == "disk" and self.disk is not None else self.all
 
     def _planned(self) -> dict[tuple[What, torch.Tensor], Tier]:
-        """By parameter, what the plan of now says of its group."""
+        """By kind and parameter, the tier in the current plan."""
         plan, model = self.engine.plan, self.engine.model
         if plan is not None and plan is not self._plan:
             self._plan, self._tiers = plan, {}
@@ -79,16 +79,16 @@ class Places:
         return self._tiers
 
     def close(self) -> None:
-        """Give everything back but the host's memory, which is not only ours."""
+        """Release everything but the host's memory, which the weights use too."""
         if self.disk is not None:
             self.disk.close()
 
 
 def check_places(states: str, activations: str, *, disk: bool) -> None:
-    """Refuse places that there are not.
+    """Refuse unknown places, and the disk without a folder.
 
     Raises:
-        UsageError: a word is not one of those known, or the disk is asked for and none was given.
+        UsageError: a place is unknown, or the disk is asked for and no folder was given.
     """
     for name, given, known in (
         ("states", states, ("auto", "host", "disk")),

@@ -1,4 +1,4 @@
-"""Weights of a module on the device outside of its run, to be read or changed: `with handle.weights(module):`."""
+"""Load a module's weights outside its run, to read or change them: `with handle.weights(module):`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Visit"]
 
 
 class Visit:
-    """Context in which the weights of a module, and of those in it, have their values.
+    """Context in which the weights of a module and its submodules have their values.
 
-    What was changed is written to where the weight lies when the context ends, also after an error.
+    When it ends, also after an error, changed weights are written back to their homes.
 
     Args:
-        engine: the model's.
+        engine: the model's engine.
         model: the model.
         module: the model or a module in it.
 
@@ -79,7 +79,7 @@ class Visit:
             self.engine.leave(self._needs)
 
     def _write_back(self, weight: Weight, version: int) -> None:
-        """`weight.data` has no version: without a new one the bytes decide."""
+        """Write a weight back if it has changed. `weight.data` counts no versions, so the bytes are compared."""
         if weight.home is None:
             return
         if weight.parameters[0]._version == version:

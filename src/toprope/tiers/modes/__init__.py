@@ -1,10 +1,10 @@
-"""Modes: what a whole program does with every model that is built, moved or called while one is on.
+"""Modes: settings for a whole program that act on every model that is built, moved or called while one is enabled.
 
     from toprope.tiers import modes
 
-    modes.enable("balanced", config={"device": "8GB"})  # what does not fit comes and goes; attention is fused
-    modes.active().effects, modes.active().models()     # what is in force, and what was done to which model
-    modes.disable()                                     # as if nothing had been there
+    modes.enable("balanced", config={"device": "8GB"})  # offloads weights that do not fit; uses torch's fused attention
+    modes.active().effects, modes.active().models()     # the effects of the mode, and what it did to each model
+    modes.disable()                                     # restores all models
 
 Importing this imports no torch, and changes nothing.
 """

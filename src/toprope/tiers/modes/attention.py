@@ -1,8 +1,8 @@
-"""Attention through torch's scaled_dot_product_attention where torch's own module computes it otherwise.
+"""Use torch's scaled_dot_product_attention where torch's own module computes attention otherwise.
 
 nn.MultiheadAttention multiplies and softmaxes step by step when the attention weights are wanted, which is the default,
-although most programs throw them away. Where a call does not ask for them by name, it goes the fused way; whoever
-looks at the weights then has them computed at that moment, as torch would have.
+although most programs throw them away. A call that does not ask for them explicitly takes the fused path; the weights
+in its result are computed, as torch would have, when the program first uses them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toprope.tiers.modes.outputs import transforming
 __all__ = ["put_on", "why_not_fused"]
 
 _NEED_WEIGHTS = 4
-"""Which of the arguments of nn.MultiheadAttention.forward it is."""
+"""Index of `need_weights` in the arguments of nn.MultiheadAttention.forward."""
 
 
 class _Local(threading.local):
@@ -35,10 +35,10 @@ _local = _Local()
 
 
 def put_on(module: nn.MultiheadAttention) -> Callable[[], None]:
-    """Send a module's calls the fused way.
+    """Register hooks that send a module's calls through the fused path.
 
     Returns:
-        What takes it away.
+        A function that removes them.
     """
     handles = [
         module.register_forward_pre_hook(_before, with_kwargs=True),
@@ -73,7 +73,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 class _Weights(torch.Tensor):
-    """Attention weights that are computed when somebody looks at them."""
+    """Attention weights that are computed at the first use."""
 
     _made: torch.Tensor | None
     _call: tuple[nn.Module, tuple[Any, ...], dict[str, Any], bool, tuple[tuple[torch.Tensor, int], ...]]
@@ -122,7 +122,7 @@ class _Weights(torch.Tensor):
 
 
 def why_not_fused(device: Device) -> str:
-    """Why scaled_dot_product_attention would not take a fused path on a device as torch is set now; "" if it would."""
+    """Reason why scaled_dot_product_attention has no fused path on a device with torch's settings; "" if it has one."""
     try:
         dtype = device.best_dtype()
         with needs_memory(device, "try attention on it"):
@@ -132,5 +132,5 @@ def why_not_fused(device: Device) -> str:
         raise
     except (RuntimeError, NotImplementedError) as error:  # the device's own software refuses
         return f"{type(error).__name__}: {error}".splitlines()[0]
-    # what torch.nn.attention.SDPBackend calls them
+    # the name in torch.nn.attention.SDPBackend
     return "" if chosen > 0 else f"scaled_dot_product_attention: math, {str(dtype).removeprefix('torch.')}"

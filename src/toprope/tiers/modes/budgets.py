@@ -1,8 +1,7 @@
-"""How much memory a mode may use: from a configuration, from TOPROPE_DEVICE_MEMORY, or what is free. Pure.
+"""Memory budgets of a mode: from a configuration, from TOPROPE_DEVICE_MEMORY, or the free memory. Pure.
 
-A size is absolute. A percentage is of what the model needs in this run: its weights, and in training its gradients and
-two values of an optimizer's state for each weight that trains, as Adam has them (which optimizer comes is not known
-before its first step).
+A size is absolute. A percentage is a part of the model's needs in this run: its weights, and in training its gradients
+and two optimizer states for each weight that trains, as for Adam (the optimizer is not known before its first step).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from toprope.tiers.plan.budgets import folder_and_limit
 __all__ = ["VARIABLE", "Budget", "Needs", "Room", "read_room"]
 
 VARIABLE = "TOPROPE_DEVICE_MEMORY"
-"""What the device may hold: a size such as "16GB", or a percentage such as "25%"."""
+"""Variable with the device's budget: a size such as "16GB", or a percentage such as "25%"."""
 
 _STATES = 2
 _PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -33,8 +32,8 @@ class Needs:
     """Bytes that a model needs in a run.
 
     Attributes:
-        weights: of parameters, tied ones once.
-        trained: of those that train.
+        weights: bytes of the parameters, tied ones once.
+        trained: bytes of the parameters that train.
     """
 
     weights: int
@@ -47,12 +46,12 @@ class Needs:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the device may hold: bytes, a share of what a model needs, or, with neither, what is free.
+    """Budget of the device: bytes, a share of a model's needs, or, with neither, the free memory.
 
     Attributes:
-        size: in bytes.
-        share: of the needs, 0 to 1 and more.
-        source: who said so.
+        size: the budget in bytes.
+        share: the budget as a share of the needs; 1.0 is all of them.
+        source: origin of the figure, such as the name of the variable.
     """
 
     size: int | None = None
@@ -61,11 +60,11 @@ class Budget:
 
     @property
     def given(self) -> bool:
-        """Whether somebody gave it."""
+        """True if the user gave a budget."""
         return self.size is not None or self.share is not None
 
     def bytes_for(self, needs: int) -> int | None:
-        """Bytes for a model that needs so many; None for what is free."""
+        """The budget in bytes for a model with these needs; None for the free memory."""
         return self.size if self.share is None else int(self.share * needs)
 
     @classmethod
@@ -92,13 +91,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Room:
-    """What a mode may use.
+    """The budgets of a mode.
 
     Attributes:
-        device: of the device's memory.
-        host: of the host's: a size, or "auto".
-        folder: where a file for what has no room may be made; None for toprope's cache directory.
-        disk: bytes of that file; None for what is free.
+        device: budget of the device's memory.
+        host: budget of the host's memory: a size, or "auto".
+        folder: folder for a file with the weights that have no room elsewhere; None for toprope's cache directory.
+        disk: limit of that file in bytes; None for the free bytes.
     """
 
     device: Budget = Budget()
@@ -108,14 +107,14 @@ class Room:
 
 
 def read_room(config: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Room:
-    """What a configuration says, else the variable, else what is free.
+    """Read the budgets from a configuration, else from the variable; else they are the free memory.
 
     Args:
-        config: {"device": "25%", "host": "64GB", "disk": "/folder" or "/folder:64GB"}, and the original's
+        config: {"device": "25%", "host": "64GB", "disk": "/folder" or "/folder:64GB"}, and the form of apt_model,
             {"levels": [{"capacity_mb": 2000, "device": "npu:0"}, {"capacity_mb": ..., "device": "cpu"}, {"device":
-            "ssd", "path": ..., ...}]}: the first level is the device's, the next on "cpu" the host's. The keys go
-            before the levels.
-        environment: the variables.
+            "ssd", "path": ..., ...}]}: the first level is the device's, the next one on "cpu" the host's. The other
+            keys take precedence over the levels.
+        environment: the environment variables.
 
     Raises:
         UsageError: the configuration cannot be read.
@@ -152,7 +151,7 @@ def _levels(rows: Any) -> Room:
             capacity, name = row["capacity_mb"], str(row["device"]).strip().lower()
             size = capacity if isinstance(capacity, str) else max(1, int(capacity * _MIB))
         except (KeyError, TypeError, ValueError):
-            return Room()  # the stack that is made of them says what is wrong
+            return Room()  # TierStack reads the same levels, and reports what is wrong
         if number == 0 and name != "ssd":
             device = Budget.read(size, "vgpu_config")
         elif name == "ssd":

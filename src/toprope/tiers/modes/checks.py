@@ -1,4 +1,4 @@
-"""What a mode needs of a machine: whether it is there, and what is said where it is not."""
+"""Checks that a machine has what a mode needs, and the errors if it has not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["folder_of", "refuse", "why_not_mixed"]
 
 
 def refuse(mode: str, reasons: Mapping[str, str], fallback: bool) -> None:
-    """Raise for what a mode cannot do here, or warn once where it may go on without.
+    """Raise for effects that a mode cannot have here, or warn once if it may go on without them.
 
     Raises:
-        ModeUnavailable: it may not.
+        ModeUnavailable: it may not go on without them.
     """
     what = {
         "quantise": "multiplying quantised weights is not faster here",
@@ -39,7 +39,7 @@ def refuse(mode: str, reasons: Mapping[str, str], fallback: bool) -> None:
 
 
 def why_not_mixed(device: Device) -> str:
-    """Why a device does not multiply bf16; "" if it does."""
+    """Reason why a device cannot multiply bf16; "" if it can."""
     refused = device.refuses(torch.bfloat16)
     if refused:
         return refused
@@ -50,7 +50,7 @@ def why_not_mixed(device: Device) -> str:
 
 
 def folder_of(room: Room) -> Path | None:
-    """Where a file can be made: the configured folder, else toprope's cache directory; None where that is memory."""
+    """Folder for a file: the configured one, else toprope's cache directory; None if that is in memory or read-only."""
     if room.folder is not None:
         check_folder(Path(room.folder))
         return Path(room.folder)

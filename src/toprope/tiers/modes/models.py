@@ -1,4 +1,4 @@
-"""One model under a mode: what was put on it, and the way back."""
+"""One model under a mode: applies the effects to it, and restores it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ __all__ = ["Managed", "Mode", "needs_of", "overlapping", "target_of"]
 _log = logging.getLogger("toprope")
 
 _TURNS = 3
-"""How often weights are quantised again after training, before they are left alone: it takes longer than it saves."""
+"""Times that weights are quantised again after training; after that it would take longer than it saves."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """What is in force.
+    """Settings of the enabled mode.
 
     Attributes:
-        effects: what is done to models.
-        device: that computes.
+        effects: the mode's effects on models.
+        device: the device that computes.
         room: the budgets.
-        folder: where a file can be made; None for nowhere.
-        format: of quantised weights.
-        origins: where plain weights lie meanwhile.
-        waiting: modules that were made on the device, and wait on the host.
+        folder: folder for a file; None if there is none.
+        format: format of quantised weights.
+        origins: store of the plain weights while layers are quantised.
+        waiting: modules that were built on the device, and wait on the host until their model is called.
     """
 
     effects: Effects
@@ -65,7 +65,7 @@ class Mode:
 
 
 def needs_of(model: nn.Module) -> Needs:
-    """What a model needs."""
+    """Bytes that a model needs."""
     seen: dict[object, tuple[int, bool]] = {}
     for each in model.parameters():
         key = id(each) if each.device.type == "meta" else each.untyped_storage()._cdata
@@ -87,17 +87,17 @@ class Managed:
 
     Args:
         model: the model.
-        mode: what is in force.
+        mode: the enabled mode.
     """
 
     def __init__(self, model: nn.Module, mode: Mode) -> None:
         self.mode = mode
-        self._model = weakref.ref(model)  # as long as the program has it, and no longer
+        self._model = weakref.ref(model)  # does not keep the program's model alive
         self._handle: weakref.ref[Handle] | None = None  # the model's own hooks keep it
         self.trains = False
-        """Whether it is prepared for training."""
+        """True if it is prepared for training."""
         self.called = False
-        """Whether it was called: before that, training is a guess."""
+        """True once it was called; before that, training is a guess."""
         self.generation = -1
         self.members: set[int] = set()
         self.warned: set[str] = set()
@@ -115,13 +115,13 @@ class Managed:
 
     @property
     def handle(self) -> Handle | None:
-        """Of the attached model; None where it fits."""
+        """Handle of the attached model; None if the model fits without."""
         return None if self._handle is None else self._handle()
 
-    # What is done to it
+    # Apply
 
     def look(self, generation: int) -> None:
-        """Put on modules what belongs on them, those that were added since too."""
+        """Register the mode's hooks on the model's modules, also on those added since the last call."""
         if self.generation == generation:
             return
         self.generation = generation
@@ -139,12 +139,12 @@ class Managed:
         return None if handle is None else handle.packing
 
     def settle(self, *, trains: bool, gradients: bool, moving: torch.device | None = None) -> None:
-        """See to it that it fits, before it runs or is moved.
+        """Make the model fit, by quantising or attaching it, before it runs or is moved.
 
         Args:
             trains: it is in training.
-            gradients: weights will get gradients: nothing may be in few bits.
-            moving: where it is being moved to.
+            gradients: weights will get gradients, so that none may be quantised.
+            moving: the device that it is being moved to; None if it is not moved.
         """
         if not gradients and self._quantised == (self.generation, quantised.restored()):
             return
@@ -175,7 +175,7 @@ class Managed:
         return any(ATTACHED in vars(each) for each in self.model.modules())
 
     def _planned_for_another(self, trains: bool, gradients: bool, moving: torch.device | None) -> bool:
-        """Whether the plan that there is has another run in mind."""
+        """True if its plan was made for another kind of run: inference instead of training, or the reverse."""
         if trains and not self.trains:
             return True
         if trains or not self.trains or moving is not None:
@@ -191,13 +191,13 @@ class Managed:
         return given is None or needs - self._saved() <= given
 
     def _bring(self, device: Device) -> None:
-        """What was attached, and fits, is on the device as a whole."""
+        """Move the whole model to the device, after a detach."""
         for each in self.model.parameters():
             if each.device != device.torch_device:
                 set_data(each, each.data.to(device.torch_device))
 
     def _device(self, moving: torch.device | None) -> Device | None:
-        """The device that computes it, where the mode is for its kind."""
+        """The device that computes the model; None if the mode is for another kind of device."""
         if moving is not None:
             return devices.get(moving) if moving.type == self.mode.device.kind else None
         there = {each.device for each in self.model.parameters() if each.device.type != "meta"}
@@ -251,7 +251,7 @@ class Managed:
         )
 
     def _moving(self, inner: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        """`_apply` of an attached model: it may leave its device, with all that it has."""
+        """Wrap `_apply` of an attached model, so that a move to another kind of device detaches it first."""
 
         def apply(fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
             target = target_of(fn)
@@ -264,7 +264,7 @@ class Managed:
         return apply
 
     def quantise(self, device: Device) -> None:
-        """Keep its weights in few bits, where that is faster for their dtype."""
+        """Quantise its linear layers, if that is faster for their dtype."""
         if self._quantised == (self.generation, quantised.restored()):
             return
         for layer in quantised.candidates(self.model):
@@ -278,7 +278,7 @@ class Managed:
         self._quantised = (self.generation, quantised.restored())
 
     def warn(self, key: str, text: str) -> None:
-        """Say something once."""
+        """Log a warning once for each key."""
         if key not in self.warned:
             self.warned.add(key)
             _log.warning("%s", text)
@@ -286,7 +286,7 @@ class Managed:
     # Training
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Take an optimizer over that updates its weights and whose states would not fit; whether it was done now."""
+        """Take over an optimizer that updates offloaded weights; True if this call has done it."""
         if self.handle is None or not self.trains or hasattr(optimizer, "plain_class"):
             return False
         mine = {id(each) for each in self.model.parameters()}
@@ -295,10 +295,10 @@ class Managed:
         self.handle.optimizer(optimizer)
         return True
 
-    # The way back
+    # Restore
 
     def unquantise(self) -> None:
-        """Give its layers their weights back."""
+        """Restore the plain weights of its layers."""
         if self._quantised is not None:
             self._quantised = None
             self._turns += 1
@@ -309,10 +309,11 @@ class Managed:
                     quantised.restore(each)
 
     def detach(self, *, keep_place: bool = False) -> None:
-        """Let its weights stay where they are put.
+        """Detach the model.
 
         Args:
-            keep_place: on the device that computes, where they have room; else where they came from.
+            keep_place: leave the weights on the device that computes if they have room there; else, and by default,
+                move them back to the device they came from.
         """
         handle, self._handle = self.handle, None
         if handle is None:
@@ -326,7 +327,7 @@ class Managed:
         handle.detach()
 
     def close(self) -> None:
-        """Take everything away."""
+        """Restore the model and remove all hooks."""
         if self._model() is None:
             return
         self.detach(keep_place=True)
@@ -337,7 +338,7 @@ class Managed:
     # Figures
 
     def figures(self) -> dict[str, Any]:
-        """What was done to it."""
+        """Figures about the mode's effects on it."""
         count, small, plain, kept, error = quantised.figures(self.model.modules())
         needs = needs_of(self.model)
         return {
@@ -354,6 +355,6 @@ class Managed:
 
 
 def overlapping(managed: Iterable[Managed], model: nn.Module) -> list[Managed]:
-    """Those whose model is a part of this one."""
+    """Managed models that are parts of another model."""
     inside = {id(each) for each in model.modules()}
     return [each for each in managed if each.model is not model and id(each.model) in inside]

@@ -10,23 +10,23 @@ from toprope.errors import SettingError, UsageError
 __all__ = ["MODE", "MODES", "SWITCH", "Effects", "asked_for", "effects_of"]
 
 SWITCH, MODE = "ENABLE_VIRTUAL_BLACKWELL", "VB_MODE"
-"""The variables of APT-Transformer: whether a mode is wanted, and which."""
+"""Variables of APT-Transformer: one enables a mode, the other names it."""
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What a mode does to models.
+    """Effects of a mode on models.
 
     Attributes:
-        attention: attention goes through torch's scaled_dot_product_attention where a module computes it otherwise.
-        recompute: blocks are computed again in backward; what they save for it is not kept.
-        offload: what forward saves for backward is moved out of the device's memory.
-        mixed: products are computed in bf16.
-        quantise: weights of linear layers are kept in few bits in inference.
+        attention: use torch's scaled_dot_product_attention where a module computes attention otherwise.
+        recompute: compute blocks again in backward instead of keeping the activations that they save.
+        offload: move activations that forward saves for backward out of the device's memory.
+        mixed: compute products in bf16.
+        quantise: keep weights of linear layers in few bits in inference.
 
-    Weights that do not fit the device come and go in every mode.
+    Weights that do not fit into the device are offloaded in every mode.
     """
 
     attention: bool = False

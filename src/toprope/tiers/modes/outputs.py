@@ -1,4 +1,4 @@
-"""What goes back to a program: results in the dtype that it knows."""
+"""Convert results of bf16 computation to the dtype that the program expects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["as_dtype_of", "transforming"]
 
 
 def transforming() -> bool:
-    """Whether a transform of torch.func is under way: its tensors have no memory of their own, and no hooks."""
+    """True inside a transform of torch.func, whose tensors have no memory of their own and no hooks."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def as_dtype_of(model: nn.Module, output: Any) -> Any:
-    """An output whose products were computed in bf16, in the dtype of the model's weights."""
+    """Convert an output that was computed in bf16 to the dtype of the model's weights."""
     dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
     return output if dtype is torch.bfloat16 else _cast(output, dtype)
 

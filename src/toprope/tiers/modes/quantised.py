@@ -1,8 +1,8 @@
-"""torch's linear layers while a mode keeps their weights in few bits: the same modules, and the way back.
+"""Quantise torch's linear layers in place while a mode is enabled, and restore them.
 
-A layer's class is exchanged; its weight stays the parameter that it is, without memory: its values are on the disk, or
-in the host's memory, for `state_dict`, moves, copies and training. Nothing trains in few bits: before a call that
-would give the weight a gradient, the layer has its weight back.
+A layer's class is exchanged. Its weight stays the same parameter, without memory; the plain values are kept on the
+disk, or in the host's memory, for `state_dict`, moves, copies and training. Quantised weights are not trained: before a
+call that would give the weight a gradient, the layer gets its plain weight back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toprope.tiers.modes.outputs import transforming
 from toprope.tiers.quant.codec import decode, encode
 from toprope.tiers.quant.formats import FORMATS
 from toprope.tiers.quant.matmul import multiply
-from toprope.tiers.quant.tensor import Page
+from toprope.tiers.quant.tensor import QuantisedTensor
 from toprope.tiers.store.absent import Absence, is_absent, set_data, withdraw
 from toprope.tiers.store.memory import placeholder
 from toprope.tiers.store.spill import SpillStore
@@ -32,7 +32,7 @@ from toprope.tiers.store.transfer import Transfers
 __all__ = ["Origins", "QuantisedInPlace", "candidates", "figures", "page_bytes", "quantise", "restore", "restored"]
 
 _SMALLEST = 2**14
-"""Weights of fewer values stay as they are: calling costs more than multiplying."""
+"""Weights with fewer values are not quantised, as the call costs more than the product."""
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,7 +40,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, eq=False)
 class _Origin:
-    """Where a plain weight's values lie."""
+    """The kept values of a plain weight, in memory or in the store."""
 
     like: torch.Tensor
     tensor: torch.Tensor | None
@@ -59,12 +59,12 @@ class _Origin:
 
 
 class Origins:
-    """Keeps plain weights while layers have them in few bits: on the disk, or in the host's memory.
+    """Keeps plain weights while layers are quantised: on the disk, or in the host's memory.
 
     Args:
-        device: that computes.
-        folder: where a file can be made; None keeps weights in the host's memory.
-        capacity: bytes of that file.
+        device: the device that computes.
+        folder: folder for a file; None keeps weights in the host's memory.
+        capacity: limit of that file in bytes.
     """
 
     def __init__(self, device: Device, folder: Path | None, capacity: int) -> None:
@@ -75,7 +75,7 @@ class Origins:
 
     @property
     def on_disk(self) -> bool:
-        """Whether plain weights leave memory."""
+        """True if plain weights are kept on the disk."""
         return self.folder is not None and not self.device.capabilities.separate_memory
 
     def keep(self, weight: torch.Tensor) -> _Origin:
@@ -122,25 +122,25 @@ def _drop(store: weakref.ref[SpillStore], key: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    page: Page
+    page: QuantisedTensor
     origin: _Origin
     error: float
     weight: nn.Parameter
 
 
 class QuantisedInPlace(nn.Linear):
-    """torch's Linear while its weight is in few bits. Made by `quantise`; copies and pickles of it are plain ones."""
+    """torch's Linear with a quantised weight. Made by `quantise`; copies and pickles of it are plain layers."""
 
     _kept: _Kept
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input @ weight.T + bias."""
-        if self.weight is not self._kept.weight:  # torch.func.functional_call has put another one there
+        if self.weight is not self._kept.weight:  # torch.func.functional_call has replaced it
             return nn.Linear.forward(self, input)
         if transforming():
             return functional.linear(input, decode(self._kept.page, input.dtype), self.bias)
         if torch.is_grad_enabled() and self.weight.requires_grad and not torch.compiler.is_compiling():
-            restore(self)  # gradients were switched on inside a call that began without
+            restore(self)  # gradients were enabled inside a call that began without
             return nn.Linear.forward(self, input)
         return multiply(input, self._kept.page, self.bias)
 
@@ -166,7 +166,7 @@ class QuantisedInPlace(nn.Linear):
         return _plain, (), state
 
     def extra_repr(self) -> str:
-        """What is printed of the layer."""
+        """The layer's text in `repr`."""
         return f"{super().extra_repr()}, weight in {self._kept.page.format.name}"
 
 
@@ -175,7 +175,7 @@ def _plain() -> nn.Linear:
 
 
 def candidates(model: nn.Module) -> list[nn.Linear]:
-    """Linear layers whose weights can be kept in few bits: torch's own class, of some size, and tied to nothing."""
+    """Linear layers that can be quantised: of torch's own class, not too small, and not tied."""
     users: Counter[int] = Counter()
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -198,7 +198,7 @@ def candidates(model: nn.Module) -> list[nn.Linear]:
 
 
 def page_bytes(layer: nn.Linear, format: str) -> int:
-    """Bytes that its weight takes in few bits."""
+    """Bytes of a layer's quantised weight."""
     form = FORMATS[format]
     values = layer.in_features * layer.out_features
     codes = -(-values // 2) if form.bits == 4 else values
@@ -207,10 +207,10 @@ def page_bytes(layer: nn.Linear, format: str) -> int:
 
 
 def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlace:
-    """Keep a layer's weight in few bits from now on.
+    """Quantise a layer's weight in place.
 
     Raises:
-        TierError, TierCapacityError: its values cannot be put away; the layer is as it was.
+        TierError, TierCapacityError: the plain values cannot be kept; the layer is unchanged.
     """
     weight: Any = layer.weight
     device = weight.device
@@ -226,9 +226,9 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
     return made  # type: ignore[no-any-return]
 
 
-def _absence(page: Page) -> Absence:
+def _absence(page: QuantisedTensor) -> Absence:
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """torch has looked `forward` up before the hook in which the layer it calls was quantised."""
+        """Multiply by the quantised weight: torch looked up `forward` before a hook quantised the layer."""
         return multiply(input, page, bias)
 
     remedy = "toprope.tiers.modes.disable(); or use its state_dict()"
@@ -239,12 +239,12 @@ _restored = 0
 
 
 def restored() -> int:
-    """How many layers were given their weights back so far: whoever has seen this figure knows that none was since."""
+    """Number of layers restored so far in this process; while it is the same, no layer was restored."""
     return _restored
 
 
 def restore(layer: QuantisedInPlace) -> nn.Linear:
-    """Give a layer its weight back."""
+    """Restore a layer's plain weight."""
     global _restored
     _restored += 1
     kept = vars(layer).pop("_kept")
@@ -255,8 +255,11 @@ def restore(layer: QuantisedInPlace) -> nn.Linear:
 
 
 def figures(layers: Iterator[nn.Module]) -> tuple[int, int, int, int, float]:
-    """Of quantised layers: how many, bytes of their pages, of their plain weights, of those of these that are in the
-    host's memory, and the largest relative error.
+    """Figures of the quantised layers.
+
+    Returns:
+        Their number, the bytes of their quantised weights, of their plain weights, and of the plain weights in the
+        host's memory; and the largest relative error of a weight.
     """
     mine = [each for each in layers if isinstance(each, QuantisedInPlace)]
     small = sum(each._kept.page.nbytes for each in mine)

@@ -1,7 +1,7 @@
-"""Blocks that are computed again in backward: of what they compute in forward only their inputs are kept.
+"""Compute blocks again in backward, so that only their inputs are kept from forward.
 
-It is torch's own checkpointing (without reentrance), begun before a block runs and ended after it, by hooks. Weights
-that come and go are no part of it: autograd keeps references to them as ever, so that none is held on the device.
+It uses torch's own checkpointing (use_reentrant=False); hooks begin it before a block runs and end it after. Offloaded
+weights are left out of it: autograd keeps references to them as ever, so that none stays on the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPTIONS = tuple(
 
 
 Packings = Callable[[], Packing | None]
-"""How weights that come and go are kept for backward; None where none does."""
+"""Function that returns the hooks for offloaded weights of a model; None if it has none."""
 
 
 class _Local(threading.local):
@@ -47,7 +47,7 @@ class _Local(threading.local):
 
 _local = _Local()
 _again: dict[tuple[int, int], int] = {}
-"""Blocks that are being computed again, by thread and module: backward may run in a thread of its own."""
+"""Blocks that are being computed again, by thread and module, as backward may run in another thread."""
 
 
 _packings: weakref.WeakKeyDictionary[nn.Module, Packings] = weakref.WeakKeyDictionary()
@@ -68,7 +68,7 @@ def _computing_again(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _apart(module: nn.Module) -> Iterator[None]:
-    """Keep weights that come and go out of what torch's checkpointing sees."""
+    """Context in which torch's checkpointing does not see offloaded weights."""
     packing = _packings.get(module, lambda: None)()
     if packing is None:
         yield
@@ -88,7 +88,7 @@ def _apart(module: nn.Module) -> Iterator[None]:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """What is computed again at once: the outermost numbered modules that are more than a layer, else the model."""
+    """The blocks to compute again: the outermost numbered modules with more than one layer, else the model."""
     found: list[nn.Module] = []
     inside = ""
     for name, module in model.named_modules():
@@ -105,14 +105,14 @@ def _owners(module: nn.Module) -> list[nn.Module]:
 
 
 def put_on(module: nn.Module, packings: Packings) -> Callable[[], None]:
-    """Have a block computed again in backward.
+    """Register hooks that compute a block again in backward.
 
     Args:
         module: the block.
-        packings: of its model.
+        packings: returns the hooks for its model's offloaded weights.
 
     Returns:
-        What takes it away.
+        A function that removes them.
     """
     handles = [
         module.register_forward_pre_hook(_before, with_kwargs=True),
@@ -155,6 +155,6 @@ def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
 
 
 def settle() -> None:
-    """End what was interrupted in the middle of forward."""
+    """End the checkpointing of blocks whose forward was interrupted."""
     while _local.running:
         _local.running.pop()[1].close()

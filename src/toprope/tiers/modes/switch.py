@@ -1,4 +1,4 @@
-"""Modes on and off: torch's global hooks for modules and optimizers, and one wrapper of Module._apply."""
+"""Enable and disable modes: torch's global hooks for modules and optimizers, and a wrapper of Module._apply."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True)
 class Active:
-    """What is in force.
+    """The enabled mode.
 
     Attributes:
-        mode: its name; "" where single effects were asked for.
-        effects: what is done to models.
-        reasons: why an effect that was asked for is not in force.
-        device: that computes.
+        mode: its name; "" if single effects were asked for.
+        effects: its effects on models.
+        reasons: for each effect that was asked for and is not available, the reason.
+        device: the device that computes.
         room: the budgets.
-        verdict: the measurement of quantised products; None where nobody asked for them.
+        verdict: the measurement of quantised products; None if they were not asked for.
     """
 
     mode: str
@@ -61,7 +61,7 @@ class Active:
     verdict: Verdict | None = None
 
     def models(self) -> list[dict[str, Any]]:
-        """What was done to which model."""
+        """Figures about each model that the mode acts on."""
         running = _state
         return [] if running is None or running.active is not self else running.figures()
 
@@ -89,15 +89,15 @@ def enable(
     fallback: bool | None = None,
     measured: Verdict | None = None,
 ) -> Active:
-    """Have a mode act on every module that is built, moved or called from now on, in place of one before.
+    """Enable a mode for every module that is built, moved or called from now on; it replaces an enabled one.
 
     Args:
         mode: "balanced", "memory", "speed", "full", or single effects.
-        config: the budgets, as in `read_room`; without one TOPROPE_DEVICE_MEMORY counts, else what is free.
+        config: the budgets, as in `read_room`; by default those of TOPROPE_DEVICE_MEMORY, else the free memory.
         on: the device that computes; None for the one that `toprope.device.get` gives.
-        format: of quantised weights.
-        fallback: go on without what is not available, with one warning; None leaves it to TOPROPE_FALLBACK.
-        measured: of quantised products, in place of measuring, for tests.
+        format: format of quantised weights.
+        fallback: go on without effects that are not available, with one warning; None leaves it to TOPROPE_FALLBACK.
+        measured: verdict on quantised products, instead of measuring it, for tests.
 
     Raises:
         ModeUnavailable: quantised products are not faster here, or the device does not multiply bf16; nothing changed.
@@ -137,7 +137,7 @@ def enable(
 
 
 def disable() -> None:
-    """Take all away: models have their weights and their ways back. Nothing happens where no mode is on."""
+    """Disable the mode and restore all models. Does nothing if no mode is enabled."""
     global _state
     with _lock:
         running, _state = _state, None
@@ -146,25 +146,25 @@ def disable() -> None:
 
 
 def active() -> Active | None:
-    """What is in force; None where no mode is on."""
+    """The enabled mode; None if there is none."""
     running = _state
     return None if running is None else running.active
 
 
 def optimize(model: nn.Module) -> nn.Module:
-    """Have the mode act on a model now, and not at its next move or call.
+    """Apply the mode to a model now, and not at its next move or call.
 
     Returns:
         The same model.
 
     Raises:
-        UsageError: no mode is on.
+        UsageError: no mode is enabled.
         PlanError: the model cannot fit into the budgets.
     """
     running = _state
     if running is None:
         raise UsageError("no mode is on.", do='enable one first: modes.enable("balanced")')
-    # where weights may be in few bits, they are: a call that trains has them back
+    # weights are quantised where they may be; a call that trains restores them
     running.prepare(model, trains=_trains(model) and not running.mode.effects.quantise, gradients=False)
     return model
 
@@ -174,7 +174,7 @@ def _trains(model: nn.Module) -> bool:
 
 
 class _Running:
-    """A mode that is on."""
+    """An enabled mode, with its hooks and models."""
 
     def __init__(self, active: Active, mode: Mode) -> None:
         self.active, self.mode = active, mode
@@ -183,7 +183,7 @@ class _Running:
         self._undo: list[Callable[[], Any]] = []
 
     def install(self) -> None:
-        """Put the hooks on torch."""
+        """Register the hooks on torch."""
         self._undo.append(torchs.register_module_forward_pre_hook(_before).remove)
         self._undo.append(torchs.register_module_forward_hook(_after, always_call=True).remove)
         self._undo.append(torchs.register_module_module_registration_hook(_built).remove)
@@ -191,13 +191,13 @@ class _Running:
         nn.Module._apply = _moved  # type: ignore[method-assign]
         self._undo.append(lambda: setattr(nn.Module, "_apply", _apply))
         if self.mode.effects.attention or self.mode.effects.quantise:
-            # torch's other way through nn.MultiheadAttention reads weights past their modules
+            # torch's fast path of nn.MultiheadAttention reads weights without calling their modules
             before = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
             self._undo.append(lambda: torch.backends.mha.set_fastpath_enabled(before))
 
     def remove(self) -> None:
-        """Take the hooks and all that was put on models away."""
+        """Remove the hooks, and restore all models."""
         while self._undo:
             self._undo.pop()()
         _settle()
@@ -207,13 +207,13 @@ class _Running:
         self.mode.origins.close()
 
     def figures(self) -> list[dict[str, Any]]:
-        """Of all models."""
+        """Figures of all models."""
         return [each.figures() for each in list(self.managed.values())]
 
     def prepare(
         self, model: nn.Module, *, trains: bool, gradients: bool, moving: torch.device | None = None
     ) -> Managed:
-        """See to it that everything is on a model that the mode does."""
+        """Apply the mode's effects to a model, unless they are applied already."""
         found = self.managed.get(model)
         settled = (
             found is not None and found.called and found.generation == self.generation
@@ -236,7 +236,7 @@ class _Running:
         return found
 
     def inside(self, model: nn.Module) -> bool:
-        """Whether a model is a part of another one that is seen to."""
+        """True if a model is a part of another managed model."""
         return any(id(model) in each.members and each.model is not model for each in list(self.managed.values()))
 
 
@@ -253,7 +253,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> Any:
         if _is_running(local.frame):
             local.depth += module is local.root.model
             return None
-        _settle()  # it was interrupted
+        _settle()  # an earlier call was interrupted
     running = _state
     if running is None or torch._C._current_graph_task_id() != -1 or getattr(module, "_is_replica", False):
         return None
@@ -275,7 +275,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def _call_new_hooks(module: nn.Module, had: set[int], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Call the hooks that were put on a module just now: torch calls those that were there when this call began."""
+    """Call hooks that were registered on a module during this call, as torch calls only those registered before."""
     new = [number for number in module._forward_pre_hooks if number not in had]
     kwargs: dict[str, Any] = sys._getframe(2).f_locals.get("kwargs", {}) if new else {}  # this call's own
     for number in new:
@@ -307,7 +307,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def _is_running(called_from: Any) -> bool:
-    """Whether a call is under way still, by the frame that it was seen in."""
+    """True if the call with this frame is still running."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame is called_from:
@@ -317,7 +317,7 @@ def _is_running(called_from: Any) -> bool:
 
 
 def _settle() -> None:
-    """End what was interrupted in the middle of a call, such as by Ctrl-C."""
+    """Clean up after a call that was interrupted, such as by Ctrl-C."""
     recompute.settle()
     _local.root, _local.depth, _local.frame = None, 0, None
     _local.contexts.close()
@@ -342,7 +342,7 @@ def _built(parent: nn.Module, name: str, module: Any) -> None:
     else:
         free = free_memory(device)
         full = free is not None and free < sum(each.nbytes for each in mine)
-    if full:  # it is made, with the device's own random numbers: now it waits on the host
+    if full:  # it was initialised with the device's own random numbers; now it waits on the host
         running.mode.waiting.add(module)
         for each in mine:
             set_data(each, each.data.cpu())
@@ -376,7 +376,7 @@ def _moved(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse:
 
 
 def _stepping(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Before a step: an optimizer whose states would not fit is taken over, and makes this step so."""
+    """Take over an optimizer whose states would not fit, from this step on; called before each step."""
     running = _state
     if running is None:
         return None

@@ -1,23 +1,25 @@
-"""From the order of groups, sizes, budgets and speeds to placement, prefetch and predicted seconds. Pure.
+"""Planner: from groups, their order, budgets and bandwidths to placement, prefetch and predicted seconds. Pure.
 
-    plan(groups, order, budgets, links) -> Plan        refuses with PlanError before anything is moved
+    plan(groups, order, budgets, links) -> Plan        raises PlanError before anything is moved
 
-`model` has the input and the result, `units` the things to place, `search` the choice, `placement` and `clock` the
-seconds of one choice, `budgets` the values of "auto", `layout` the groups of a model folder, `links` measured speeds,
-`report` the table and the picture.
+`model` has input and result, `units` the parts that are placed, `search` the search, `placement` and `clock` the
+predicted time of one placement, `budgets` the values of "auto", `layout` the groups of a model folder, `links` measured
+bandwidths, `report` the table and the picture.
 """
+
+import warnings
 
 from toprope.tiers.plan.model import (
     Budgets,
     Group,
     Home,
     Link,
+    LinkBytes,
     Links,
     Load,
     Member,
     Part,
     Plan,
-    Traffic,
     Use,
     training_order,
     uses,
@@ -30,14 +32,21 @@ __all__ = [
     "Group",
     "Home",
     "Link",
+    "LinkBytes",
     "Links",
     "Load",
     "Member",
     "Part",
     "Plan",
-    "Traffic",
     "Use",
     "plan",
     "training_order",
     "uses",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "Traffic":  # deprecated in 0.1
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("toprope.tiers.plan.Traffic is LinkBytes now", DeprecationWarning, stacklevel=2)
+    return LinkBytes

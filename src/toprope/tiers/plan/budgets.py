@@ -1,4 +1,4 @@
-"""Budgets that are to be found out: "auto" for the device, the host or the disk. Pure: from bytes that are free."""
+"""Resolve the budget "auto" of the device, the host or the disk from the free bytes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toprope.tiers.plan.model import Budgets
 __all__ = ["Free", "folder_and_limit", "resolve"]
 
 _SEGMENT = 20 * 2**20
-"""Bytes that torch's allocator takes at once, and may not fill."""
+"""Bytes of one segment of torch's allocator, which may be partly unused."""
 
 _FOR_THE_REST = 2 * 2**30
 """Bytes of the host that "auto" leaves to other programs, after half of what is available."""
@@ -19,12 +19,12 @@ _FOR_THE_REST = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Bytes that are free.
+    """Free bytes.
 
     Attributes:
-        device: of the device; None where it does not say.
+        device: free bytes of the device; None if it does not report them.
         host: MemAvailable of the host.
-        disk: of the disk that the folder is on; None where there is none.
+        disk: free bytes of the folder's disk; None without a disk.
         unified: the device's memory is the host's, as on the CPU.
     """
 
@@ -43,20 +43,20 @@ def resolve(
     activations: int = 0,
     reserve: int = 0,
 ) -> Budgets:
-    """The budgets, with what is free where one is "auto".
+    """Resolve the budgets.
 
-    On a device "auto" is what is free without the activations of a step and one stretch of torch's allocator (or a
-    quarter, where that is less), at least without 5 %; on the host half of what is available without 2 GiB; on the disk
-    what is free. Where the device's memory is the host's, both share the host's part.
+    On a device "auto" is the free memory minus the activations of a step and one segment of torch's allocator (or a
+    quarter of the free memory if that is less), and at most 95 % of it; on the host half of the available memory minus
+    2 GiB; on the disk the free bytes. If the device's memory is the host's, both share the host's part.
 
     Args:
         free: bytes that are free now.
         device, host, disk: "auto", a number of bytes, or a size such as "24GB".
-        activations: bytes that computing takes beside the weights at most, from a traced step.
-        reserve: of the device's budget, as in `Budgets`.
+        activations: peak of the bytes that computing takes in addition to the weights, from a traced step.
+        reserve: part of the device's budget, as in `Budgets`.
 
     Raises:
-        PlanError: "auto" for a device that does not say how much is free, or the disk has less free than it is to give.
+        PlanError: "auto" for a device that does not report its free memory, or the disk has less free than its budget.
         SizeError: a size cannot be read.
     """
     asked = {
@@ -73,13 +73,13 @@ def resolve(
     if on_device is None:
         if free.device is None:
             raise PlanError(
-                "the device does not say how much of its memory is free.",
+                "the device does not report its free memory.",
                 do='give its budget as a size, such as "24GB"',
             )
         on_device = max(0, free.device - max(activations + min(_SEGMENT, free.device // 4), free.device // 20))
     if on_disk is not None and free.disk is not None and on_disk > free.disk:
         raise PlanError(
-            "the disk has less free than it is to give.",
+            "the disk has less free space than its budget.",
             looked_at=f"{decimal(on_disk)} asked for, {decimal(free.disk)} free",
             do="free some of it, or name a folder on another disk",
         )
@@ -87,7 +87,7 @@ def resolve(
 
 
 def folder_and_limit(text: str) -> tuple[str, int | None]:
-    """A folder, and the limit that may follow it: "/folder:64GB"; None for no limit."""
+    """Split "/folder:64GB" into the folder and the limit in bytes; None without a limit."""
     path, colon, size = text.rpartition(":")
     if colon:
         try:

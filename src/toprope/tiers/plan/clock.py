@@ -1,7 +1,7 @@
 """The loads of a step, and a virtual clock that runs them: jobs on links, the disk and the device. Pure.
 
-A resource does one job at a time; of the jobs that are ready, the one of the earliest use. So do the threads of the
-ring, which take loads in their order.
+A resource does one job at a time: of those that are ready, the job for the earliest use. The threads of the real ring
+do the same, as they take loads in their order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Entry:
     """One load.
 
     Attributes:
-        use: the place in the order of the use that it is for.
-        group: what is loaded.
-        replaces: whose slot it takes; empty for an empty one.
-        after: the place of the last use of what it replaces; negative for one of the step before.
+        use: index of the use that it is for.
+        group: the group that is loaded.
+        replaces: the group whose slot it takes; "" for an empty slot.
+        after: index of the last use of the group that it replaces; negative for a use of the step before.
     """
 
     use: int
@@ -33,13 +33,13 @@ class Entry:
 def schedule(
     order: Sequence[str], streamed: Collection[str], slots: int, *, emptied: bool = False
 ) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
-    """The loads of a step in their order, and the groups that it finds in the ring since the step before.
+    """The loads of a step in their order, and the groups that are in the ring when it begins.
 
     Args:
         order: the groups in the order of their uses.
-        streamed: those of them that do not stay on the device.
-        slots: how many slots the ring has; at least 1 where anything is streamed.
-        emptied: a step finds nothing in the ring, as the optimizer has changed the weights and used the slots.
+        streamed: the groups among them that do not stay on the device.
+        slots: number of slots of the ring; at least 1 if anything is streamed.
+        emptied: the ring is empty when a step begins, as the optimizer has changed the weights and used the slots.
     """
     ring: dict[str, int] = {}  # group -> its last use, the longest ago first
     entries: list[Entry] = []
@@ -67,16 +67,16 @@ def schedule(
 
 
 COMPUTE, IN, OUT, DISK = range(4)
-"""The resources: the device, host -> device, device -> host, and the disk, which reads and writes share."""
+"""The resources: the device, the links host -> device and device -> host, and the disk for reads and writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a job ran.
+    """Begin and end of a job.
 
     Attributes:
-        resource: on what.
-        label: the group it was for.
+        resource: the resource that did it.
+        label: the group that it was for.
         begin, end: in seconds since the first step began.
     """
 
@@ -88,7 +88,7 @@ class Span:
 
 @dataclass
 class Clock:
-    """Jobs with what they need; `run` says when each ends."""
+    """Jobs and their dependencies; `run` computes when each begins and ends."""
 
     resources: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Clock:
     then: list[list[int]] = field(default_factory=list)
 
     def add(self, resource: int, seconds: float, urgency: int, after: Iterable[int], label: str = "") -> int:
-        """A job, and the jobs that must have ended before it; its number."""
+        """Add a job that begins after other jobs have ended; return its number."""
         number = len(self.resources)
         before = set(after)
         self.resources.append(resource)
@@ -112,10 +112,10 @@ class Clock:
         return number
 
     def run(self) -> list[Span]:
-        """When each job runs.
+        """Compute begin and end of each job.
 
         Raises:
-            ValueError: jobs need each other in a circle.
+            ValueError: jobs depend on each other in a cycle.
         """
         needs = list(self.needs)
         ready: list[list[tuple[int, int]]] = [[], [], [], []]

@@ -1,7 +1,8 @@
-"""A model folder as groups for the planner: by the names of layers, whose order is taken from the names alone.
+"""Read the groups of a model folder for the planner; groups and their order are inferred from the tensors' names.
 
-What has a number in its name belongs to a block: "model.layers.3.mlp.up_proj.weight" to "model.layers.3". What has none
-is a group by module. Names do not say in which order a model runs its blocks; what is assumed is said in `Layout.said`.
+A tensor with a number in its name belongs to a block: "model.layers.3.mlp.up_proj.weight" to "model.layers.3". Tensors
+without a number are grouped by module. As names do not tell the order of the blocks, `Layout.said` states the order
+that is assumed.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from toprope.tiers.store.headers import Stored, read_folder
 __all__ = ["Layout", "read_layout"]
 
 _BLOCK = re.compile(r"(.*?)\.?\b(\d+)\.")
-# What is run before blocks, where it has no number: embeddings of all kinds, and what brings inputs to size.
+# Modules without a number that run before the blocks: embeddings of all kinds, and projections of inputs.
 _BEFORE = re.compile(
     r"embed|wte|wpe|\bshared\b|patch|conv_in|\bstem\b|proj_in|time_|(^|\.)(img|txt|x|context)_in\b|rotary|positional|"
     r"pre_layernorm|preprocessor"
 )
-# Lists of blocks whose order is known by their names; a list without such a word stands between the two.
+# Words in the names of lists of blocks, in the order in which they run; other lists run like those of the second row.
 _ORDER = (
     ("vision", "visual", "image_encoder", "encoder", "down"),
     ("projector", "connector", "mid", "double"),
@@ -44,11 +45,11 @@ class Layout:
 
     Attributes:
         folder: the folder.
-        groups: in the order in which they are taken to run, each used once a pass.
-        tensors: where each tensor lies, by name.
-        dtypes: bytes by dtype, the most first.
-        bytes: of all weights, tied ones once.
-        said: how groups and order were found, in a sentence without a full stop.
+        groups: the groups in the order assumed for a pass, each used once.
+        tensors: the stored tensors by name, with file and position.
+        dtypes: bytes by dtype, the largest first.
+        bytes: bytes of all weights, tied ones once.
+        said: a sentence, without a full stop, about how groups and order were found.
     """
 
     folder: Path
@@ -64,13 +65,13 @@ class Layout:
         return tuple(each.name for each in self.groups)
 
     def computing(self, seconds: float) -> tuple[Group, ...]:
-        """The groups with so many seconds for a pass in all, shared out by their bytes."""
+        """The groups with the computing time of a pass divided among them by their bytes."""
         total = sum(each.bytes for each in self.groups) or 1
         return tuple(replace(each, compute_seconds=seconds * each.bytes / total) for each in self.groups)
 
 
 def read_layout(folder: str | os.PathLike[str]) -> Layout:
-    """The groups of a model folder: config.json where there is one, and *.safetensors with or without an index.
+    """Read a model folder: *.safetensors, with or without an index, and config.json if there is one.
 
     Raises:
         WeightsError: the folder has no weights that can be read, or its config.json cannot.
@@ -117,7 +118,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _computed_in(config: dict[str, Any]) -> int | None:
-    """Bytes of a number that a code of FP8 becomes on the device; None for a model without such codes."""
+    """Bytes of a decoded FP8 value on the device; None for a model without FP8 codes."""
     method = config.get("quantization_config")
     if not isinstance(method, dict) or method.get("quant_method") != "fp8":
         return None
@@ -134,7 +135,7 @@ def _kind(tensor: Stored) -> Kind:
 
 
 def _list_of(name: str) -> str:
-    """ "model.layers" of "model.layers.3"; empty for what has no number."""
+    """ "model.layers" of "model.layers.3"; empty for a name without a number."""
     found = re.fullmatch(r"(.*)\.(\d+)|(\d+)", name)
     return "" if found is None else found[1] or ""
 
@@ -161,7 +162,7 @@ def _group(name: str, roots: set[str]) -> str:
 
 
 def _tie(members: dict[str, list[Member]], tensors: Mapping[str, Stored], config: dict[str, Any]) -> str:
-    """Let the head share the embedding's memory where the config says so, or where the head is not in the files."""
+    """Tie the head to the embedding if the config says so or the head is not in the files; return a note about it."""
     embeddings = [name for name in tensors if _EMBEDDING.search(name)]
     heads = [name for name in tensors if _HEAD.search(name) and not _BLOCK.match(name)]
     text = config.get("text_config")
@@ -182,7 +183,7 @@ def _tie(members: dict[str, list[Member]], tensors: Mapping[str, Stored], config
 
 
 class _Rank:
-    """The key that sorts groups into the order of a pass."""
+    """Sort key that puts groups into the order of a pass."""
 
     def __init__(self, members: Mapping[str, Sequence[Member]], tensors: Mapping[str, Stored]) -> None:
         places = {name: place for place, name in enumerate(tensors)}
@@ -205,7 +206,7 @@ class _Rank:
         return (tower, when, self._within(blocks or group), blocks, number, self.place[group])
 
     def _tower(self, group: str) -> int:
-        """Vision before text, encoder before decoder: each with what belongs to it."""
+        """Rank of the part of the model: vision and encoder first, then projectors, then text and decoder."""
         found = re.search(r"(^|\.)(vision\w*|visual|image_encoder|audio\w*|encoder)(\.|$)", group)
         if found is not None:
             return 0

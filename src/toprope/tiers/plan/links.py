@@ -1,7 +1,7 @@
-"""How fast bytes go between tiers: measured where the tier is here, each in less than a second; else a profile's.
+"""Bandwidth between tiers: measured in less than a second each on this machine, else from a chip's profile.
 
-Not pure: reads a file, copies memory, copies to a device. Every figure says where it comes from (`Link.word`). What is
-measured while other programs use the same disk or memory is slower, which is what a run beside them would see too.
+Not pure: reads a file, copies memory, copies to a device. Every figure has its source (`Link.word`). Measurements while
+other programs use the same disk or memory are slower; so would be a run at the same time.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["Speeds", "estimate", "measure", "measure_device", "measure_memory", "measure_read", "measure_write"]
 
 _PIECE = 4 * 2**20  # bytes of a request to the disk
-_BLOCK = 4096  # what O_DIRECT wants offsets and lengths to be multiples of
+_BLOCK = 4096  # alignment of offsets and lengths for O_DIRECT
 _COPY = 32 * 2**20  # bytes of a copy; larger than the caches of most processors
 _READERS = 2  # as many as the ring has
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What a plan needs to know of a machine.
+    """Bandwidths of a machine for a plan.
 
     Attributes:
-        links: between the tiers.
-        device_memory: of the device's own memory; what computing on few rows at a time is bound by.
+        links: the links between the tiers.
+        device_memory: the device's own memory, which limits computing with few rows.
     """
 
     links: Links
@@ -53,7 +53,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def estimate(name: str) -> Link:
-    """A link as it is taken to be where it cannot be measured: a name of links.toml."""
+    """Read the estimate of a link that cannot be measured, by its name in links.toml."""
     row = _table()[name]
     return Link(row["gb_per_s"] * 1e9, "estimate", row["source"])
 
@@ -61,13 +61,13 @@ def estimate(name: str) -> Link:
 def measure(
     device: Device | None, *, chip: Chip | None = None, model: Path | None = None, disk: Path | None = None
 ) -> Speeds:
-    """The speeds of this machine.
+    """Measure the links of this machine.
 
     Args:
-        device: the device that is here; None where none is, or where a chip is planned for.
-        chip: the chip that is planned for; its figures stand in for those that cannot be measured.
-        model: a large file that is read to measure the disk; None for estimates.
-        disk: a folder to which something is written, and taken away again, to measure writing; None for an estimate.
+        device: the device of this machine; None if it has none, or if the plan is for a chip.
+        chip: the chip that the plan is for; its figures replace those that cannot be measured.
+        model: a large file to read for measuring the disk; None for an estimate.
+        disk: a folder for a temporary file to measure writing; None for an estimate.
     """
     memory = measure_memory()
     read = estimate("disk_read") if model is None else measure_read(model)
@@ -80,7 +80,7 @@ def measure(
         there, back = estimate("host_to_device"), estimate("device_to_host")
         return Speeds(Links(there, back, memory, read, write), own)
     if not device.capabilities.separate_memory:
-        # What a processor reads and what a copy moves: each byte of a copy goes twice through the memory.
+        # A copy moves each byte twice through the memory: it is read and written.
         own = Link(2 * memory.bytes_per_second, memory.word, memory.source)
         return Speeds(Links(memory, memory, memory, read, write, unified=True), own)
     there, back, own = measure_device(device)
@@ -88,7 +88,7 @@ def measure(
 
 
 def measure_memory(seconds: float = 0.2) -> Link:
-    """Bytes copied a second in the host's memory, by one thread."""
+    """Measure copies in the host's memory by one thread, in bytes a second."""
     source, target = memoryview(bytearray(os.urandom(2**20) * (_COPY >> 20))), memoryview(bytearray(_COPY))
 
     def copy() -> None:
@@ -98,7 +98,7 @@ def measure_memory(seconds: float = 0.2) -> Link:
 
 
 def _shortest(work: Callable[[], None], seconds: float) -> float:
-    """The shortest time of some runs after a first one, within about so many seconds."""
+    """Shortest time of several runs after a first one, in about this many seconds."""
     work()
     best, end = float("inf"), time.perf_counter() + seconds
     while True:
@@ -111,7 +111,7 @@ def _shortest(work: Callable[[], None], seconds: float) -> float:
 
 
 def measure_device(device: Device, seconds: float = 0.2) -> tuple[Link, Link, Link]:
-    """Host to device, device to host, and the device's own memory (bytes read and written), by copies."""
+    """Measure host to device, device to host, and the device's own memory (bytes read and written) by copies."""
     import torch
 
     host = torch.zeros(_COPY, dtype=torch.uint8)
@@ -138,9 +138,10 @@ def measure_device(device: Device, seconds: float = 0.2) -> tuple[Link, Link, Li
 
 
 def measure_read(file: Path, seconds: float = 0.5) -> Link:
-    """Bytes read a second from a file, past the page cache where the file system can.
+    """Measure reads from a file, past the page cache if the file system can.
 
-    An estimate for a tiny file, or one with holes.
+    Returns:
+        Bytes a second; an estimate for a tiny file, or one with holes.
     """
     try:
         size = file.stat().st_size // _BLOCK * _BLOCK
@@ -151,7 +152,7 @@ def measure_read(file: Path, seconds: float = 0.5) -> Link:
         return estimate("disk_read")
     try:
         if os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
-            return estimate("disk_read")  # holes are read from nowhere
+            return estimate("disk_read")  # the disk is not read for holes
         moved, took = _read(descriptor, size, seconds)
     finally:
         os.close(descriptor)
@@ -162,7 +163,7 @@ def measure_read(file: Path, seconds: float = 0.5) -> Link:
 
 
 def _open(file: Path) -> tuple[int, bool]:
-    """The file opened for reading, and whether reads go past the page cache."""
+    """Open a file for reading; return its descriptor, and True if reads go past the page cache."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -181,7 +182,7 @@ def _open(file: Path) -> tuple[int, bool]:
 
 
 def _read(descriptor: int, size: int, seconds: float) -> tuple[int, float]:
-    """Bytes read by all readers, each from its own part of the file and again from its start, and the seconds."""
+    """Read with several threads, each its own part of the file over and over; return bytes and seconds."""
     piece = min(_PIECE, size)
     pieces = size // piece
     readers = min(_READERS, pieces)
@@ -211,7 +212,7 @@ def _read(descriptor: int, size: int, seconds: float) -> tuple[int, float]:
 
 
 def measure_write(folder: Path, seconds: float = 0.3) -> Link:
-    """Bytes written a second to an unnamed file in a folder, until they are on the disk; it is gone afterwards."""
+    """Measure writes to an unnamed temporary file in a folder until they are on the disk, in bytes a second."""
     try:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -225,7 +226,7 @@ def measure_write(folder: Path, seconds: float = 0.3) -> Link:
                 moved += os.pwritev(descriptor, [buffer], moved)
         os.fdatasync(descriptor)
         took = time.perf_counter() - start
-    except OSError:  # full, or over a quota: the plan says what it needs
+    except OSError:  # full, or over a quota: the plan reports how much it needs
         return estimate("disk_write")
     finally:
         os.close(descriptor)

@@ -1,8 +1,8 @@
-"""What a plan is made from and what it says: groups, budgets, links, loads. Pure: names, bytes and seconds, no tensors.
+"""Input and result of the planner: groups, budgets, links, loads. Pure: names, bytes and seconds, no tensors.
 
-A *group* is what is brought to the device together, such as one block of a transformer. A *use* is one run of a group,
-forward or backward; the uses of one step make the *order*, which repeats. Groups that do not stay on the device go
-through a *ring* of equal slots in its memory.
+A *group* is a set of weights that are loaded to the device together, such as one block of a transformer. A *use* is one
+run of a group, forward or backward; the uses of one step make the *order*, which repeats. Groups that do not stay on
+the device are loaded into a *ring* of equal slots in its memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = [
     "Group",
     "Home",
     "Link",
+    "LinkBytes",
     "Links",
     "Load",
     "Member",
     "Part",
     "Plan",
-    "Traffic",
     "Use",
     "aligned",
     "slots_text",
@@ -34,18 +34,18 @@ __all__ = [
 ]
 
 Word = Literal["measured", "profile", "estimate"]
-"""Where a figure comes from: this machine, the description of a chip, or a guess."""
+"""Source of a figure: a measurement on this machine, the description of a chip, or a guess."""
 
 Kind = Literal["weight", "norm", "bias", "buffer"]
-"""What a tensor of a group is. All but weights stay on the device."""
+"""Kind of a group's tensor. All but weights stay on the device."""
 
 What = Literal["weights", "gradients", "states", "activations"]
-"""What of a group lies somewhere. All but the weights are there in training only."""
+"""Kind of a group's data. All but the weights exist only in training."""
 
 Tier = Literal["device", "host", "disk"]
 
 ALIGNMENT = 256
-"""Tensors begin in a slot, and in the memory of what stays, at multiples of so many bytes."""
+"""Alignment of tensors on the device, in slots and outside of them, in bytes."""
 
 
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:
@@ -63,11 +63,11 @@ class Member:
     """One tensor of a group.
 
     Attributes:
-        name: as in the model's state_dict.
-        bytes: its bytes as stored.
-        kind: what it is; norms, biases and buffers always stay on the device.
-        storage: the same for tensors that share their memory (tied weights); empty for one of its own.
-        coded: its bytes on the host, on the disk and on the links, where it lies there as codes; None for the same.
+        name: its name in the model's state_dict.
+        bytes: its bytes on the device.
+        kind: its kind; norms, biases and buffers always stay on the device.
+        storage: name of the memory that tied weights share; "" for a tensor with its own memory.
+        coded: its bytes on the host, on the disk and on the links if it is encoded there; None for the same bytes.
     """
 
     name: str
@@ -78,29 +78,28 @@ class Member:
 
     @property
     def key(self) -> str:
-        """What is the same for all tensors with this memory."""
+        """Name of its memory, the same for all tensors that share it."""
         return self.storage or self.name
 
     @property
     def away(self) -> int:
-        """Its bytes where it is not on the device."""
+        """Its bytes outside the device."""
         return self.bytes if self.coded is None else self.coded
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What is brought to the device together.
+    """Tensors that are loaded to the device together.
 
     Attributes:
         name: its name, such as "model.layers.3".
-        members: its tensors, in the order in which they lie in a slot.
-        compute_seconds: of one forward run; a backward run takes twice as long where its use does not say otherwise.
-        gradient_bytes: of all gradients that a training step makes for it.
-        state_bytes: of what the optimizer keeps for it.
-        activation_bytes: of what forward saves for backward, where that is moved out; 0 where it stays.
-        optimizer_seconds: of its part of the optimizer's step.
-        together: keys of members that are on the device at the same time, as one module uses them, or a module in it;
-            None where that is not known.
+        members: its tensors, in their order in a slot.
+        compute_seconds: time of one forward run; a backward run takes twice as long unless its use has its own time.
+        gradient_bytes: bytes of all gradients that a training step makes for it.
+        state_bytes: bytes of its optimizer states.
+        activation_bytes: bytes that forward saves for backward, if they are moved out; 0 if they stay.
+        optimizer_seconds: time of its part of the optimizer's step.
+        together: sets of members' keys that one module and its submodules need at the same time; None if not known.
     """
 
     name: str
@@ -119,7 +118,7 @@ class Group:
 
     @property
     def bytes(self) -> int:
-        """Of its tensors as stored, each memory once."""
+        """Bytes of its tensors on the device, tied ones once."""
         return sum({each.key: each.bytes for each in self.members}.values())
 
 
@@ -129,8 +128,8 @@ class Use:
 
     Attributes:
         group: its name.
-        backward: whether gradients are computed in it.
-        seconds: how long it computes; None for what its group says.
+        backward: True if gradients are computed in it.
+        seconds: its computing time; None for the group's.
     """
 
     group: str
@@ -139,7 +138,7 @@ class Use:
 
 
 def uses(order: Iterable[Use | str]) -> tuple[Use, ...]:
-    """An order in full; a name alone is a forward run."""
+    """Make uses from an order in which a name alone is a forward run."""
     return tuple(Use(each) if isinstance(each, str) else each for each in order)
 
 
@@ -151,13 +150,13 @@ def training_order(forward: Iterable[Use | str]) -> tuple[Use, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """How many bytes each tier may hold.
+    """Budgets of the tiers in bytes.
 
     Attributes:
-        device: of the device; what stays, the slots and the reserve fit into it, always.
-        host: of the host's memory.
-        disk: free bytes of the disk; None where there is no disk tier.
-        reserve: bytes of the device's budget that are left alone, for what computing itself needs.
+        device: the device's budget, for weights that stay, slots and reserve together.
+        host: the budget of the host's memory.
+        disk: free bytes of the disk; None without a disk.
+        reserve: part of the device's budget that is left for computing.
     """
 
     device: int
@@ -168,12 +167,12 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How fast bytes go from one tier to another.
+    """Bandwidth from one tier to another.
 
     Attributes:
-        bytes_per_second: the speed.
-        word: where it comes from.
-        source: in more words, such as the file that was read.
+        bytes_per_second: the bandwidth.
+        word: kind of its source.
+        source: description of the source, such as the file that was read.
     """
 
     bytes_per_second: float
@@ -187,7 +186,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The speeds between tiers.
+    """Bandwidths between tiers.
 
     Attributes:
         disk_read, disk_write: disk to host and back; reads and writes share the disk. None where there is no disk.
@@ -206,18 +205,18 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring a group into a slot.
+    """One load of a group into a slot.
 
     Attributes:
-        use: the place in the order of the use that it is for.
-        group: what is loaded.
-        bytes: of the tensors that are loaded, each of its true length.
-        source: the tier it comes from; of a group in several tiers (tied weights), the slowest.
-        replaces: the group whose slot it takes, empty for an empty slot; while the ring is not full yet, any empty
-            slot does as well.
-        after: it may begin once the use at this place has ended, the last reader of what it replaces. Negative: a
-            place of the step before, counted from its end (-1 is its last use), so that the next step's first groups
-            are there in time.
+        use: index of the use that it is for.
+        group: the group that is loaded.
+        bytes: bytes of the tensors that are loaded, without alignment.
+        source: the tier that it comes from; the slowest one if a group is in several (tied weights).
+        replaces: the group whose slot it takes; "" for an empty slot. While the ring is not full, any empty slot will
+            do.
+        after: index of the use after which it may begin: the last one of the group that it replaces. A negative index
+            is a use of the step before, counted from its end (-1 is its last use), so that the first groups of the
+            next step are loaded in time.
     """
 
     use: int
@@ -230,14 +229,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where something of a group lies between its uses.
+    """Tier of one kind of a group's data between its uses.
 
     Attributes:
         group: the group.
-        what: what of it. "weights" is what of it can move: not its norms, biases, buffers and small tensors.
-        tier: where.
-        bytes: how much room it takes there, aligned; tied weights are counted with the first group that has them.
-        members: of weights, the names of the tensors.
+        what: the kind. "weights" are those that can move: not norms, biases, buffers and small tensors.
+        tier: the tier.
+        bytes: bytes that it takes there, aligned; tied weights are counted with the first group that has them.
+        members: for weights, the names of the tensors.
     """
 
     group: str
@@ -249,10 +248,10 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a group that is too large for a slot and is loaded tensor by tensor.
+    """A part of a group that is too large for a slot.
 
     Attributes:
-        name: what the plan calls it, such as "model.layers.3 (2 of 3)".
+        name: its name in the plan, such as "model.layers.3 (2 of 3)".
         group: the group.
         members: the names of its tensors.
     """
@@ -263,8 +262,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes over each link in one step, once the first step is over."""
+class LinkBytes:
+    """Bytes over each link in one step after the first."""
 
     host_to_device: int = 0
     device_to_host: int = 0
@@ -274,36 +273,38 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where everything lies, what is loaded when, how long a step takes, and how long it must take at least.
+    """Placement of all groups, the loads of a step, its predicted time and its lower limit.
 
     Attributes:
-        groups: the groups, those of `split` in their parts.
+        groups: the groups, those in `split` as their parts.
         order: the uses of one step, with parts.
-        traced: the uses as they were given, without parts; `matches` holds an order against them.
-        training: whether gradients and optimizer states are moved too.
-        budgets, links: what it was made for.
+        traced: the given uses, without parts; `matches` compares an order with them.
+        training: True if gradients and optimizer states are moved too.
+        budgets, links: the budgets and links that it was made for.
         fixed: names of tensors that stay on the device though their group may not: norms, biases, buffers, tensors
-            below 1 MiB, and tied weights where they are worth it.
-        fixed_bytes: theirs, each memory once, aligned.
-        resident, host, disk: names of groups by where what they need lies (the slowest tier counts), in the order of
-            their first use.
-        resident_bytes: of the device's budget, for `fixed`, `resident` and what else stays there (`homes`), aligned.
-        homes: where everything lies, by group and kind.
-        slots, slot_bytes: the ring; no slots where nothing moves.
-        staging: buffers of `slot_bytes` in the host's budget into which groups on disk are read ahead of their slot.
-        working_bytes: in training, what the largest gradients and saved activations take while they are made. It is
-            not in the arena; the caller's reserve is for it.
-        loads: the loads of one step, in the order in which they are issued.
-        carried: groups that a step finds in the ring since the step before; load them before the first one. In
-            training there are none: the optimizer changes the weights, and its tiles go through the slots.
-        split: the pieces of groups that are larger than a slot can be.
+            below 1 MiB, and tied weights if that saves time.
+        fixed_bytes: their bytes, tied ones once, aligned.
+        resident, host, disk: names of groups by the slowest tier of the weights that they need, in the order of their
+            first use.
+        resident_bytes: bytes of the device's budget for `fixed`, `resident` and other data that stays there (see
+            `homes`), aligned.
+        homes: tier of everything, by group and kind.
+        slots, slot_bytes: the ring; no slots if nothing moves.
+        staging: number of buffers of `slot_bytes` in the host's budget into which groups are read from the disk ahead
+            of their slot.
+        working_bytes: in training, bytes of the largest gradients and saved activations while they are made. They are
+            not in the other figures; the caller's reserve is for them.
+        loads: the loads of one step, in the order in which they begin.
+        carried: groups that are in the ring when a step begins; load them before the first step. In training there are
+            none, as the optimizer changes the weights and uses the slots for its tiles.
+        split: the parts of groups that are larger than a slot can be.
         traffic: bytes over each link in a step.
-        compute_seconds: of a step, if nothing had to be waited for.
-        predicted_seconds: of a step, by running the ring on a virtual clock.
-        limit_seconds: no step with this placement can be faster, whatever the software.
-        limited_by: what sets the limit: "compute", or a link such as "host -> device".
-        reasons: in words, why the plan is as it is.
-        spans: what the clock says of one step, from its beginning; what began before it or ends after it is cut.
+        compute_seconds: time of a step without any waiting.
+        predicted_seconds: time of a step, from the ring on a virtual clock.
+        limit_seconds: lower limit of a step with this placement, for any software.
+        limited_by: the resource that sets the limit: "compute", or a link such as "host -> device".
+        reasons: explanations of the plan, in words.
+        spans: the jobs of one step on the virtual clock, from its begin, cut at both ends of the step.
     """
 
     groups: tuple[Group, ...]
@@ -326,7 +327,7 @@ class Plan:
     loads: tuple[Load, ...]
     carried: tuple[str, ...]
     split: tuple[Part, ...]
-    traffic: Traffic
+    traffic: LinkBytes
     compute_seconds: float
     predicted_seconds: float
     limit_seconds: float
@@ -335,27 +336,27 @@ class Plan:
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
     def matches(self, order: Sequence[Use | str]) -> bool:
-        """Whether a step runs these groups in this order; where it does not, the plan no longer holds."""
+        """True if an order is the one that the plan was made for; otherwise the plan is not valid for it."""
         return [(each.group, each.backward) for each in uses(order)] == [
             (each.group, each.backward) for each in self.traced
         ]
 
     @property
     def ratio(self) -> float:
-        """How many times the limit a step takes; 1.0 is as fast as can be."""
+        """Predicted time of a step divided by its lower limit; 1.0 is the fastest possible."""
         return self.predicted_seconds / self.limit_seconds if self.limit_seconds else 1.0
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the device's budget in use: what stays, and the ring."""
+        """Bytes of the device's budget in use: data that stays, and the ring."""
         return self.resident_bytes + self.slots * self.slot_bytes
 
     def bytes_in(self, tier: Tier, what: What | None = None) -> int:
-        """Bytes that lie in a tier, of one kind or of all; without `fixed` and the ring."""
+        """Bytes in a tier, of one kind or of all; without `fixed` and the ring."""
         return sum(each.bytes for each in self.homes if each.tier == tier and what in (None, each.what))
 
     def streamed(self, group: str) -> tuple[Member, ...]:
-        """The tensors that a load of a group brings, in the order in which they lie in the slot; each memory once."""
+        """The tensors that a load of a group brings, in their order in the slot, tied ones once."""
         stays = {*self.fixed, *(name for each in self.homes if each.tier == "device" for name in each.members)}
         members = next(each.members for each in self.groups if each.name == group)
         return tuple({each.key: each for each in reversed(members) if each.name not in stays}.values())[::-1]

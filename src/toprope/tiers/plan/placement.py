@@ -1,4 +1,4 @@
-"""One placement: what it moves in a step, how fast that can be at all, and how fast the ring does it. Pure."""
+"""One placement: its bytes over each link in a step, the lower limit of its time, and the predicted time. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from toprope.tiers.plan.clock import COMPUTE, DISK, IN, OUT, Clock, Entry, Span, schedule
-from toprope.tiers.plan.model import Tier, Traffic
+from toprope.tiers.plan.model import LinkBytes, Tier
 from toprope.tiers.plan.units import Problem, Unit
 
 __all__ = ["STEPS", "Placement"]
 
 STEPS = 3
-"""Steps that are run on the virtual clock; the first fills the ring and is not counted."""
+"""Steps on the virtual clock; the first one fills the ring and is not counted."""
 
 BUFFERS = 2
-"""Of what a step makes (gradients, activations) and of the optimizer's tiles: one is made while another is moved."""
+"""Buffers for gradients, activations and the optimizer's tiles: one is filled while another is moved."""
 
 _CHUNKS = 4  # of a group that goes from the disk to the device through a small buffer, in as many jobs
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each unit lies.
+    """The tier of each unit.
 
     Attributes:
-        problem: what is planned.
+        problem: the model and budgets that are planned.
         tiers: the tier of each unit, by its kind and name.
         slots, slot_bytes, staging: as in `Plan`.
     """
@@ -38,7 +38,7 @@ class Placement:
     staging: int
 
     def tier(self, unit: Unit) -> Tier:
-        """Where a unit lies."""
+        """The tier of a unit."""
         return self.tiers[unit.what, unit.name]
 
     @cached_property
@@ -55,12 +55,12 @@ class Placement:
 
     @cached_property
     def schedule(self) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
-        """The loads of a step, and what it finds in the ring."""
+        """The loads of a step, and the groups that are in the ring when it begins."""
         order = [use.group for use in self.problem.order]
         return schedule(order, self.loaded, self.slots, emptied=self.problem.training)
 
     def seconds(self, place: int) -> float:
-        """How long the use at a place of the order computes."""
+        """Computing time of the use at an index of the order."""
         use = self.problem.order[place]
         if use.seconds is not None:
             return use.seconds
@@ -75,8 +75,8 @@ class Placement:
         return seconds
 
     @cached_property
-    def traffic(self) -> Traffic:
-        """Bytes over each link in a step; into the device's memory by copies only, where the disk is read into it."""
+    def traffic(self) -> LinkBytes:
+        """Bytes over each link in a step; reads from the disk straight into a slot are not counted as copies."""
         into = out = read = write = 0
         direct = self.problem.links.unified and not self.staging
         for entry in self.schedule[0]:
@@ -95,11 +95,11 @@ class Placement:
                 if tier == "disk":
                     read += unit.away
                     write += unit.away
-        return Traffic(into, out, read, write)
+        return LinkBytes(into, out, read, write)
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """What no software can be faster than, by what sets it."""
+        """Lower limits of a step's time, by the resource that sets them."""
         links, moved = self.problem.links, self.traffic
         found = {
             "compute": self.compute,
@@ -112,7 +112,7 @@ class Placement:
         if links.disk_write is not None:
             found["the disk"] += links.disk_write.seconds(moved.disk_write)
         if links.unified:
-            # A copy reads and writes each byte; what the disk brings is written once; forward reads all weights once.
+            # A copy reads and writes each byte; bytes from the disk are written once; forward reads all weights once.
             weights = sum(each.bytes for name in self.problem.groups for each in self.problem.needed(name))
             touched = 2 * (moved.host_to_device + moved.device_to_host) + moved.disk_read + moved.disk_write + weights
             found["the memory"] = links.memory.seconds(touched / 2)
@@ -130,7 +130,7 @@ class Placement:
         return max(self.limit, (ends[-1] - ends[0]) / (STEPS - 1))
 
     def last_step(self) -> tuple[Span, ...]:
-        """What the clock says of the last step, from its beginning; cut at both ends."""
+        """The jobs of the last step on the clock, from its begin, cut at both ends of the step."""
         spans = self.run()
         start, end = self.ends(spans)[-2:]
         return tuple(
@@ -140,7 +140,7 @@ class Placement:
         )
 
     def ends(self, spans: list[Span]) -> list[float]:
-        """When each step's last computation ended."""
+        """End of each step's last computation."""
         computed = [span.end for span in spans if span.resource == COMPUTE]
         each = len(computed) // STEPS
         return [computed[each * (step + 1) - 1] for step in range(STEPS)]
@@ -154,7 +154,7 @@ class Placement:
 
 
 class _Steps:
-    """The jobs of steps one after another."""
+    """Adds the jobs of consecutive steps to a clock."""
 
     def __init__(self, placement: Placement) -> None:
         self.of = placement
@@ -166,10 +166,10 @@ class _Steps:
         self.computed: list[int] = []  # the job of each use
         self.previous: list[int] = []  # the last computation
         self.staged: list[int] = []  # jobs that empty a buffer of the host
-        self.written: dict[str, int] = {}  # a group's weights are at home again
+        self.written: dict[str, int] = {}  # by group, the job that writes its weights back
         self.made: list[int] = []  # jobs that empty a buffer of gradients or activations
-        self.brought: list[int] = []  # jobs that are done with a buffer of activations that came back
-        self.saved: dict[str, int] = {}  # a group's activations are at home
+        self.brought: list[int] = []  # jobs that use a buffer of fetched activations
+        self.saved: dict[str, int] = {}  # by group, the job that moves its activations out
         kinds = {(unit.what, unit.name): unit for unit in self.problem.others}
         self.away = {key: unit for key, unit in kinds.items() if placement.tier(unit) != "device"}
         self.last = {use.group: place for place, use in enumerate(self.problem.order) if use.backward}
@@ -179,7 +179,7 @@ class _Steps:
         self.back = {use.group: place for place, use in reversed(list(enumerate(self.problem.order))) if use.backward}
 
     def add(self, step: int) -> None:
-        """One more step."""
+        """Add the jobs of one step."""
         for place, use in enumerate(self.problem.order):
             at = step * self.count + place
             after = list(self.previous)
@@ -290,5 +290,5 @@ class _Steps:
 
 
 def _before(jobs: list[int], buffers: int) -> list[int]:
-    """The job that must have ended so that one of so many buffers is empty."""
+    """The job that must end before one of the buffers is empty; no job while a buffer was never used."""
     return [jobs[-buffers]] if len(jobs) >= buffers else []

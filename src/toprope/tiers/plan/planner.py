@@ -1,4 +1,4 @@
-"""The plan: the search for placements, and the reasons of each; pure."""
+"""Make the plan: search a placement, and explain it. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toprope.tiers.plan.units import Problem, divide, finest, problem_of
 __all__ = ["SMALL", "plan"]
 
 SMALL = 2**20
-"""Tensors of fewer bytes always stay on the device: a load of their own would cost more than their room."""
+"""Tensors with fewer bytes always stay on the device, as loading them would cost more than their room."""
 
 
 def plan(
@@ -38,23 +38,24 @@ def plan(
     small: int = SMALL,
     states: Tier | None = None,
 ) -> Plan:
-    """The plan of a step that repeats.
+    """Make the plan for a step that repeats.
 
     Args:
-        groups: what is moved.
+        groups: the groups of the model.
         order: the uses of one step (for training `training_order(names)`); names alone are forward runs.
-        budgets: how many bytes each tier may hold.
-        links: the speeds between them.
+        budgets: the budget of each tier.
+        links: the links between the tiers.
         training: gradients, optimizer states and saved activations are placed and moved too, and weights change.
-        stored: the weights lie on the disk already, as safetensors; reading them in place takes no room there.
-        slots: how many slots the ring has, at least 2; None for what is fastest, and for a single one where two have no
-            room and nothing trains.
-        small: tensors of fewer bytes always stay, unless all of them together have no room.
-        states: where the optimizer's states shall lie ("host": what has no room there, on the disk); None for where it
-            is best.
+        stored: the weights are on the disk already, as safetensors; reading them in place takes no room there.
+        slots: number of slots in the ring, at least 2; None for the fastest number, and for a single slot if two have
+            no room and nothing trains.
+        small: tensors with fewer bytes always stay, unless all of them together have no room.
+        states: tier for the optimizer's states ("host": those that have no room there go to the disk); None for the
+            fastest choice.
 
     Raises:
-        PlanError: something cannot fit, with how much would suffice; or the order names an unknown group.
+        PlanError: the model does not fit (the error has the budget that would suffice); or the order names an unknown
+            group.
     """
     traced = uses(order)
     check(groups, traced, budgets, slots)
@@ -66,7 +67,7 @@ def plan(
     placement = choose(problem, slots)
     if placement is None:
         raise refuse_stores(problem, count)
-    return _told(problem, placement, traced)
+    return _plan_of(problem, placement, traced)
 
 
 def _room(problem: Problem) -> int:
@@ -74,18 +75,18 @@ def _room(problem: Problem) -> int:
 
 
 def _smaller(groups: Sequence[Group], problem: Problem, slots: int | None) -> tuple[Problem, int]:
-    """The problem in pieces that fit: groups in parts, and small tensors that move with their group.
+    """Divide the problem until it fits: groups into parts, and small tensors move with their group.
 
-    Where nothing trains, as a last resort with a single slot, which loads while nothing is computed from it. Backward
-    may need a second one, for a block that is computed again while a gradient function has a weight already.
+    As a last resort, if nothing trains, there is a single slot, which cannot be loaded while it is computed from.
+    Backward may need a second slot, for a block that is computed again while a gradient function has a weight already.
 
     Args:
-        groups: as they are given.
-        problem: as a whole.
+        groups: the given groups.
+        problem: the undivided problem.
         slots: as for `plan`.
 
     Returns:
-        The problem, and the fewest slots that it can be run with.
+        The divided problem, and the fewest slots that it needs.
     """
     order, tried = problem.order, [problem]
     if problem.small:
@@ -124,7 +125,7 @@ def _tensors(problem: Problem) -> set[int]:
     return {unit.bytes for name in problem.groups for unit in problem.needed(name)}
 
 
-def _told(problem: Problem, placement: Placement, traced: tuple[Use, ...]) -> Plan:
+def _plan_of(problem: Problem, placement: Placement, traced: tuple[Use, ...]) -> Plan:
     entries, carried = placement.schedule
     tiers = {name: _tier(problem, placement, name) for name in _by_first_use(problem)}
     homes = [
@@ -204,7 +205,7 @@ def _reasons(problem: Problem, placement: Placement) -> list[str]:
             + {
                 1: "two have no room, so that nothing is loaded while it is computed from",
                 2: "one is computed from while the other is loaded; a third would take the room of what stays",
-            }.get(placement.slots, "so many hide loads of uneven length behind computation")
+            }.get(placement.slots, "this number hides loads of uneven length behind computation")
         )
     if placement.staging:
         word = "a buffer on the host lets" if placement.staging == 1 else f"{placement.staging} buffers on the host let"

@@ -21,7 +21,7 @@ _WORDS = ("estimate", "profile", "measured")
 
 
 def seconds_text(seconds: float) -> str:
-    """A time with three digits: "1.85 s", "12.3 ms", "450 us"."""
+    """Format a time with three digits: "1.85 s", "12.3 ms", "450 us"."""
     factor, unit = next(each for each in _UNITS if seconds >= each[0] or each[0] == 1e-6)
     number = seconds / factor
     digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
@@ -32,12 +32,12 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def table(plan: Plan, compute: Literal["given", "measured", "estimate"] = "given", said: str = "") -> Group:
-    """The plan for a person.
+    """Format the plan as a table for the terminal.
 
     Args:
         plan: the plan.
-        compute: where the seconds of computing come from.
-        said: how groups and order were found; empty where a step was traced.
+        compute: source of the computing time.
+        said: note about how groups and order were found; empty if a step was traced.
     """
     from rich.console import Group
 
@@ -92,7 +92,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _weakest(plan: Plan, compute: str) -> str:
-    """The word of the least certain figure that the plan rests on."""
+    """Kind of source of the least certain figure in the plan."""
     links, moved = plan.links, plan.traffic
     used = [(links.host_to_device, moved.host_to_device), (links.device_to_host, moved.device_to_host)]
     used += [(links.disk_read, moved.disk_read), (links.disk_write, moved.disk_write)]  # type: ignore[list-item]
@@ -102,7 +102,7 @@ def _weakest(plan: Plan, compute: str) -> str:
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan for a machine: sizes in bytes, times in seconds; without the clock's spans."""
+    """The plan as plain data for JSON: sizes in bytes, times in seconds; without the clock's spans."""
     return {
         "weights_bytes": sum({each.key: each.bytes for group in plan.groups for each in group.members}.values()),
         "training": plan.training,
@@ -139,11 +139,11 @@ _STYLE = ".band{fill:$band}.cell,.job{stroke:$page;stroke-width:.5}.device{fill:
 
 
 def svg(plan: Plan, title: str = "") -> str:
-    """The picture.
+    """Draw the plan as SVG.
 
     Args:
         plan: the plan.
-        title: its headline.
+        title: the headline.
     """
     word = "step" if plan.training else "pass"
     tiers = {name: tier for tier in _TIERS for name in getattr(plan, "resident" if tier == "device" else tier)}
@@ -176,7 +176,7 @@ def svg(plan: Plan, title: str = "") -> str:
 
 
 def _strip(drawing: Drawing, plan: Plan, tiers: dict[str, Tier], y: float) -> None:
-    """The groups in the order of their first use, as wide as they have bytes."""
+    """Draw the groups in the order of their first use, with widths proportional to their bytes."""
     names = [*plan.resident, *plan.host, *plan.disk]
     first = {use.group: place for place, use in reversed(list(enumerate(plan.order)))}
     names.sort(key=lambda name: first.get(name, len(first)))

@@ -1,10 +1,11 @@
-"""Search for the placement of units and the number of slots, and the reasons why none fits. Pure.
+"""Search for the placement of units and the number of slots, and the errors if none fits. Pure.
 
-A cycle hits as often as possible if a fixed set stays (Belady's choice), whichever it is; so the sets differ in how
-well loads and computation take turns. A few are made, each as much as fits: spread over the order, its beginning, its
-end, the largest first; for some sizes of the slots (all that is larger stays), and for each number of slots up to the
-one that hides the longest load behind the shortest computation. The virtual clock says which is best. No set whose own
-limit is above the best time found so far is tried. Of a model of a few units every set is a candidate.
+With uses in a cycle, keeping any fixed set on the device gives the most hits (Belady's choice); sets differ only in how
+well loads overlap with computation. A few sets are made, each as large as fits: spread over the order, from its
+beginning, from its end, and the largest units first. This is done for some slot sizes (larger units stay on the
+device), and for each number of slots up to the one that hides the longest load behind the shortest computation. The
+virtual clock then decides which set is best. Sets whose lower limit is above the best time so far are skipped. For a
+model with few units every set is a candidate.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ __all__ = [
 MOST_SLOTS = 8
 LEAST_SLOTS = 2
 TILE = 8 * 2**20
-"""Slots are at least as large as this, or as the largest thing that the optimizer moves, where it moves any."""
+"""Smallest size of slots in bytes if the optimizer moves tiles; less if all its units are smaller."""
 
-_SIZES = 6  # sizes of slots that are tried
-_WORK = 20_000  # uses on the virtual clock in all
-_SMALL = 8  # units of a model of which every set is tried
-_SWAPS = 40  # exchanges that are tried on the best
-_ENOUGH = 1.01  # times the limit: not worth a search
+_SIZES = 6  # slot sizes that are tried
+_WORK = 20_000  # uses on the virtual clock, for the whole search
+_SMALL = 8  # models with at most this many units: every set is tried
+_SWAPS = 40  # exchanges that are tried on the best placement
+_ENOUGH = 1.01  # ratio to the limit at which the search stops
 
 
 def least_device(problem: Problem, slots: int = LEAST_SLOTS) -> int:
-    """The smallest budget of the device, without a reserve: what is larger than a slot stays, for the rest the ring."""
+    """Smallest budget of the device, without reserve: units larger than a slot stay, the others use the ring."""
     ring = min(sum(unit.bytes for unit in stay) + slots * size for size, stay in _sizes(problem))
     if any(unit.asked for unit in problem.units):
         return problem.fixed_bytes + ring
@@ -54,13 +55,13 @@ def least_device(problem: Problem, slots: int = LEAST_SLOTS) -> int:
 
 
 def least_away(problem: Problem, slots: int = LEAST_SLOTS) -> int:
-    """The fewest bytes that host and disk have to hold."""
+    """Fewest bytes that host and disk must have room for."""
     total = sum(unit.away for unit in problem.units)
     return min(total - sum(unit.away for unit in kept) for kept, _, _ in _sets(problem, slots))
 
 
 def _sizes(problem: Problem) -> Iterator[tuple[int, list[Unit]]]:
-    """Sizes of slots, with what has to stay because it is larger; the largest first, 0 for no ring."""
+    """Possible slot sizes, the largest first, each with the larger units, which stay; size 0 is no ring."""
     tiles = [min(TILE, unit.bytes) for unit in problem.others if unit.what != "activations"]
     tile = max(tiles, default=0)
     loads = {sum(unit.bytes for unit in problem.needed(name)) for name in problem.groups}
@@ -77,7 +78,7 @@ def _sizes(problem: Problem) -> Iterator[tuple[int, list[Unit]]]:
 
 
 def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[str, str], Tier] | None:
-    """What does not stay on the device, on the host where that saves most of the disk's time; None if it cannot fit."""
+    """Place the units outside the device, on the host if that saves the most disk time; None if they do not fit."""
     room = problem.budgets.host - staging
     if room < 0:
         return None
@@ -102,12 +103,12 @@ def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[
 
 
 def _away(unit: Unit) -> Unit:
-    """A unit with the size that it has where it is not on the device."""
+    """A unit with its size outside the device."""
     return unit if unit.away == unit.bytes else replace(unit, bytes=unit.away)
 
 
 def _written(problem: Problem, unit: Unit) -> bool:
-    """Whether a unit on the disk takes room there that it has not already."""
+    """True if a unit on the disk takes additional room there."""
     return problem.training or not problem.stored or unit.what not in ("weights", "tied")
 
 
@@ -122,7 +123,7 @@ class _Candidate:
 
 
 def choose(problem: Problem, slots: int | None = None) -> Placement | None:
-    """The placement with the shortest step of those that are tried; None where none fits."""
+    """The tried placement with the shortest step; None if none fits."""
     everything = problem.units
     if sum(unit.bytes for unit in everything) <= problem.available and not any(unit.asked for unit in everything):
         return Placement(problem, {(unit.what, unit.name): "device" for unit in everything}, 0, 0, 0)
@@ -146,7 +147,7 @@ def _candidates(problem: Problem, slots: int | None) -> Iterator[_Candidate]:
 
 
 def _sets(problem: Problem, slots: int | None) -> Iterator[tuple[list[Unit], int, int]]:
-    """Sets that can stay on the device, with a number of slots and their size."""
+    """Sets of units that can stay on the device, each with number and size of the slots."""
     seen = set()
     least = max(LEAST_SLOTS, problem.held) if slots is None else slots
     sizes = [each for each in _sizes(problem) if _rest(problem, *each, least) >= 0]
@@ -169,14 +170,14 @@ def _rest(problem: Problem, size: int, stay: Sequence[Unit], slots: int) -> int:
 
 
 def _few(sizes: list[tuple[int, list[Unit]]]) -> list[tuple[int, list[Unit]]]:
-    """Some of the sizes, the largest and the smallest among them."""
+    """At most `_SIZES` of the sizes, including the largest and the smallest."""
     if len(sizes) <= _SIZES:
         return sizes
     return [sizes[place * (len(sizes) - 1) // (_SIZES - 1)] for place in range(_SIZES)]
 
 
 def _placements(problem: Problem, kept: Iterable[tuple[str, str]], count: int, least: int) -> Iterator[Placement]:
-    """The placements with this set on the device, without and with buffers on the host for reads ahead."""
+    """The placements with this set on the device, with and without buffers on the host for reading ahead."""
     chosen = set(kept)
     away = [unit for unit in problem.units if (unit.what, unit.name) not in chosen]
     needs = [
@@ -199,7 +200,7 @@ def _placements(problem: Problem, kept: Iterable[tuple[str, str]], count: int, l
 
 
 def _useful(placement: Placement) -> int:
-    """Slots that hide the longest load behind the shortest computation between loads."""
+    """Number of slots that hides the longest load behind the shortest computation between loads."""
     links = placement.problem.links
     slowest = 0.0
     for sizes in placement.loaded.values():
@@ -224,13 +225,13 @@ Pick = Callable[[list[Unit], int], list[Unit]]
 
 
 def _free(problem: Problem, stay: Sequence[Unit]) -> list[Unit]:
-    """The units that may stay, but for those that have to."""
+    """The units that may stay on the device, without those that must."""
     forced = {(unit.what, unit.name) for unit in stay}
     return [unit for unit in problem.units if (unit.what, unit.name) not in forced and unit.asked in (None, "device")]
 
 
 def _kept(problem: Problem, stay: Sequence[Unit], room: int, pick: Pick) -> list[Unit]:
-    """What else stays, by saved seconds a byte; among equals as `pick` says."""
+    """Choose more units to stay, by saved seconds per byte; `pick` decides among equal ones."""
     kept: list[Unit] = []
     ordered = sorted(_free(problem, stay), key=lambda unit: (-_density(unit.saved, unit), unit.rank))
     for _, some in groupby(ordered, key=lambda unit: _density(unit.saved, unit)):
@@ -241,7 +242,7 @@ def _kept(problem: Problem, stay: Sequence[Unit], room: int, pick: Pick) -> list
 
 
 def _all_fillings(problem: Problem, stay: Sequence[Unit], room: int) -> Iterator[list[Unit]]:
-    """Every set of the other units to which nothing can be added; of small models only, whose sets are few."""
+    """Every set of the other units to which no unit can be added; nothing for models with more than a few units."""
     if len(problem.units) > _SMALL:
         return
     rest = _free(problem, stay)
@@ -253,7 +254,7 @@ def _all_fillings(problem: Problem, stay: Sequence[Unit], room: int) -> Iterator
 
 
 def _filled(units: Iterable[Unit], room: int, chosen: list[Unit]) -> list[Unit]:
-    """What was chosen, and what still fits, in this order."""
+    """Add units that still fit to the chosen ones, in their order."""
     room -= sum(unit.bytes for unit in chosen)
     known = {id(unit) for unit in chosen}
     for unit in units:
@@ -276,11 +277,11 @@ def _largest(units: list[Unit], room: int) -> list[Unit]:
 
 
 def _spread(units: list[Unit], room: int) -> list[Unit]:
-    """As evenly as can be: a unit is taken where its share of the room has come together."""
+    """Choose units spread evenly: one is taken when the share of the room for the units so far suffices for it."""
     total = sum(unit.bytes for unit in units)
     if total <= room:
         return list(units)
-    share = sum(unit.bytes for unit in _largest(units, room)) / total  # what whole units make of the room
+    share = sum(unit.bytes for unit in _largest(units, room)) / total  # the part of the room that whole units can fill
     chosen: list[Unit] = []
     taken = passed = 0
     for unit in units:
@@ -292,7 +293,7 @@ def _spread(units: list[Unit], room: int) -> list[Unit]:
 
 
 def _improved(best: Placement, work: int) -> Placement:
-    """The best after exchanges of one unit that stays for others that do not, as long as one helps."""
+    """Improve a placement by exchanging one unit that stays for others, as long as that makes the step shorter."""
     tries = min(_SWAPS, work // max(1, len(best.problem.order)))
     going = True
     while going and tries > 0 and best.predicted > best.limit * _ENOUGH:
@@ -324,7 +325,7 @@ def _exchanges(best: Placement) -> Iterator[Iterator[Placement]]:
 
 
 def enough(size: int) -> str:
-    """A size as `decimal` writes it, rounded up, so that it suffices when it is given as it stands."""
+    """Format a size like `decimal`, but rounded up, so that it suffices when a user types it."""
     unit, name = next(((factor, name) for factor, name in _UNITS if size >= factor), (1, "B"))
     tenths = -(-size * 10 // unit)
     return f"{size} B" if unit == 1 else f"{tenths // 10}.{tenths % 10} {name}"
@@ -334,7 +335,7 @@ _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def check(groups: Sequence[Group], order: tuple[Use, ...], budgets: Budgets, slots: int | None) -> None:
-    """Refuse what makes no sense, whatever the sizes are."""
+    """Refuse duplicate or unknown names, negative sizes and too few slots."""
     names = Counter(each.name for each in groups)
     twice = [name for name, count in names.items() if count > 1]
     unknown = [use.group for use in order if use.group not in names]
@@ -346,7 +347,7 @@ def check(groups: Sequence[Group], order: tuple[Use, ...], budgets: Budgets, slo
         raise PlanError("two groups have the same name.", looked_at=", ".join(twice), do="name each group once")
     if unknown:
         raise PlanError(
-            "the order names a group that there is not.",
+            "the order names an unknown group.",
             looked_at=", ".join(dict.fromkeys(unknown)),
             do="give every group that is used",
         )
@@ -362,11 +363,11 @@ def check(groups: Sequence[Group], order: tuple[Use, ...], budgets: Budgets, slo
 
 
 def refuse_device(pieces: Problem, slots: int) -> PlanError:
-    """The device's budget is too small even where every tensor is loaded by itself.
+    """Error for a device budget that is too small even if every tensor is loaded separately.
 
     Args:
-        pieces: the problem in its smallest pieces.
-        slots: how many slots the ring must have.
+        pieces: the problem divided into single tensors.
+        slots: number of slots that the ring must have.
     """
     budgets = pieces.budgets
     room = budgets.device - budgets.reserve
@@ -396,7 +397,7 @@ def refuse_device(pieces: Problem, slots: int) -> PlanError:
 
 
 def refuse_stores(problem: Problem, slots: int) -> PlanError:
-    """Host and disk have no room for what does not fit on the device."""
+    """Error for budgets of host and disk without room for the data that does not fit on the device."""
     budgets = problem.budgets
     away = enough(least_away(problem, slots))
     if budgets.disk is None or problem.links.disk_read is None or problem.links.disk_write is None:

@@ -1,4 +1,4 @@
-"""What can be placed: the units of a model, and what a step saves by keeping each of them. Pure."""
+"""Units of a model, the smallest parts that are placed, and the time that a step saves by keeping each. Pure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _OTHERS: tuple[What, ...] = ("gradients", "states", "activations")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What lies in one tier as a whole.
+    """One kind of a group's data, which is in one tier as a whole.
 
     Attributes:
-        what: what of a group, or "tied" for weights of several groups.
-        name: the group; of tied weights their storage.
-        group: the group; of tied weights the first that has them.
-        bytes: aligned.
-        members: of weights, the names of the tensors.
-        rank: the place of its group's first use.
+        what: the kind, or "tied" for weights of several groups.
+        name: the group; for tied weights their storage.
+        group: the group; for tied weights the first one that has them.
+        bytes: its size, aligned.
+        members: for weights, the names of the tensors.
+        rank: index of its group's first use.
         saved: seconds of the links between host and device that a step saves if it stays on the device.
-        disk_saved: seconds of the disk that a step saves if it is not there.
+        disk_saved: seconds of the disk that a step saves if it is not on the disk.
     """
 
     what: What | Literal["tied"]
@@ -39,31 +39,31 @@ class Unit:
     saved: float
     disk_saved: float
     asked: Tier | None = None
-    """The tier that its user asks for; None for the best one."""
+    """The tier that the user asks for; None for the planner's choice."""
     coded: int | None = None
-    """Bytes on the host, on the disk and on the links, where they are others."""
+    """Bytes on the host, on the disk and on the links, if it is encoded there; None for `bytes`."""
 
     @property
     def away(self) -> int:
-        """Bytes where it is not on the device."""
+        """Its bytes outside the device."""
         return self.bytes if self.coded is None else self.coded
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be planned.
+    """Input of the search: units, order, budgets and links.
 
     Attributes:
-        groups: by name, with parts instead of those that were divided.
+        groups: groups by name; the parts of a divided group instead of the group.
         order: the uses of a step.
         budgets, links, training, stored, small, states: as for `plan`.
-        fixed: names of what always stays.
-        fixed_bytes: theirs, aligned.
-        own: for each group that has any, its weights without tied ones.
+        fixed: names of tensors that always stay on the device.
+        fixed_bytes: their bytes, aligned.
+        own: for each group that has weights of its own, these without tied ones.
         tied: for each group, the tied weights that it needs.
-        others: of training, gradients and states and activations.
-        parts: of the groups that were divided.
-        held: slots that are in use at the same time, since a module needs several parts of its group.
+        others: in training, gradients, states and activations.
+        parts: the parts of divided groups.
+        held: slots in use at the same time, as a module may need several parts of its group.
     """
 
     groups: Mapping[str, Group]
@@ -84,18 +84,18 @@ class Problem:
 
     @property
     def available(self) -> int:
-        """Bytes of the device's budget for what stays and for the ring, after what always stays."""
+        """Bytes of the device's budget for the ring and for units that stay; without reserve and fixed tensors."""
         return self.budgets.device - self.budgets.reserve - self.fixed_bytes
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """All, in the order of their first use."""
+        """All units, in the order of their first use."""
         found = {id(each): each for each in (*self.own.values(), *self.others)}
         found |= {(each.what, each.name): each for some in self.tied.values() for each in some}  # type: ignore[misc]
         return tuple(sorted(found.values(), key=lambda each: each.rank))
 
     def needed(self, group: str) -> tuple[Unit, ...]:
-        """The weights that a use of a group needs, without what always stays."""
+        """The weights that a use of a group needs, without fixed tensors."""
         own = self.own.get(group)
         return ((own,) if own is not None else ()) + self.tied.get(group, ())
 
@@ -113,7 +113,7 @@ def problem_of(
     states: Tier | None = None,
     held: int = 1,
 ) -> Problem:
-    """The units of a model; tensors of less than `small` bytes always stay."""
+    """Make the units of a model; tensors of less than `small` bytes always stay."""
     users: dict[str, dict[str, None]] = {}
     staying: dict[str, Member] = {}
     for group in groups:
@@ -181,7 +181,7 @@ def problem_of(
 
 @dataclass(frozen=True)
 class _Value:
-    """Seconds that a step saves: on the links if something stays on the device, on the disk if it is not there."""
+    """Computes the seconds that a step saves, on the links by a unit on the device, on the disk by a unit elsewhere."""
 
     links: Links
     training: bool
@@ -202,7 +202,7 @@ def _on(link: Link | None, size: int) -> float:
 
 
 def divide(groups: Sequence[Group], order: tuple[Use, ...], problem: Problem, most: int) -> Problem:
-    """The problem with groups of more than `most` bytes in parts of at most that, or of one tensor."""
+    """Divide groups of more than `most` bytes into parts of at most that size, or of one tensor."""
     pieces: dict[str, list[Group]] = {}
     parts: list[Part] = []
     fixed = set(problem.fixed)
@@ -243,7 +243,7 @@ def divide(groups: Sequence[Group], order: tuple[Use, ...], problem: Problem, mo
 
 
 def _held(group: Group, pieces: Sequence[Group], fixed: set[str]) -> int:
-    """The most pieces of a group that one module needs at the same time; two where that is not known."""
+    """Largest number of a group's parts that one module needs at the same time; two if it is not known."""
     if len(pieces) == 1:
         return 1
     if group.together is None:
@@ -254,12 +254,12 @@ def _held(group: Group, pieces: Sequence[Group], fixed: set[str]) -> int:
 
 
 def finest(groups: Sequence[Group], order: tuple[Use, ...], problem: Problem) -> Problem:
-    """The problem with every tensor by itself."""
+    """Divide the groups into single tensors."""
     return divide(groups, order, problem, 0)
 
 
 def _pieces(group: Group, fixed: set[str], most: int) -> list[Group]:
-    """A group cut between tensors, in their order; what always stays goes with the first piece."""
+    """Cut a group between tensors, in their order; fixed tensors go with the first part."""
     runs: list[list[Member]] = [[]]
     room = most
     for member in group.members:

@@ -1,6 +1,6 @@
-"""Encode tensors as pages and decode them: scales by the rule of torchao, or searched for the smaller error.
+"""Encode and decode quantised tensors; scales follow the rule of torchao, or are searched for the smallest error.
 
-A block with a NaN or an infinity decodes to NaN as a whole; others are not touched by it.
+A block with a NaN or an infinity decodes to NaN as a whole; other blocks are not affected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 from toprope.errors import PageError
 from toprope.tiers.quant.formats import E2M1_MAX, Format, format_named
 from toprope.tiers.quant.kernels import kernels
-from toprope.tiers.quant.tensor import Page
+from toprope.tiers.quant.tensor import QuantisedTensor
 
 __all__ = ["decode", "encode", "quantise"]
 
@@ -28,12 +28,12 @@ _NF4_FRACTIONS = (1.0, 0.96, 0.92, 0.88)
 def quantise(
     values: torch.Tensor, form: Format, global_scale: torch.Tensor | None, rule: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes, one a byte, and scales for blocks.
+    """Quantise values to codes, one per byte, and one scale per block.
 
     Args:
-        values: fp32, blocks x values of a block.
-        form: one with 4 bits.
-        global_scale: of the tensor, where the format has one.
+        values: fp32 tensor of blocks x values of a block.
+        form: a format with 4 bits.
+        global_scale: scale of the whole tensor, if the format has one.
         rule: "search" or "reference".
     """
     sizes = values.abs().amax(dim=-1)
@@ -44,7 +44,7 @@ def quantise(
     best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     for scale, factor, real in _candidates(sizes, form, global_scale, rule):
         scaled = values / factor.unsqueeze(-1) if form.name == "mxfp4" else values * factor.unsqueeze(-1)
-        if form.name == "nvfp4" and bool(factor.isinf().any()):  # zero times infinity is none
+        if form.name == "nvfp4" and bool(factor.isinf().any()):  # zero times infinity is NaN
             scaled = torch.where(values == 0, values, scaled)
         codes, rounded = _nf4_codes(scaled, form) if form.name == "nf4" else _e2m1_codes(scaled)
         if rule == "reference":
@@ -58,9 +58,9 @@ def quantise(
 def _better(
     best: tuple[torch.Tensor, torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each block that of two whose error is smaller, the first where they are equal."""
+    """Choose for each block the candidate with the smaller error, the first one if both are equal."""
     better = other[2] < best[2]
-    stored = torch.uint8 if best[1].itemsize == 1 else best[1].dtype  # torch chooses among no dtypes of 8 bits but this
+    stored = torch.uint8 if best[1].itemsize == 1 else best[1].dtype  # torch.where takes no other 8-bit dtype
     return (
         torch.where(better.unsqueeze(-1), other[0], best[0]),
         torch.where(better, other[1].view(stored), best[1].view(stored)).view(best[1].dtype),
@@ -71,8 +71,11 @@ def _better(
 def _candidates(
     sizes: torch.Tensor, form: Format, global_scale: torch.Tensor | None, rule: str
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Scales to try, the reference's first: as stored, what values are multiplied with (MXFP4: divided by) before they
-    are rounded, and what codes are multiplied with when they are decoded.
+    """Scales to try, the reference's first.
+
+    Returns:
+        Triples: the scale as stored, the factor for values before rounding (MXFP4: the divisor), and the factor for
+        codes in decoding.
     """
     if form.name == "nvfp4":
         assert global_scale is not None
@@ -101,15 +104,15 @@ def _mxfp4(exponent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _nf4(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    # where 1 / scale would be infinite, all is rounded to zero
+    # if 1 / scale were infinite, all values are rounded to zero
     factor = torch.where(scale > torch.finfo(torch.float32).tiny, 1.0 / scale, 0.0)
     return scale, factor, scale
 
 
 def _e2m1_codes(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and values of the nearest E2M1 numbers, of two that are equally near the one with the even code.
+    """Round to E2M1; return codes and values. Of two equally near numbers the one with the even code is taken.
 
-    Codes 0 to 4 stand for steps of 1/2, 4 to 6 for steps of 1 and 6 to 7 for steps of 2; rounding is to even already.
+    Codes 0 to 4 are in steps of 1/2, 4 to 6 in steps of 1, 6 to 7 in steps of 2; `round` rounds to even.
     """
     size = scaled.abs().clamp_(max=E2M1_MAX)
     code = torch.minimum((size * 2).round_(), torch.minimum(size.round().add_(2), size.mul_(0.5).round_().add_(4)))
@@ -118,7 +121,7 @@ def _e2m1_codes(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _nf4_codes(scaled: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and values of the nearest NF4 numbers, of two that are equally near the lower one."""
+    """Round to NF4; return codes and values. Of two equally near numbers the lower one is taken."""
     code = torch.zeros_like(scaled, dtype=torch.uint8)
     value = torch.full_like(scaled, form.values[0])
     for lower, upper in pairwise(torch.tensor(form.values, dtype=torch.float64).tolist()):
@@ -129,33 +132,35 @@ def _nf4_codes(scaled: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.
 
 
 def _spoil(scale: torch.Tensor, spoilt: torch.Tensor) -> torch.Tensor:
-    """NaN as the scale of blocks that hold one, or an infinity."""
+    """Set the scales of blocks with a NaN or an infinity to NaN."""
     if scale.dtype == torch.float32:
         return torch.where(spoilt, torch.nan, scale)
     none = _E8M0_NAN if scale.dtype == torch.float8_e8m0fnu else 0x7F
     return torch.where(spoilt, none, scale.view(torch.uint8)).to(torch.uint8).view(scale.dtype)
 
 
-_AT_ONCE = 2**15  # values that are worked on at a time: what they need fits in the cache, and torch takes one thread
+_AT_ONCE = 2**15  # values per pass: their temporaries fit in the cache, and torch uses one thread
 _E4M3_MAX = 448.0
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @torch.no_grad()
-def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search", *, path: str | None = None) -> Page:
-    """Store a tensor in few bits.
+def encode(
+    tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search", *, path: str | None = None
+) -> QuantisedTensor:
+    """Quantise a tensor.
 
-    In addition to the tensor it takes less than twice its memory, the page included. A tensor on a card is encoded on
-    the host, and its page is put on the card.
+    This takes less than twice the tensor's memory in addition to it, the result included. A tensor on a card is encoded
+    on the host, and the result is copied to the card.
 
     Args:
         tensor: of any shape, of fp32, bf16, fp16 or fp64 (which is rounded to fp32 first).
         format: "nvfp4", "mxfp4", "nf4" or "int8".
         scale: "search": for each block the scale with the smallest squared error among those that could be best, in
             nvfp4 amax / 6 and amax / 4, in mxfp4 three exponents, in nf4 four fractions of amax. "reference": by the
-            rule alone, byte for byte what torchao makes of nvfp4 (with its scale for the tensor) and mxfp4 (FLOOR).
-            They are the same for int8.
-        path: for tests: "torch" to leave our kernels out.
+            rule alone, with the same bytes as torchao for nvfp4 (with its scale for the tensor) and mxfp4 (FLOOR).
+            For int8 both are the same.
+        path: for tests: "torch" to use no kernels of ours.
 
     Raises:
         PageError: no such format or rule, or a tensor that holds no such numbers.
@@ -168,7 +173,7 @@ def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search", *
     if tensor.device.type != "cpu":
         return encode(tensor.detach().cpu(), format, scale, path=path).to(
             tensor.device
-        )  # many cards know no numbers of 8 bits
+        )  # many cards have no 8-bit floating-point types
     columns = tensor.shape[-1] if tensor.dim() else 1
     ours = tensor.detach().reshape(tensor.numel() // columns if columns else 0, columns).contiguous()
     whole = form.bits == 4 and ours.numel() > 0 and columns % form.block == 0
@@ -185,31 +190,33 @@ def encode(tensor: torch.Tensor, format: str = "nvfp4", scale: str = "search", *
     else:
         codes, scales = _any_columns(ours, form, global_scale, scale)
     kept = None if global_scale is None else global_scale.reshape(1).view(torch.uint8)
-    return Page(form, tuple(tensor.shape), tensor.dtype, codes, scales.view(torch.uint8).flatten(), kept)
+    return QuantisedTensor(form, tuple(tensor.shape), tensor.dtype, codes, scales.view(torch.uint8).flatten(), kept)
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> Page:
-    """A page of whole blocks, to be written."""
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> QuantisedTensor:
+    """Allocate a quantised tensor of whole blocks."""
     count = math.prod(shape)
     codes = torch.empty(count // 2, dtype=torch.uint8)
     scales = torch.empty(count // form.block * form.scale_dtype.itemsize, dtype=torch.uint8)
-    return Page(form, shape, dtype, codes, scales, torch.empty(4, dtype=torch.uint8) if form.has_global else None)
+    return QuantisedTensor(
+        form, shape, dtype, codes, scales, torch.empty(4, dtype=torch.uint8) if form.has_global else None
+    )
 
 
 def _global_scale(values: torch.Tensor, form: Format) -> torch.Tensor:
-    """The fp32 of a tensor with which its largest block's scale is the largest that E4M3 has."""
+    """Global scale with which the scale of the largest block is the largest E4M3 number."""
     largest = torch.zeros((), device=values.device)
     for part in _spans(values, form) if values.numel() else ():
         sizes = torch.linalg.vector_norm(part.float(), float("inf"), dim=-1)
         # a NaN or an infinity spoils its own block, not the tensor
         largest = torch.maximum(largest, torch.where(torch.isfinite(sizes), sizes, 0.0).max())
-    # Below the normal numbers 1 / scale would be infinite; a tensor of zeros may have any scale.
+    # With a subnormal scale 1 / scale would be infinite; a tensor of zeros may have any scale.
     smallest = torch.finfo(torch.float32).tiny
     return torch.where(largest > 0, (largest / (_E4M3_MAX * E2M1_MAX)).clamp(min=smallest), 1.0)
 
 
 def _spans(values: torch.Tensor, form: Format) -> Iterator[torch.Tensor]:
-    """All values as matrices of whole blocks, in order; a row's last block may be filled up with zeros."""
+    """Iterate over all values as matrices of whole blocks; a row's last block may be padded with zeros."""
     columns = values.shape[1]
     if columns % form.block == 0:
         yield from _split(values.view(-1, form.block), _AT_ONCE // form.block)
@@ -241,7 +248,7 @@ def _whole_blocks(
 def _any_columns(
     values: torch.Tensor, form: Format, global_scale: torch.Tensor | None, rule: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows that end within a block, where a row may begin within a byte: one byte a code first, packed afterwards."""
+    """Encode rows that are no whole number of blocks; as a row may begin within a byte, codes are packed at the end."""
     rows, columns = values.shape
     blocks = form.blocks(columns)
     loose = torch.zeros(rows * columns + 1, dtype=torch.uint8, device=values.device)
@@ -270,7 +277,7 @@ def _pack(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(values: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8: the largest size of a row is 127."""
+    """Encode as int8, with the largest absolute value of each row as 127."""
     rows, columns = values.shape
     per_code = 1 if form.bits == 8 else 2
     codes = torch.empty(-(-rows * columns // per_code), dtype=torch.uint8, device=values.device)
@@ -294,23 +301,23 @@ def _split(tensor: torch.Tensor, size: int, dim: int = 0) -> tuple[torch.Tensor,
     return tuple(tensor.split(size, dim))  # type: ignore[no-untyped-call]
 
 
-_DECODED_AT_ONCE = 2**20  # values that torch works on at a time
+_DECODED_AT_ONCE = 2**20  # values per pass of decoding with torch
 
 
 @torch.no_grad()
 def decode(
-    page: Page, dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *, path: str | None = None
+    page: QuantisedTensor, dtype: torch.dtype | None = None, out: torch.Tensor | None = None, *, path: str | None = None
 ) -> torch.Tensor:
-    """The values of a page: code times scale in fp32, rounded once to the dtype.
+    """Decode a quantised tensor: code times scale in fp32, rounded once to the dtype.
 
     Args:
-        page: where its bytes lie, the values will lie.
-        dtype: of the result; by default the dtype of the tensor it was made of.
-        out: written to instead of new memory; its dtype counts.
+        page: the quantised tensor; the result is on the same device.
+        dtype: dtype of the result; by default the dtype of the tensor before quantisation.
+        out: tensor to write the result to; its dtype is used.
         path: for tests: the kernels' set of instructions, such as "avx2", or "torch".
 
     Raises:
-        PageError: `out` is of another shape or on another device, or `dtype` holds no such numbers.
+        PageError: `out` has another shape or device, or `dtype` is no floating-point type.
     """
     if out is None:
         out = torch.empty(page.shape, dtype=dtype or page.dtype, device=page.device)
@@ -334,7 +341,7 @@ def decode(
     return out
 
 
-def _by_torch(page: Page, out: torch.Tensor) -> None:
+def _by_torch(page: QuantisedTensor, out: torch.Tensor) -> None:
     form, columns = page.format, page.columns
     matrix, scales = out.view(page.rows, columns), _scales(page)
     table = torch.tensor(form.values, dtype=torch.float32, device=page.device)
@@ -352,8 +359,8 @@ def _by_torch(page: Page, out: torch.Tensor) -> None:
         matrix[row:end] = values.view(end - row, columns).mul_(wide)
 
 
-def _scales(page: Page) -> torch.Tensor:
-    """Scales as fp32, by a table where they are of 8 bits: many cards convert none of these."""
+def _scales(page: QuantisedTensor) -> torch.Tensor:
+    """Scales as fp32; 8-bit scales by a table, as many cards cannot convert these types."""
     form = page.format
     if form.scale_dtype == torch.float32:
         return page.typed_scales()
@@ -361,8 +368,8 @@ def _scales(page: Page) -> torch.Tensor:
     return table[page.scales.int()].view(page.rows, form.blocks(page.columns))
 
 
-def _codes(page: Page, begin: int, end: int) -> torch.Tensor:
-    """Codes of the values from `begin` on, as indices (int8: as they are)."""
+def _codes(page: QuantisedTensor, begin: int, end: int) -> torch.Tensor:
+    """Codes of the values from `begin` to `end`, one per element."""
     if page.format.bits == 8:
         return page.codes.view(torch.int8)[begin:end]
     packed = page.codes[begin // 2 : -(-end // 2)]

@@ -1,4 +1,4 @@
-"""The formats of pages: blocks, scales, and the values of their codes."""
+"""Formats of quantised tensors: blocks, scales, and the values of the codes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _NF4 = (
 
 @dataclass(frozen=True)
 class Format:
-    """How the values of a tensor are stored.
+    """Format of a quantised tensor.
 
     Attributes:
-        name: as `encode` takes it.
-        number: as the kernels know it.
-        block: values along the last dimension that share a scale; 0 for a whole row.
-        scale_dtype: of the scales.
-        values: of the 16 codes; empty for int8, whose codes are their values.
-        has_global: whether one fp32 multiplies all scales.
+        name: its name for `encode`.
+        number: its number in the kernels.
+        block: number of values along the last dimension that share a scale; 0 for a whole row.
+        scale_dtype: dtype of the scales.
+        values: values of the 16 codes; empty for int8, whose codes are the values.
+        has_global: True if all scales are multiplied by one fp32 number.
     """
 
     name: str
@@ -69,10 +69,10 @@ FORMATS = {
 
 
 def format_named(name: str) -> Format:
-    """The format of a name, whichever case it is written in.
+    """Find a format by its name, in upper or lower case.
 
     Raises:
-        PageError: there is none.
+        PageError: the name is unknown.
     """
     found = FORMATS.get(name.lower())
     if found is None:

@@ -1,4 +1,4 @@
-"""Kernels in C++ for pages: built once for each compiler, kept in the cache directory, and called from Python."""
+"""C++ kernels for quantised tensors: built once for each compiler, kept in the cache directory, called by ctypes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from toprope.errors import BuildError, PageError
 from toprope.native_build import NativeLibrary, SharedObject, Unit
 from toprope.settings import Settings
-from toprope.tiers.quant.tensor import Page
+from toprope.tiers.quant.tensor import QuantisedTensor
 
 __all__ = ["LIBRARY", "PATHS", "Kernels", "ensure", "kernels", "why_none"]
 
 LIBRARY = "libtoprope_pages.so"
 _SOURCES = Path(__file__).parent.parent / "csrc"
-# No contraction: what the paths decode is equal to the bit, and a * b + c in two roundings is part of that.
+# No contraction of a * b + c, so that all instruction sets decode to the same bits.
 _FLAGS = ("-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
@@ -28,7 +28,7 @@ _OF_FILE = {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": (*_AVX512, "-mavx51
 
 
 def ensure() -> Path:
-    """The shared object, made now where there is none.
+    """Return the shared object, and build it if there is none.
 
     Raises:
         BuildError: no compiler, a compiler that fails, a cache directory that cannot be written, or another process
@@ -51,10 +51,10 @@ def ensure() -> Path:
 
 
 PATHS = ("portable", "avx2", "avx512", "avx512_bf16")
-"""Names of the sets of instructions that kernels are compiled for, the best last."""
+"""Names of the instruction sets that kernels are compiled for, the best one last."""
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
-_STREAM_BYTES = 8 * 2**20  # more than this goes past the cache, as large copies do
+_STREAM_BYTES = 8 * 2**20  # larger results are written past the cache, like large copies
 _log = logging.getLogger("toprope")
 
 
@@ -73,7 +73,7 @@ class Kernels:
     """The shared object.
 
     Attributes:
-        paths: names of the sets of instructions that this CPU can run, the best last.
+        paths: names of the instruction sets that this CPU can run, the best one last.
     """
 
     def __init__(self, path: str) -> None:
@@ -91,8 +91,8 @@ class Kernels:
         found = library.tp_paths()
         self.paths = tuple(name for number, name in enumerate(PATHS) if found >> number & 1)
 
-    def decode(self, page: Page, out: torch.Tensor, path: str | None = None) -> None:
-        """Write the values of a page to a contiguous fp32 or bf16 tensor of the CPU."""
+    def decode(self, page: QuantisedTensor, out: torch.Tensor, path: str | None = None) -> None:
+        """Decode into a contiguous fp32 or bf16 tensor on the CPU."""
         stream = out.nbytes > _STREAM_BYTES
         self._check(
             self._decode(
@@ -101,8 +101,8 @@ class Kernels:
             )
         )  # fmt: skip
 
-    def encode(self, values: torch.Tensor, page: Page, search: bool) -> None:
-        """Write codes and scales of contiguous fp32 or bf16 values, in rows of whole blocks, to a page of 4 bits."""
+    def encode(self, values: torch.Tensor, page: QuantisedTensor, search: bool) -> None:
+        """Encode contiguous fp32 or bf16 values, in rows of whole blocks, into a 4-bit tensor."""
         self._encode(
             values.data_ptr(), _TYPES[values.dtype], values.numel() // page.format.block, page.format.number, search,
             page.codes.data_ptr(), page.scales.data_ptr(),
@@ -110,7 +110,12 @@ class Kernels:
         )  # fmt: skip
 
     def multiply(
-        self, page: Page, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, path: str | None = None
+        self,
+        page: QuantisedTensor,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        path: str | None = None,
     ) -> None:
         """Write x @ page.T + bias to `out`; all contiguous, on the CPU and of one dtype, fp32 or bf16."""
         self._check(
@@ -132,7 +137,7 @@ class Kernels:
 
 
 def _parallel_of_torch() -> int | None:
-    """Address of the function by which torch's operators start their threads; None where torch is built without."""
+    """Address of the function with which torch's operators start their threads; None if torch is built without it."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return ctypes.cast(library.GOMP_parallel, c_void_p).value  # of OpenMP, which torch's library depends on
@@ -140,7 +145,7 @@ def _parallel_of_torch() -> int | None:
         return None
 
 
-def _described(page: Page) -> _Page:
+def _described(page: QuantisedTensor) -> _Page:
     return _Page(
         page.codes.data_ptr(),
         page.scales.data_ptr(),
@@ -164,10 +169,10 @@ def _loaded() -> tuple[Kernels | None, str]:
 
 
 def kernels() -> Kernels | None:
-    """The kernels, built now where they never were; None, after one warning in the log, where they cannot be."""
+    """The kernels, built if needed; None, after one warning in the log, if they cannot be built."""
     return _loaded()[0]
 
 
 def why_none() -> str:
-    """Why there are no kernels; empty where there are."""
+    """Reason why there are no kernels; empty if there are."""
     return _loaded()[1]

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is a page."""
+"""A linear layer with a quantised weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from toprope.tiers.quant.codec import encode
 from toprope.tiers.quant.formats import format_named
 from toprope.tiers.quant.matmul import product
-from toprope.tiers.quant.tensor import Page, read_header
+from toprope.tiers.quant.tensor import QuantisedTensor, read_header
 
 __all__ = ["QuantisedLinear"]
 
@@ -17,19 +17,19 @@ __all__ = ["QuantisedLinear"]
 class QuantisedLinear(torch.nn.Module):
     """torch's Linear with a frozen weight in few bits.
 
-    On the CPU the forward pass multiplies by our kernels, which never decode the weight as a whole; on a card,
-    simulated or real, it is decoded there and multiplied. Gradients reach the input and the bias, not the weight; the
-    backward pass decodes it. The bytes of the weight are parameters that want no gradient, which `.to(dtype)` leaves
-    alone, so that `state_dict` and its loading keep them exact, and which come and go in a model that was given to
-    `toprope.tiers.attach`. In a block compiled by torch.compile the layer is one operator.
+    On the CPU the forward pass uses our kernels, which never decode the weight as a whole; on a card, simulated or
+    real, the weight is decoded on the card and multiplied. Gradients reach the input and the bias, not the weight; the
+    backward pass decodes it. The weight's codes are parameters without gradient. `.to(dtype)` does not change them, so
+    `state_dict` and loading keep them exact; `toprope.tiers.attach` offloads them. In a block compiled by torch.compile
+    the layer is one operator.
 
     Args:
         in_features, out_features: as for torch.nn.Linear.
-        bias: whether there is one; it is a parameter.
+        bias: True for a bias, which is a parameter.
         format: "nvfp4", "mxfp4", "nf4" or "int8".
-        dtype: of the bias, and what the weight is said to have been.
+        dtype: dtype of the bias, and dtype that `decode` gives the weight.
 
-    The weight is zero until it is loaded: make a layer of one that is there with `from_linear`.
+    The weight is zero until it is loaded; `from_linear` makes a layer from an existing one.
     """
 
     codes: torch.Tensor
@@ -55,7 +55,7 @@ class QuantisedLinear(torch.nn.Module):
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, format: str = "nvfp4", scale: str = "search") -> QuantisedLinear:
-        """The layer that computes as `linear` does, up to the error of the format. The bias is shared.
+        """Make a layer that computes the same as `linear`, up to the error of the format, and shares its bias.
 
         Args:
             linear: it is not changed.
@@ -69,7 +69,7 @@ class QuantisedLinear(torch.nn.Module):
         layer.train(linear.training)
         return layer
 
-    def _hold(self, page: Page) -> None:
+    def _hold(self, page: QuantisedTensor) -> None:
         self.register_buffer("header", page.header().to(page.device))
         self.register_parameter("codes", torch.nn.Parameter(page.codes, requires_grad=False))
         self.register_parameter("scales", torch.nn.Parameter(page.scales, requires_grad=False))
@@ -78,16 +78,16 @@ class QuantisedLinear(torch.nn.Module):
         self._page = replace(page, codes=self.codes, scales=self.scales)
 
     @property
-    def page(self) -> Page:
+    def page(self) -> QuantisedTensor:
         """The weight."""
         kept = self._page
         if torch.compiler.is_compiling() or not (
             kept.codes is self.codes and kept.scales is self.scales and kept.global_scale is self.global_scale
         ):
             form, shape, dtype = self._read
-            kept = Page(form, shape, dtype, self.codes, self.scales, self.global_scale)
+            kept = QuantisedTensor(form, shape, dtype, self.codes, self.scales, self.global_scale)
             if not torch.compiler.is_compiling():
-                self._page = kept  # its making checks sizes, which takes longer than some products
+                self._page = kept  # its constructor checks sizes, which takes longer than some products
         return kept
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -95,12 +95,12 @@ class QuantisedLinear(torch.nn.Module):
         return product(input, self.page, self.bias)
 
     def _load_from_state_dict(self, state_dict, prefix, *others):  # type: ignore[no-untyped-def]
-        # A page of another format, of the same shape, takes the place of this one.
+        # A weight of another format with the same shape replaces this one.
         header = state_dict.get(f"{prefix}header")
         if header is not None:
             form, shape, dtype = read_header(header)
             if shape == (self.out_features, self.in_features) and form is not self._read[0]:
-                page = Page.from_state_dict(state_dict, prefix)
+                page = QuantisedTensor.from_state_dict(state_dict, prefix)
                 self._hold(page.to(self.codes.device))
             elif shape == (self.out_features, self.in_features):
                 self.header = header.to(self.codes.device, copy=True)
@@ -108,7 +108,7 @@ class QuantisedLinear(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
-        """What is printed of the layer."""
+        """The layer's text in `repr`."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None},"
             f" format={self._read[0].name}"

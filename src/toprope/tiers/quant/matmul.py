@@ -1,4 +1,4 @@
-"""A product of activations with a page, differentiable in the activations."""
+"""Product of activations with a quantised weight, differentiable in the activations."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from toprope.errors import PageError
 from toprope.tiers.quant.codec import decode
 from toprope.tiers.quant.formats import FORMATS
 from toprope.tiers.quant.kernels import kernels
-from toprope.tiers.quant.tensor import Page
+from toprope.tiers.quant.tensor import QuantisedTensor
 
 __all__ = ["multiply", "product"]
 
 _FUSED = (torch.float32, torch.bfloat16)
 
 
-def product(x: torch.Tensor, page: Page, bias: torch.Tensor | None = None, *, path: str | None = None) -> torch.Tensor:
-    """x @ page.T + bias, without the decoded page in memory where our kernels can do it.
+def product(
+    x: torch.Tensor, page: QuantisedTensor, bias: torch.Tensor | None = None, *, path: str | None = None
+) -> torch.Tensor:
+    """Compute x @ page.T + bias; our kernels do it without decoding the weight as a whole.
 
-    On the CPU, activations of fp32, bf16 and fp16 (by way of fp32) are multiplied by our kernels with sums in fp32. Up
-    to 8 rows of activations meet weights of fp32; with more, weights are rounded to bf16 where activations are bf16 and
-    the CPU multiplies those itself. Elsewhere, on a card, simulated or real, without a compiler, and with an odd number
-    of columns, the page is decoded to the dtype of the activations first. The backward pass decodes the page too; it
-    gives gradients to x and the bias.
+    On the CPU, activations of fp32, bf16 and fp16 (converted to fp32) are multiplied by our kernels with sums in fp32.
+    Up to 8 rows of activations are multiplied by fp32 weights; for more rows, weights are rounded to bf16 if the
+    activations are bf16 and the CPU has bf16 products. On a card, simulated or real, without a compiler, and with an
+    odd number of columns, the weight is decoded to the dtype of the activations first. The backward pass decodes it
+    too; it gives gradients to x and the bias.
 
     Args:
-        x: ... x columns.
-        page: rows x columns.
-        bias: as many values as the page has rows.
-        path: for tests: the kernels' set of instructions, or "torch".
+        x: activations of shape (..., columns).
+        page: quantised weight of shape (rows, columns).
+        bias: tensor of shape (rows,).
+        path: for tests: the kernels' instruction set, or "torch".
 
     Raises:
         PageError: the shapes do not fit.
@@ -49,7 +51,9 @@ def product(x: torch.Tensor, page: Page, bias: torch.Tensor | None = None, *, pa
     return _multiply(x, page, bias, path)
 
 
-def _multiply(x: torch.Tensor, page: Page, bias: torch.Tensor | None, path: str | None = None) -> torch.Tensor:
+def _multiply(
+    x: torch.Tensor, page: QuantisedTensor, bias: torch.Tensor | None, path: str | None = None
+) -> torch.Tensor:
     even = page.format.bits == 8 or page.columns % 2 == 0
     native = kernels() if even and path != "torch" and x.device.type == page.device.type == "cpu" else None
     if native is None or x.dtype not in (*_FUSED, torch.float16) or x.numel() == 0:
@@ -63,9 +67,9 @@ def _multiply(x: torch.Tensor, page: Page, bias: torch.Tensor | None, path: str 
 
 
 def _gradients(
-    page: Page, gradient: torch.Tensor, needs: tuple[bool, bool]
+    page: QuantisedTensor, gradient: torch.Tensor, needs: tuple[bool, bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """For activations and bias."""
+    """Gradients of activations and bias."""
     to_x = gradient @ decode(page, gradient.dtype).to(gradient.device) if needs[0] else None
     to_bias = gradient.reshape(-1, page.rows).sum(dim=0) if needs[1] else None
     return to_x, to_bias
@@ -73,8 +77,10 @@ def _gradients(
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, page: Page, path: str | None) -> torch.Tensor:
-        # Saved, and not kept: where weights come and go, these bytes are fetched again for the backward pass.
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, page: QuantisedTensor, path: str | None
+    ) -> torch.Tensor:
+        # Saved by autograd, and not as attributes: for offloaded weights they are loaded again for the backward pass.
         ctx.save_for_backward(page.codes, page.scales, page.global_scale)
         ctx.facts, ctx.bias_dtype = (page.format, page.shape, page.dtype), None if bias is None else bias.dtype
         return _multiply(x, page, bias, path)
@@ -82,7 +88,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        page = Page(*ctx.facts, *ctx.saved_tensors)
+        page = QuantisedTensor(*ctx.facts, *ctx.saved_tensors)
         to_x, to_bias = _gradients(page, gradient, (ctx.needs_input_grad[0], ctx.needs_input_grad[1]))
         return to_x, None if to_bias is None else to_bias.to(ctx.bias_dtype), None, None
 
@@ -90,9 +96,11 @@ class _Product(torch.autograd.Function):
 # torch.compile sees one operator, whose inputs are tensors and numbers.
 
 
-def _page_of(codes: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, numbers: list[int]) -> Page:
+def _page_of(
+    codes: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, numbers: list[int]
+) -> QuantisedTensor:
     form = next(each for each in FORMATS.values() if each.number == numbers[0])
-    return Page(form, (numbers[1], numbers[2]), torch.float32, codes, scales, global_scale)
+    return QuantisedTensor(form, (numbers[1], numbers[2]), torch.float32, codes, scales, global_scale)
 
 
 @torch.library.custom_op("toprope::page_product", mutates_args=())
@@ -147,11 +155,11 @@ _op.register_autograd(_backward, setup_context=_keep)
 
 
 _MANY = 128
-"""Rows of activations from which on the weight is decoded as a whole, for a moment, and torch multiplies."""
+"""Number of activation rows from which the weight is decoded as a whole, temporarily, and multiplied by torch."""
 
 
-def multiply(x: torch.Tensor, page: Page, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ page.T + bias in the dtype of x; on a CPU that multiplies bf16, with activations rounded to bf16."""
+def multiply(x: torch.Tensor, page: QuantisedTensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Compute x @ page.T + bias in the dtype of x; a CPU with bf16 products rounds activations to bf16."""
     native = kernels() if x.device.type == "cpu" and not torch.compiler.is_compiling() else None
     if native is None or x.dtype not in (torch.float32, torch.bfloat16) or "avx512_bf16" not in native.paths:
         return product(x, page, bias)

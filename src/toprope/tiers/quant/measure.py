@@ -1,4 +1,4 @@
-"""Measures whether products with quantised weights are faster on a device, once a process."""
+"""Measure once per process if products with quantised weights are faster on a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toprope.tiers.quant.matmul import multiply
 __all__ = ["BATCHES", "SIZE", "Measurement", "Verdict", "measure", "verdict"]
 
 SIZE, BATCHES = 2048, (1, 32)
-"""Of the products that a verdict rests on: inputs and outputs, and rows of activations."""
+"""Products that a verdict is based on: number of inputs and outputs, and numbers of activation rows."""
 
 _ROUNDS = 5
 _known: dict[tuple[object, ...], Measurement] = {}
@@ -30,18 +30,18 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Measurement:
-    """One layer's product with a quantised weight, next to torch's with the plain one.
+    """Times of one layer's product with a quantised weight, and of torch's product with the plain weight.
 
     Attributes:
-        format: of the quantised weight.
-        batch: rows of activations.
-        size: inputs and outputs of the layer.
-        dtype: of the activations of the quantised product.
-        plain_dtype: of torch's weight and activations.
-        path: the instructions that our kernels use; empty where the device has memory of its own, or without kernels.
-        seconds: of the quantised product, the median of rounds in which both take turns; 0 where it was not timed.
-        plain_seconds: of torch's.
-        reason: why it was not timed; empty where it was.
+        format: format of the quantised weight.
+        batch: number of activation rows.
+        size: number of inputs and outputs of the layer.
+        dtype: dtype of the activations of the quantised product.
+        plain_dtype: dtype of torch's weight and activations.
+        path: instruction set of our kernels; empty on a device with its own memory, or without kernels.
+        seconds: time of the quantised product, the median of alternating rounds; 0 if it was not timed.
+        plain_seconds: time of torch's product.
+        reason: reason why it was not timed; empty if it was.
     """
 
     format: str
@@ -56,7 +56,7 @@ class Measurement:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the quantised product is; 0 where it was not timed."""
+        """torch's time divided by the time of the quantised product; 0 if it was not timed."""
         return self.plain_seconds / self.seconds if self.seconds else 0.0
 
     @property
@@ -67,14 +67,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The measurements that decide whether a mode quantises weights.
+    """Measurements from which a mode decides to quantise weights or not.
 
     Attributes:
-        device: where they were taken.
-        format: of the weight.
-        dtype: of the plain weight and its activations.
-        speedups: how many times faster the quantised product is, by rows of activations.
-        reason: why it could not be timed; empty where it was.
+        device: the measured device.
+        format: format of the quantised weight.
+        dtype: dtype of the plain weight and its activations.
+        speedups: pairs of activation rows and speedup of the quantised product.
+        reason: reason why it could not be timed; empty if it was.
     """
 
     device: str
@@ -85,7 +85,7 @@ class Verdict:
 
     @property
     def faster(self) -> bool:
-        """True if it is faster for all of these rows."""
+        """True if the quantised product is faster for all measured numbers of rows."""
         return bool(self.speedups) and all(each > 1.0 for _, each in self.speedups)
 
     @property
@@ -93,21 +93,21 @@ class Verdict:
         """The figures in one line."""
         if self.reason:
             return self.reason
-        told = ", ".join(
+        facts = ", ".join(
             f"{each:.2f} times as fast with {rows} row{'' if rows == 1 else 's'}" for rows, each in self.speedups
         )
-        return f"{self.format} on {self.device}, {SIZE} x {SIZE}, beside {str(self.dtype)[6:]}: {told}"
+        return f"{self.format} on {self.device}, {SIZE} x {SIZE}, compared with {str(self.dtype)[6:]}: {facts}"
 
 
 def verdict(device: Device, format: str = "nvfp4", dtype: torch.dtype = torch.float32) -> Verdict:
-    """The measurements for a device, taken now where they were not yet in this process.
+    """The measurements for a device, taken at the first call in a process.
 
-    On a simulated card they are those of this machine too: the card computes here.
+    For a simulated card they are those of this machine, which computes for it.
 
     Args:
-        device: that computes.
-        format: of the weights.
-        dtype: of the plain weights.
+        device: the device that computes.
+        format: format of the quantised weights.
+        dtype: dtype of the plain weights.
     """
     found = [measure(format, rows, SIZE, dtype, device=device) for rows in BATCHES]
     if found[0].reason:
@@ -123,16 +123,16 @@ def measure(
     plain_dtype: torch.dtype | None = None,
     device: Device | None = None,
 ) -> Measurement:
-    """Time a product of `batch` x `size` activations with a `size` x `size` weight, as a mode multiplies them.
+    """Time a product of `batch` x `size` activations with a `size` x `size` weight, done the same way as by a mode.
 
-    It takes about half a second the first time and is remembered for the process.
+    It takes about half a second the first time; the result is kept for the process.
 
     Args:
-        format: of the quantised weight.
-        batch, size: of the product.
-        dtype: of the activations of the quantised product.
-        plain_dtype: of torch's product; `dtype` by default.
-        device: that computes; None for the CPU.
+        format: format of the quantised weight.
+        batch, size: sizes of the product.
+        dtype: dtype of the activations of the quantised product.
+        plain_dtype: dtype of torch's product; `dtype` by default.
+        device: the device that computes; None for the CPU.
     """
     device = device or devices.get("cpu")
     key = (str(device), format, batch, size, dtype, plain_dtype or dtype)
@@ -152,7 +152,7 @@ def _measure(
         return Measurement(format, batch, size, dtype, plain_dtype, "", 0.0, 0.0, reason)
     there = device.torch_device
     with torch.no_grad(), torch.autocast(there.type, enabled=False), needs_memory(device, "measure it"):
-        # a generator of its own: the program's random numbers stay as they are
+        # its own generator, so that the program's random numbers stay the same
         some = torch.randn(64, size, generator=torch.Generator().manual_seed(0), device="cpu")
         some = some.repeat(-(-max(size, batch) // 64), 1)
         weight = some[:size].to(plain_dtype)
@@ -164,7 +164,7 @@ def _measure(
 
 
 def _in_turns(device: Device, first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of each: medians of rounds in which both take turns, the first round left out."""
+    """Median seconds of two functions in alternating rounds, without the first round."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS + 1):
         for kept, work in zip(seconds, (first, second), strict=True):

@@ -1,4 +1,4 @@
-"""A tensor in few bits: its codes, its scales, and a header that says how to read them."""
+"""A quantised tensor: codes, scales, and a header that describes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from toprope.errors import PageError
 from toprope.tiers.quant.formats import Format, format_named
 
-__all__ = ["Page"]
+__all__ = ["QuantisedTensor"]
 
 _NIBBLES = "low first"
 _VERSION = 1
@@ -21,17 +21,17 @@ _DTYPES = {str(each).removeprefix("torch."): each for each in (
 
 
 @dataclass(frozen=True, eq=False)
-class Page:
-    """A tensor in few bits.
+class QuantisedTensor:
+    """A tensor in 4 or 8 bits per value.
 
     Attributes:
-        format: how it is stored.
-        shape: of the tensor.
-        dtype: of the tensor, and by default of what `decode` makes.
-        codes: uint8, ceil(n / 2) bytes without gaps between rows, the first of two codes in the low half of a byte; or
-            n bytes of int8.
-        scales: bytes of the scales, row by row, ceil(columns / block) in a row.
-        global_scale: bytes of the one fp32 that multiplies every scale; None where the format has none.
+        format: its format.
+        shape: shape of the tensor.
+        dtype: dtype of the tensor before quantisation, and default of `decode`.
+        codes: uint8 tensor; for 4 bits ceil(n / 2) bytes without gaps between rows, the first of two codes in the low
+            half of a byte; for int8 n bytes.
+        scales: bytes of the scales, row by row, ceil(columns / block) per row.
+        global_scale: bytes of one fp32 number that multiplies every scale; None if the format has none.
     """
 
     format: Format
@@ -76,20 +76,22 @@ class Page:
 
     @property
     def device(self) -> torch.device:
-        """Where the bytes lie."""
+        """The device of its tensors."""
         return self.codes.device
 
     def typed_scales(self) -> torch.Tensor:
-        """The scales as numbers of their own dtype, `rows` x blocks, without the global one."""
+        """The scales in their own dtype, `rows` x blocks, without the global scale."""
         return self.scales.view(self.format.scale_dtype).view(self.rows, self.format.blocks(self.columns))
 
-    def to(self, device: torch.device | str) -> Page:
-        """The same page in the memory of another device."""
+    def to(self, device: torch.device | str) -> QuantisedTensor:
+        """Copy it to another device."""
         moved = None if self.global_scale is None else self.global_scale.to(device)
-        return Page(self.format, self.shape, self.dtype, self.codes.to(device), self.scales.to(device), moved)
+        return QuantisedTensor(
+            self.format, self.shape, self.dtype, self.codes.to(device), self.scales.to(device), moved
+        )
 
     def header(self) -> torch.Tensor:
-        """What the bytes mean, as JSON in bytes: format, shape, dtype and the order of half-bytes."""
+        """Description of the bytes, as JSON in a uint8 tensor: format, shape, dtype and order of half-bytes."""
         facts = {
             "version": _VERSION,
             "format": self.format.name,
@@ -100,18 +102,18 @@ class Page:
         return torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
 
     def state_dict(self, prefix: str = "") -> dict[str, torch.Tensor]:
-        """Tensors of uint8 that torch.save and safetensors can keep, under names that begin with `prefix`."""
+        """uint8 tensors that torch.save and safetensors can store, with names that begin with `prefix`."""
         state = {"header": self.header(), "codes": self.codes, "scales": self.scales}
         if self.global_scale is not None:
             state["global_scale"] = self.global_scale
         return {prefix + name: tensor for name, tensor in state.items()}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, torch.Tensor], prefix: str = "") -> Page:
-        """The page that `state_dict` gave.
+    def from_state_dict(cls, state: Mapping[str, torch.Tensor], prefix: str = "") -> QuantisedTensor:
+        """Restore a tensor from its `state_dict`.
 
         Raises:
-            PageError: a part is missing, or does not fit the header, or the header cannot be read.
+            PageError: a part is missing or does not fit the header, or the header cannot be read.
         """
         names = ("header", "codes", "scales")
         missing = [prefix + name for name in names if prefix + name not in state]
@@ -125,10 +127,10 @@ class Page:
 
 
 def read_header(header: torch.Tensor) -> tuple[Format, tuple[int, ...], torch.dtype]:
-    """Format, shape and dtype from a header.
+    """Read format, shape and dtype from a header.
 
     Raises:
-        PageError: it cannot be read, or is of a version or an order of half-bytes that is not known here.
+        PageError: it cannot be read, or its version or order of half-bytes is unknown.
     """
     try:
         facts = json.loads(bytes(header.tolist()))

@@ -1,4 +1,4 @@
-"""The tensors of a stack, in the memory of devices and in files on disks, and how they get from one to the other."""
+"""The tensors of a stack, in the memory of devices and in files on disks, and the copies between them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from toprope.tiers.stack.tier import Tier
 
 __all__ = ["Contents", "Copied"]
 
-# A speed is shown as measured after so many copies with so many bytes together: fewer tell of start-up costs.
+# Least number and total bytes of copies for a measured speed: with fewer, start-up costs would dominate.
 ENOUGH_COPIES = 3
 ENOUGH_BYTES = 4 * 2**20
 
 
 @dataclass
 class Copied:
-    """What went over a link."""
+    """Counts, bytes and seconds of the copies over a link."""
 
     count: int = 0
     nbytes: int = 0
@@ -32,33 +32,33 @@ class Copied:
     _until: float = 0.0
 
     def add(self, nbytes: int, seconds: float) -> None:
-        """Note a copy."""
+        """Record a copy."""
         self.count += 1
         self.nbytes += nbytes
         self.seconds += seconds
 
     def span(self, nbytes: int, begin: float, end: float) -> None:
-        """Note a copy that others may have run beside: time that was counted for them is not counted again."""
+        """Record a copy that may overlap with others; time that is counted already is not counted again."""
         self.add(nbytes, max(0.0, end - max(begin, self._until)))
         self._until = max(self._until, end)
 
     @property
     def speed(self) -> float | None:
-        """Bytes a second; None before enough was copied."""
+        """Bytes a second; None until enough was copied."""
         enough = self.count >= ENOUGH_COPIES and self.nbytes >= ENOUGH_BYTES and self.seconds > 0
         return self.nbytes / self.seconds if enough else None
 
 
 class Contents:
-    """The tensors. Whoever calls holds the stack's lock.
+    """The tensors of a stack. The caller holds the stack's lock.
 
-    What lies on a level is a tensor in the memory of its device, or a stretch of its file. Between the two, a tensor
-    may be on its way from a file (`Arriving`), and a tensor that belongs into a file may be in the host's memory: for
-    a moment where the file is full, and for good where it could not be written back. Nothing is ever nowhere.
+    On a level, a tensor is in the memory of the level's device, or a part of the level's file. In between, a tensor may
+    be read from a file (`Arriving`); and a tensor whose level is a file may be in the host's memory: temporarily if the
+    file is full, permanently if it could not be written back. A tensor is never lost.
 
     Args:
         tiers: the levels.
-        levels: the record of what lies where, which is kept right with every move.
+        levels: the record of each key's level, which is updated with every move.
     """
 
     def __init__(self, tiers: Sequence[Tier], levels: Levels) -> None:
@@ -66,15 +66,15 @@ class Contents:
         self.disks = [None if each.folder is None else DiskLevel(each.folder, each.capacity) for each in tiers]
         self.kept: dict[Hashable, torch.Tensor | Stored | Arriving] = {}
         self.brought = [Copied() for _ in tiers]
-        """Into the memory of each level; for one on a disk, read from it."""
+        """Copies into the memory of each level; for a level on a disk, reads from it."""
         self.written = [Copied() for _ in tiers]
-        """To each level on a disk."""
-        self._from: dict[Hashable, int] = {}  # of what is on its way, the level that it comes from
+        """Writes to each level on a disk."""
+        self._from: dict[Hashable, int] = {}  # for tensors that are being read, the level that they come from
 
     # Tensors
 
     def take(self, tensor: torch.Tensor, level: int) -> torch.Tensor | Stored:
-        """A tensor as it is kept on a level: the same object where that holds no more than it counts."""
+        """Store a tensor on a level; keeps the same object if it is in that memory and its storage is no larger."""
         if self.disks[level] is not None:
             return self._write(tensor, level)
         if tensor.device != self._device(level).torch_device:
@@ -85,12 +85,12 @@ class Contents:
             return tensor.clone()
 
     def put(self, key: Hashable, kept: torch.Tensor | Stored) -> None:
-        """Keep this under a key, in place of what was there."""
+        """Keep a stored tensor under a key; replaces the key's old tensor."""
         self.drop(key)
         self.kept[key] = kept
 
     def drop(self, key: Hashable) -> None:
-        """Let go of what is kept under a key, if something is."""
+        """Release the tensor of a key, if there is one."""
         kept = self.kept.pop(key, None)
         level = self._from.pop(key, None) if isinstance(kept, Arriving) else self.levels.level_of(key)
         disk = None if level is None else self.disks[level]
@@ -98,7 +98,7 @@ class Contents:
             disk.release(kept.stored if isinstance(kept, Arriving) else kept)
 
     def value(self, key: Hashable) -> torch.Tensor:
-        """A tensor where it is; from a file, a copy in the host's memory that is the caller's own.
+        """The tensor of a key; if it is in a file, a new copy in the host's memory.
 
         Raises:
             TierReadError: it cannot be read.
@@ -119,7 +119,7 @@ class Contents:
 
         Args:
             move: the move.
-            ahead: where it is from a file to memory, return before it has ended.
+            ahead: return before a read from a file to memory has ended.
         """
         key, source, target = move.key, move.source, move.target
         self.settle(key)
@@ -144,10 +144,10 @@ class Contents:
         self.levels.apply(move)
 
     def settle(self, key: Hashable) -> None:
-        """Return when a tensor that is on its way is there.
+        """Wait until a tensor that is being read is there.
 
         Raises:
-            TierReadError: it cannot be read; it lies in its file as before.
+            TierReadError: it cannot be read; it stays in its file.
         """
         arriving = self.kept.get(key)
         if not isinstance(arriving, Arriving):
@@ -168,10 +168,10 @@ class Contents:
         self.brought[source].span(arriving.stored.nbytes, arriving.load.begin, arriving.load.end)
 
     def settle_ended(self) -> None:
-        """Note what has arrived meanwhile.
+        """Complete the reads that have ended in the meantime.
 
         Raises:
-            TierReadError: something could not be read.
+            TierReadError: a tensor could not be read.
         """
         for key in list(self._from):
             kept = self.kept[key]
@@ -179,12 +179,12 @@ class Contents:
                 self.settle(key)
 
     def lift(self, key: Hashable, moves: Sequence[Move], nbytes: int = 0) -> None:
-        """Take a tensor out of its file first, where that is full of it and has no room for what takes its place.
+        """Read a tensor out of its file before other moves, if the file has no room for them otherwise.
 
         Args:
             key: the tensor that is moved up or replaced.
-            moves: what is moved before it.
-            nbytes: what takes its own place, in whole blocks.
+            moves: the moves before its own.
+            nbytes: bytes of the tensor that replaces it, in whole blocks.
         """
         level, kept = self.levels.level_of(key), self.kept.get(key)
         disk = None if level is None else self.disks[level]
@@ -198,13 +198,13 @@ class Contents:
             disk.release(kept)
 
     def lower(self, key: Hashable) -> None:
-        """Bring a tensor that was taken out of its file back into it; it stays in memory where that fails."""
+        """Write a tensor that `lift` has read back into its file; it stays in memory if that fails."""
         level, kept = self.levels.level_of(key), self.kept.get(key)
         if level is not None and self.disks[level] is not None and isinstance(kept, torch.Tensor):
             try:
                 self.kept[key] = self._write(kept, level)
             except (TierError, TierCapacityError):
-                pass  # the error that led here is told
+                pass  # the caller raises the first error
 
     def close(self) -> None:
         """Forget everything, and delete files."""
@@ -222,7 +222,7 @@ class Contents:
         return device
 
     def _copied(self, tensor: torch.Tensor, source: Device, level: int) -> torch.Tensor:
-        """The tensor in the memory of a level, all work on it done, so that any stream and thread may go on with it."""
+        """Copy a tensor to the memory of a level and wait, so that any stream and thread may use it."""
         target = self._device(level)
         if target == source:
             return tensor
@@ -251,7 +251,7 @@ class Contents:
         except TierCapacityError:
             if not self._from:
                 raise
-            for key in list(self._from):  # what has arrived gives its room back
+            for key in list(self._from):  # reads that have ended release their room
                 self.settle(key)
             stored, seconds = disk.write(tensor, device)
         self.written[level].add(stored.nbytes, seconds)

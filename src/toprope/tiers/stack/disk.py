@@ -1,7 +1,7 @@
-"""The level of a stack that lies on a disk: tensors as stretches of one file, written and read past the page cache.
+"""The level of a stack on a disk: tensors are parts of one file, written and read past the page cache.
 
-The file is made with the first tensor. It has a name, so that one sees where the disk's room went, and is locked as
-long as its stack lives: whoever makes such a file removes those that nobody holds any more, as after kill -9.
+The file is made with the first tensor. It has a name, so that users see what takes the disk's room, and is locked as
+long as its stack lives: a process that makes such a file removes unlocked ones, which kill -9 may leave.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAME = "toprope-stack-"
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor in the file: where its bytes are, in parts of an offset and so many of them, and what they are."""
+    """A tensor in the file: its parts, each an offset and a number of bytes, and its dtype, shape and strides."""
 
     parts: tuple[tuple[int, int], ...]
     nbytes: int
@@ -39,7 +39,7 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Arriving:
-    """A tensor that is being read; `stored` is kept until it is there."""
+    """A tensor that is being read; its place in the file, `stored`, is kept until it is there."""
 
     tensor: torch.Tensor
     stored: Stored
@@ -48,7 +48,7 @@ class Arriving:
 
 
 class _Held:
-    """What a level must give back, whoever asks for it."""
+    """Resources of a level that must be released at the end: the file, its name and the threads."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -58,7 +58,7 @@ class _Held:
 
     def close(self) -> None:
         if os.getpid() != self.process:
-            return  # a process that was forked: the file is not its own
+            return  # in a forked process: the file belongs to its parent
         path, self.path = self.path, None
         if path is not None:
             path.unlink(missing_ok=True)
@@ -74,8 +74,8 @@ class DiskLevel:
     """Tensors in a file.
 
     Args:
-        folder: where the file is made; made too, where its parent can be written.
-        capacity: bytes that tensors may take in it, in whole blocks.
+        folder: folder of the file; created if needed.
+        capacity: limit of the tensors' bytes in it, in whole blocks.
     """
 
     def __init__(self, folder: Path, capacity: int) -> None:
@@ -90,18 +90,18 @@ class DiskLevel:
 
     @property
     def path(self) -> Path | None:
-        """The file; None where there is none yet, or none with a name."""
+        """The file; None before the first tensor, or if the file system allowed no name."""
         return self._held.path
 
     def write(self, tensor: torch.Tensor, device: Device) -> tuple[Stored, float]:
-        """Write a tensor, and return when it is in the file; all work on it must have been done.
+        """Write a tensor, and return when it is in the file; operators on it must have ended before.
 
         Args:
             tensor: a dense tensor.
-            device: where it is.
+            device: its device.
 
         Returns:
-            Where it lies, and the seconds that it took.
+            Its place in the file, and the seconds that writing took.
 
         Raises:
             TierCapacityError: the file, or the disk, has no room for it.
@@ -121,7 +121,7 @@ class DiskLevel:
             raise
         try:
             load.wait()
-        except BaseException as error:  # what is being written now is written to the end, the rest of it is not
+        except BaseException as error:  # chunks that are being written are completed, the others are not begun
             load.error = load.error or error
             load.then(lambda _: self.release(stored))
             raise
@@ -146,7 +146,7 @@ class DiskLevel:
         return Arriving(made, stored, load, self)
 
     def wait(self, arriving: Arriving, device: Device) -> None:
-        """Return when a tensor is there.
+        """Wait until a tensor was read.
 
         Raises:
             TierReadError: it cannot be read.
@@ -156,7 +156,7 @@ class DiskLevel:
         arriving.load.wait()
 
     def release(self, stored: Stored) -> None:
-        """A tensor is of no use any more."""
+        """Free a tensor's parts of the file."""
         if self._held.file is not None:
             self._held.file.give_parts_back(stored.parts)
 
@@ -181,24 +181,24 @@ class DiskLevel:
             self._held.file = file = SpillFile(self.folder, self.capacity)
             self._held.path = path = _name(file)
             if path is not None:
-                file.file.path = path  # what errors name
+                file.file.path = path  # for error messages
         return self._held.file
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its values as they are in memory, without gaps."""
+    """The tensor with resolved conjugation and negation, and without gaps in memory."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
     return tensor if dense else tensor.contiguous()
 
 
 def _name(file: SpillFile) -> Path | None:
-    """Lock the file and then give it a name; None where the file system cannot: it goes with the process then."""
+    """Lock the file, then give it a name; None if the file system cannot, then it goes with the process."""
     path = file.folder / f"{NAME}{os.getpid()}-{secrets.token_hex(4)}"
     try:
         fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         folder = os.open(file.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:  # follow_symlinks counts only where a folder is given
+        try:  # follow_symlinks has an effect only with dir_fd
             os.link(f"/proc/self/fd/{file.descriptor}", path.name, dst_dir_fd=folder, follow_symlinks=True)
         finally:
             os.close(folder)
@@ -208,16 +208,16 @@ def _name(file: SpillFile) -> Path | None:
 
 
 def _remove_left(folder: Path) -> None:
-    """Remove files of stacks that ended without a chance to do so."""
+    """Remove files of stacks whose process was killed."""
     for path in folder.glob(f"{NAME}*"):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # somebody else's, or gone by now
+        except OSError:  # another user's, or removed in the meantime
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
-        except OSError:  # its stack lives
+        except OSError:  # locked: its stack lives
             pass
         finally:
             os.close(descriptor)

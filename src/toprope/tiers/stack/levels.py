@@ -1,11 +1,11 @@
-"""Which keys lie on which level, and what has to move so that another one fits. Pure: bytes and keys, no tensors.
+"""Record of the level of each key, and plans of the moves that make room for another key. Pure: no tensors.
 
-Level 0 is the fastest. A plan changes nothing; whoever carries it out says so move by move (`apply`, `place`), so that
-the record is right even where a copy fails in the middle. No plan ever drops a key: what is pushed out goes to a lower
-level, and where none has room there is no plan.
+Level 0 is the fastest. Making a plan changes nothing; the caller reports each move that it has made (`apply`, `place`),
+so that the record is right even if a copy fails in the middle. No plan ever drops a key: a key that is pushed out goes
+to a lower level, and if none has room there is no plan.
 
-Among keys of the lowest priority, that goes first which is expected to be used the latest, where the order of uses is
-known (`levels_future`: Belady's choice), and else the least recently used.
+Keys with the lowest priority are pushed out first. Among these it is the key with the latest expected use if the order
+of uses is known (`Future`: Belady's choice), else the least recently used one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["Future", "Levels", "Move", "Placement"]
 Key = Hashable
 
 KEPT = 8192
-"""Uses that are remembered, at least; an order of more uses than that is not seen."""
+"""Fewest uses that are remembered; a longer cycle of uses is not recognised."""
 
 ENOUGH = 2
-"""Expectations in a row that must have held."""
+"""Number of right predictions in a row after which the order is trusted."""
 
 
 class Future:
-    """The uses so far, and what they let expect.
+    """Record of the uses so far, and prediction of the next uses from their repetition.
 
     Example:
         >>> future = Future()
@@ -39,24 +39,24 @@ class Future:
 
     def __init__(self) -> None:
         self._uses: list[Key] = []
-        self._start = 0  # the number of the first use that is remembered
+        self._start = 0  # number of the first remembered use
         self._at: dict[Key, list[int]] = {}  # numbers of a key's uses, ascending
         self._after: dict[tuple[Key, Key], int] = {}  # for two uses in a row, the number of the second
-        self._then: int | None = None  # the use before, to which the last one corresponds
+        self._then: int | None = None  # number of the earlier use that corresponds to the last one
         self._held = 0
 
     @property
     def count(self) -> int:
-        """Of all uses so far."""
+        """Number of all uses so far."""
         return self._start + len(self._uses)
 
     @property
     def trusted(self) -> bool:
-        """Whether the order is known well enough."""
+        """True if the predictions are reliable."""
         return self._then is not None and self._held >= ENOUGH
 
     def use(self, key: Key) -> None:
-        """Note that a key is used."""
+        """Record a use of a key."""
         expected = None if self._then is None else self._uses[self._then + 1 - self._start]
         pair = (self._uses[-1], key) if self._uses else None
         if self._then is not None and expected == key:
@@ -73,7 +73,7 @@ class Future:
             self._shorten()
 
     def distance(self, key: Key) -> float:
-        """After how many uses a key is expected to be used; infinite where it is not expected at all."""
+        """Predicted number of uses until the next use of a key; infinite if none is predicted."""
         if self._then is None:
             return float("inf")
         uses = self._at.get(key, ())
@@ -94,13 +94,13 @@ class Future:
 
 @dataclass(frozen=True)
 class Move:
-    """A key that goes from one level to another.
+    """A move of a key from one level to another.
 
     Attributes:
         key: the key.
         nbytes: its bytes.
-        source: the level that it lies on.
-        target: the level that it goes to.
+        source: its level before.
+        target: its level after.
     """
 
     key: Key
@@ -116,11 +116,11 @@ class Move:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a new key can lie.
+    """A level for a new key.
 
     Attributes:
         level: the level.
-        moves: what has to move before, in this order.
+        moves: moves of other keys that have to be made before, in this order.
     """
 
     level: int
@@ -136,7 +136,7 @@ class _Entry:
 
 
 class _Draft:
-    """A plan in the making: bytes free on each level, and the moves so far."""
+    """A plan that is being made: free bytes on each level, and the moves so far."""
 
     def __init__(self, levels: Levels, free: list[int], held: Collection[Key]) -> None:
         self.levels, self.free = levels, free
@@ -150,7 +150,7 @@ class _Draft:
         self.free[move.target] -= self.levels.taken_by(move.target, move.nbytes)
 
     def shorten(self, length: int) -> None:
-        """Take back the moves after the first `length`."""
+        """Undo the moves after the first `length`."""
         while len(self.moves) > length:
             move = self.moves.pop()
             self.held.discard(move.key)
@@ -163,14 +163,14 @@ class Levels:
 
     Args:
         capacities: bytes of each level, the fastest first.
-        blocks: for each level, of how many bytes the pieces are that it gives out, such as a file's blocks; 1 for all.
+        blocks: for each level, the size of its allocation unit in bytes, such as a file's blocks; by default 1.
     """
 
     def __init__(self, capacities: Sequence[int], blocks: Sequence[int] | None = None) -> None:
         self.capacities = tuple(capacities)
         self.blocks = (1,) * len(self.capacities) if blocks is None else tuple(blocks)
         self.future = Future()
-        self._ahead: dict[Key, int] = {}  # after how many uses each was brought ahead of its own
+        self._ahead: dict[Key, int] = {}  # for keys that were prefetched, the number of uses before that
         self._used = [0] * len(self.capacities)
         self._taken = [0] * len(self.capacities)
         self._entries: dict[Key, _Entry] = {}
@@ -193,21 +193,21 @@ class Levels:
 
     @property
     def taken(self) -> tuple[int, ...]:
-        """Bytes that they take there, in whole blocks; never more than the level's capacity."""
+        """Bytes that the keys take on each level, in whole blocks; never more than its capacity."""
         return tuple(self._taken)
 
     def taken_by(self, level: int, nbytes: int) -> int:
-        """What so many bytes take on a level."""
+        """Bytes that a key of this size takes on a level, in whole blocks."""
         block = self.blocks[level]
         return nbytes if block == 1 else max(1, -(-nbytes // block)) * block
 
     def level_of(self, key: Key) -> int | None:
-        """The level that a key lies on; None where it is unknown."""
+        """The level of a key; None if it is unknown."""
         entry = self._entries.get(key)
         return None if entry is None else entry.level
 
     def bytes_of(self, key: Key) -> int:
-        """The bytes of a key that is there."""
+        """The bytes of a known key."""
         return self._entries[key].nbytes
 
     def order(self, level: int) -> list[Key]:
@@ -217,9 +217,9 @@ class Levels:
     # Plans, which change nothing
 
     def plan_put(self, key: Key, nbytes: int, levels: Iterable[int] | None = None) -> Placement | None:
-        """How a key of so many bytes finds room on the first level that can give it.
+        """Plan to put a key on the first level that can make room for it.
 
-        A key that is there already is replaced: its old bytes count as free.
+        A known key is replaced: its old bytes count as free.
 
         Args:
             key: the key.
@@ -227,7 +227,7 @@ class Levels:
             levels: the levels to try, in this order; None for all, the fastest first.
 
         Returns:
-            None where no level has room without dropping another key.
+            None if no level has room without dropping another key.
         """
         for level in range(len(self.capacities)) if levels is None else levels:
             draft = self._draft(key)
@@ -236,11 +236,11 @@ class Levels:
         return None
 
     def plan_access(self, key: Key, keep: Collection[Key] = ()) -> tuple[Move, ...]:
-        """What has to move to bring a key as near to level 0 as it can come; the last move is its own.
+        """Plan the moves that bring a key as near to level 0 as possible; the last move is its own.
 
         Args:
-            key: a key that is there.
-            keep: keys that are not to be pushed out for it.
+            key: a known key.
+            keep: keys that must not be pushed out for it.
         """
         entry = self._entries[key]
         if not entry.movable:
@@ -251,10 +251,10 @@ class Levels:
                 return (*draft.moves, Move(key, entry.nbytes, entry.level, level))
         return ()
 
-    # What was done
+    # Changes of the record
 
     def apply(self, move: Move) -> None:
-        """Note that a move was made: the key is the last of its new level to be pushed out."""
+        """Record a move; the key becomes the last of its new level to be pushed out."""
         entry = self._entries[move.key]
         assert entry.level == move.source, (entry, move)
         self._leave(move.key, entry)
@@ -262,13 +262,13 @@ class Levels:
         self._arrive(move.key, entry)
 
     def place(self, key: Key, nbytes: int, level: int, priority: int = 5, *, movable: bool = True) -> None:
-        """Note that a key lies on a level, in place of what had this key before.
+        """Record that a key was put on a level; replaces its old entry.
 
         Args:
             key: the key.
             nbytes: its bytes.
-            level: the level that `plan_put` gave.
-            priority: keys of a lower one are pushed out first.
+            level: the level that `plan_put` has chosen.
+            priority: keys with a lower priority are pushed out first.
             movable: False for bytes that stay on this level until they are removed.
         """
         self.remove(key)
@@ -278,11 +278,12 @@ class Levels:
             self.future.use(key)
 
     def use(self, key: Key, *, ahead: bool = False) -> None:
-        """Note that a key was used: among equals, it is the last to be pushed out.
+        """Record a use of a key; it becomes the last of its priority to be pushed out.
 
         Args:
-            key: a key that is there.
-            ahead: it is not used yet, but will be soon: not pushed out before, and no part of the order.
+            key: a known key.
+            ahead: it was prefetched and will be used soon: it is not pushed out before, and the order of uses does not
+                include this call.
         """
         entry = self._entries[key]
         if entry.movable:
@@ -297,7 +298,7 @@ class Levels:
         """Forget a key.
 
         Returns:
-            The level that it lay on; None where it was not there.
+            The level that it was on; None if it is unknown.
         """
         entry = self._entries.pop(key, None)
         if entry is None:
@@ -324,7 +325,7 @@ class Levels:
     def _victims(self, level: int) -> Iterator[Key]:
         for priority in sorted(self._orders[level]):
             keys = self._orders[level][priority]
-            if self.future.trusted:  # a stable sort: what nobody expects goes first, the least recently used before
+            if self.future.trusted:  # a stable sort: keys without a predicted use first, the least recently used before
                 yield from sorted(keys, key=self._latest_first)
             else:
                 yield from keys
@@ -332,11 +333,11 @@ class Levels:
     def _latest_first(self, key: Key) -> float:
         brought = self._ahead.get(key)
         if brought is not None and self.future.count - brought <= len(self._entries):
-            return 0.0  # whoever had it brought will use it soon, or has forgotten it
+            return 0.0  # it was prefetched, and will be used soon
         return -self.future.distance(key)
 
     def _draft(self, key: Key, keep: Collection[Key] = ()) -> _Draft:
-        """A draft in which the bytes of `key`, where it is there already, are free."""
+        """Begin a draft in which the bytes of `key`, if it is known, are free."""
         free = [capacity - taken for capacity, taken in zip(self.capacities, self._taken, strict=True)]
         entry = self._entries.get(key)
         if entry is not None:
@@ -344,7 +345,7 @@ class Levels:
         return _Draft(self, free, (key, *keep))
 
     def _make_room(self, draft: _Draft, level: int, nbytes: int) -> bool:
-        """Whether so many bytes are free on a level, after moves that are added to the draft; else it is as before."""
+        """Add moves to the draft until a level has this many free bytes; False, and no moves, if it is not possible."""
         needed = self.taken_by(level, nbytes)
         if draft.free[level] >= needed:
             return True
@@ -358,7 +359,7 @@ class Levels:
         return False
 
     def _push_down(self, draft: _Draft, key: Key, level: int) -> bool:
-        """Whether a key finds room on a lower level; the moves for it are added to the draft."""
+        """Add moves to the draft that push a key to a lower level; False if none has room."""
         nbytes = self._entries[key].nbytes
         for lower in range(level + 1, len(self.capacities)):
             if self._make_room(draft, lower, nbytes):

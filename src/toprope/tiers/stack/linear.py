@@ -1,4 +1,4 @@
-"""A linear layer whose weights live on a level of a stack, and train."""
+"""A trainable linear layer whose weights are on a level of a stack."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["TierLinear"]
 
 
 class TierLinear(torch.nn.Linear):
-    """torch's Linear, whose weight and bias lie in the memory of the level that has room for them.
+    """torch's Linear with weight and bias in the memory of the first level that has room for them.
 
-    They are real parameters that never leave that level: their bytes are reserved there, gradients and updates happen
-    there, and every forward pass brings copies to the input's device, differentiably. Autograd keeps such a copy until
-    the backward pass. Gradients and the optimiser's states are not counted.
+    They are real parameters that never leave that level: their bytes are reserved there, gradients and updates are
+    computed there, and every forward pass makes differentiable copies on the input's device. Autograd keeps such a copy
+    until the backward pass. Gradients and the optimizer's states are not counted.
 
-    After `.to()`, `.double()` and the like, the home is the level of the device that was asked for where it has room,
-    and else the first level that has. A copy of the layer takes room of its own in the same stack.
+    After `.to()`, `.double()` and similar calls, the weights are on the level of the requested device if it has room,
+    else on the first level that has. A copy of the layer takes room of its own in the same stack.
 
     Args:
-        in_features, out_features, bias: as for torch.nn.Linear; the first values are the same too.
-        stack: where the weights live.
+        in_features, out_features, bias: as for torch.nn.Linear; initial values are the same too.
+        stack: the stack whose levels hold the weights.
 
     Raises:
         TierCapacityError: no level has room for the weights.
@@ -47,7 +47,7 @@ class TierLinear(torch.nn.Linear):
 
     @property
     def home(self) -> torch.device:
-        """The device whose memory the weights lie in."""
+        """The device whose memory has the weights."""
         return self.weight.device
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ class TierLinear(torch.nn.Linear):
         return functional.linear(input, self.weight.to(input.device), bias)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        # torch's way to convert and move a module; a tensor without elements tells what will become of the weights
+        # torch converts and moves modules by this method; an empty tensor shows the target device and dtype
         sample = fn(self.weight.detach().new_empty(0))
         count = sum(each.numel() for each in self.parameters(recurse=False))
         if sample.is_meta:
@@ -76,10 +76,10 @@ class TierLinear(torch.nn.Linear):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self._settle()  # assign=True may have brought other parameters
+        self._settle()  # assign=True may have replaced the parameters
 
     def _settle(self) -> None:
-        """Reserve what the parameters take now, and bring them to the level that has room for it."""
+        """Reserve the parameters' current bytes, and move them to the level that has room."""
         nbytes = sum(0 if each.is_meta else each.nbytes for each in self.parameters(recurse=False))
         self._reservation.change(nbytes, self.weight.device)
         home = self._reservation.device.torch_device

@@ -1,4 +1,4 @@
-"""A stack of levels: tensors that are really moved between a device's memory, the host's and a file on a disk."""
+"""A stack of levels: moves tensors between a device's memory, the host's memory and a file on a disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class _Counts:
-    """What is counted for one level."""
+    """Counters of one level."""
 
     hits: int = 0
     misses: int = 0
@@ -35,15 +35,15 @@ class _Counts:
 
 
 class Reservation:
-    """Room on one level for bytes that the stack does not hold itself, such as a layer's weights."""
+    """Room on one level for bytes outside the stack, such as a layer's weights."""
 
     def __init__(self, stack: TierStack, device: Device) -> None:
         self._stack = stack
         self.device = device
-        """The device of the level that the room is on; never a disk."""
+        """The device of its level, which is never on a disk."""
 
     def change(self, nbytes: int, prefer: torch.device | None = None) -> None:
-        """Take another number of bytes, on the level of `prefer` where it has room, else on the first that has.
+        """Reserve another number of bytes, on the level of `prefer` if it has room, else on the first that has.
 
         Raises:
             TierCapacityError: no level has room; the reservation is as before.
@@ -51,32 +51,32 @@ class Reservation:
         self.device = self._stack._reserve(self, nbytes, prefer)
 
     def touch(self) -> None:
-        """Count one request for what lies there."""
+        """Count one request for the reserved bytes."""
         self._stack._touch(self)
 
     def release(self) -> None:
-        """Give the room back. May be called by the garbage collector, in any thread, and twice."""
+        """Release the room. May be called by the garbage collector, in any thread, and twice."""
         self._stack._released.append(self)
 
 
 class TierStack:
-    """Tensors by key on levels of limited bytes; what finds no room on a level is moved down, never dropped.
+    """Tensors by key on levels of limited size; tensors without room on a level are moved down, never dropped.
 
-    A tensor that is on the device of its level already is kept by reference; one that is not, or that is a view of a
-    larger storage, is copied. A level on a disk ("ssd") is a file: what lies there takes no memory. A stack holds
-    values: a tensor with gradients is refused, see `TierLinear` for weights. All calls may come from several threads;
-    one lock guards the stack, copies included, but for what `prefetch` reads from a disk.
+    A tensor that is on the device of its level already is kept by reference; other tensors, and views of a larger
+    storage, are copied. A level on a disk ("ssd") is a file: its tensors take no memory. A stack holds values: a tensor
+    with gradients is refused; use `TierLinear` for weights. All methods may be called from several threads; one lock
+    guards the stack, also during copies, but not during reads from a disk for `prefetch`.
 
-    What goes wrong on a disk is reported by the call that it happens in, or by the next one after a `prefetch`, and
-    every tensor is where it was then.
+    Errors of a disk are raised by the call in which they happen, or after a `prefetch` by the next call; all tensors
+    are in their old places then.
 
     Args:
         tiers: the levels, the fastest first.
 
     Raises:
         UsageError: there is no level.
-        TierCapacityError: the levels of a device are larger together than its free memory, or those on a disk than
-            what is free there.
+        TierCapacityError: the levels of a device are larger together than its free memory, or the levels of a disk
+            larger than its free space.
 
     Example:
         >>> import torch
@@ -104,7 +104,7 @@ class TierStack:
         self._released: deque[Reservation] = deque()  # appended to without the lock
 
     def __deepcopy__(self, memo: object) -> TierStack:
-        """The same stack: it stands for memory, of which a copied model has no more than the first."""
+        """Return the same stack: a copied model uses the same memory."""
         return self
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class TierStack:
             return key in self._contents.kept
 
     def close(self) -> None:
-        """Forget all tensors, delete the file of a level on a disk, end the threads that moved them.
+        """Forget all tensors, delete the files of levels on a disk, and end the threads that move tensors.
 
         The same happens when the stack is no longer used, and when the program ends. Calling it again does nothing.
         """
@@ -137,21 +137,21 @@ class TierStack:
     # Tensors
 
     def put(self, key: Hashable, tensor: torch.Tensor, *, priority: int = 5, level: int | None = None) -> int:
-        """Keep a tensor, in place of what had this key before.
+        """Keep a tensor under a key; replaces the key's old tensor.
 
         Args:
             key: any hashable value.
             tensor: a dense tensor without gradients.
-            priority: tensors of a lower one are pushed out first; among equals the least recently used.
-            level: the level that it must lie on; None for the first that can make room.
+            priority: tensors with a lower priority are pushed out first; among equals the least recently used.
+            level: the level for it; None for the first one that can make room.
 
         Returns:
-            The level that it lies on.
+            The level that it is on.
 
         Raises:
             TierCapacityError: there is no room for it without dropping another tensor, or the disk is full.
             TierError: a disk cannot be read or written.
-            UsageError: no tensor that can be kept.
+            UsageError: the tensor is of a kind that cannot be kept.
         """
         check_tensor(key, tensor)
         with self._open():
@@ -169,10 +169,10 @@ class TierStack:
             return at
 
     def access(self, key: Hashable) -> torch.Tensor | None:
-        """A tensor, brought to level 0 where that can make room for it; None where the key is unknown.
+        """Return a tensor, moved to level 0 if that can make room for it; None if the key is unknown.
 
-        What is larger than level 0 is given from where it lies; from a disk, where no level of memory has room for it
-        either, as a copy in the host's memory that is the caller's own.
+        A tensor larger than level 0 is moved as far up as possible. If no level in memory has room for it, the caller
+        gets a copy in the host's memory.
 
         Raises:
             TierError: a disk cannot be read or written.
@@ -185,7 +185,7 @@ class TierStack:
             return self._contents.value(key)
 
     def access_at(self, key: Hashable, level: int) -> torch.Tensor | None:
-        """A tensor if it lies on this level, without moving it; from a disk, a copy in the host's memory.
+        """Return a tensor if it is on this level, without moving it; from a disk, a copy in the host's memory.
 
         Raises:
             TierError: a disk cannot be read.
@@ -199,10 +199,10 @@ class TierStack:
             return self._contents.value(key)
 
     def prefetch(self, keys: Iterable[Hashable]) -> None:
-        """Bring tensors to level 0 before they are asked for, as many of them as fit; unknown keys are passed over.
+        """Move tensors to level 0 before they are asked for, as many as fit; unknown keys are skipped.
 
-        From a disk they are read in the background, and a caller that accesses one of them waits for what is left of
-        it; all else is done when the call returns. It counts as no request.
+        Tensors on a disk are read in the background, and `access` waits for the rest; other moves are done when the
+        call returns. It is not counted as a request.
 
         Raises:
             TierError: a disk cannot be read or written.
@@ -215,10 +215,10 @@ class TierStack:
                     brought.add(key)
 
     def remove(self, key: Hashable) -> torch.Tensor | None:
-        """Give a tensor back, from where it lies, and forget it; None where the key is unknown.
+        """Remove a tensor and return it, without moving it up; None if the key is unknown.
 
         Raises:
-            TierError: it lies on a disk and cannot be read; it stays. `clear`, and `put` with this key, forget it.
+            TierError: it is on a disk and cannot be read; it stays. `clear`, and `put` with this key, forget it.
         """
         with self._open():
             if key not in self._contents.kept:
@@ -229,23 +229,23 @@ class TierStack:
             return found
 
     def clear(self) -> None:
-        """Forget all tensors. Room that layers have reserved stays theirs."""
+        """Forget all tensors. Room that layers have reserved stays reserved."""
         with self._held():
             for key in list(self._contents.kept):
                 self._contents.drop(key)
                 self._levels.remove(key)
 
     def level_of(self, key: Hashable) -> int | None:
-        """The level that a tensor lies on, or is on its way to; None where the key is unknown."""
+        """The level that a tensor is on, or is being moved to; None if the key is unknown."""
         with self._held():
             return self._levels.level_of(key)
 
-    # Room for what others hold
+    # Room for bytes outside the stack
 
     def reserve(self, nbytes: int, prefer: torch.device | None = None) -> Reservation:
-        """Take room for bytes that somebody else holds, on the level of `prefer`, else on the first that has room.
+        """Reserve room for bytes outside the stack, on the level of `prefer`, else on the first that has room.
 
-        They are not moved while they are reserved, and never on a disk.
+        The room is never on a disk, and does not move while it is reserved.
 
         Raises:
             TierCapacityError: no level has room.
@@ -260,7 +260,7 @@ class TierStack:
     # Figures
 
     def stats(self) -> StackStats:
-        """The figures of this moment."""
+        """The current statistics."""
         with self._held():
             entries = [0] * len(self.tiers)
             for key in self._levels:
@@ -283,7 +283,7 @@ class TierStack:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """As `_held`, for calls that need tensors: what went wrong in the background is told."""
+        """Like `_held`, for calls that use tensors: raises errors of reads in the background."""
         with self._held():
             if self._closed:
                 raise TierError("this stack is closed.", do="make another one")
@@ -291,7 +291,7 @@ class TierStack:
             yield
 
     def _request(self, key: Hashable, levels: Iterable[int]) -> bool:
-        """Count a request that asks these levels one after another; whether one of them has the tensor."""
+        """Count a request that asks these levels one after another; True if one of them has the tensor."""
         self._requests += 1
         lies_on = self._levels.level_of(key) if key in self._contents.kept else None
         for level in levels:
@@ -309,7 +309,7 @@ class TierStack:
     def _carry_out(
         self, key: Hashable, moves: Sequence[Move], then: Callable[[], Result], own: int = 0, *, ahead: bool = False
     ) -> Result:
-        """Make these moves, for the sake of `key`, and what follows them. Where one fails, those before are undone."""
+        """Make the moves of a plan for `key`, then call `then`. If one fails, those before it are undone."""
         done: list[Move] = []
         try:
             self._contents.lift(key, [each for each in moves if each.key != key], own)
@@ -323,7 +323,7 @@ class TierStack:
                 try:
                     self._contents.shift(move.back)
                 except (TierError, TierCapacityError):
-                    left.append(move)  # it stays where it is, on a disk; the first error counts
+                    left.append(move)  # it stays on the disk; the first error is raised
             self._contents.lower(key)
             self._count(left)
             raise

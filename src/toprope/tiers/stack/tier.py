@@ -1,4 +1,4 @@
-"""What a stack is made of, and the figures it answers with."""
+"""Levels and statistics of a stack, and checks of its input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toprope.tiers.store.memory import free_memory
 __all__ = ["LevelStats", "StackStats", "Tier", "check_memory", "check_tensor"]
 
 _Source = Literal["measured", "configured", "unknown"]
-"""Where a speed comes from."""
+"""Source of a speed."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Tier:
     """One level of a stack.
 
     Attributes:
-        device: whose memory it is; None for a level on a disk.
-        capacity: the bytes that tensors may take there.
-        speed: bytes a second to it, or from it where it is on a disk, as somebody configured them; None where nobody
-            did.
-        folder: of a level on a disk, where its file is made.
+        device: the device with its memory; None for a level on a disk.
+        capacity: limit of the tensors' bytes on it.
+        speed: configured speed of copies to it, or of reads from it if it is on a disk, in bytes a second; None if not
+            configured.
+        folder: for a level on a disk, the folder of its file.
     """
 
     device: Device | None
@@ -49,13 +49,13 @@ class Tier:
         speed: float | None = None,
         folder: str | Path | None = None,
     ) -> Tier:
-        """A level on the device of this name, in every spelling that `toprope.device.get` reads, or on a disk: "ssd".
+        """Make a level on a device, by any name that `toprope.device.get` takes, or on a disk: "ssd".
 
         Args:
             name: the device, or "ssd".
-            capacity: in bytes.
-            speed: in bytes a second.
-            folder: of "ssd", where its file is made; None for one in toprope's cache directory.
+            capacity: its size in bytes.
+            speed: its configured speed in bytes a second.
+            folder: for "ssd", the folder of its file; None for one in toprope's cache directory.
 
         Raises:
             UsageError: the capacity is negative; the folder is not there, cannot be written, or is for a device.
@@ -69,7 +69,7 @@ class Tier:
                 raise UsageError(f"a level on {name} has no folder.", do='leave it out, or name the level "ssd"')
             return cls(devices.get(name), capacity, speed)
         if colon:
-            raise UsageError(f"{name!r} is no level.", do='write "ssd", and the folder beside it')
+            raise UsageError(f"{name!r} is no level.", do='write "ssd", and give the folder separately: folder="..."')
         if folder is None:
             return cls(None, capacity, speed, Settings.load().cache_dir / "tiers")
         check_folder(Path(folder))
@@ -77,27 +77,27 @@ class Tier:
 
     @property
     def name(self) -> str:
-        """The device's, or "ssd"."""
+        """The device's name, or "ssd"."""
         return "ssd" if self.device is None else str(self.device)
 
 
 @dataclass(frozen=True)
 class LevelStats:
-    """The figures of one level.
+    """Statistics of one level.
 
     Attributes:
         device: its device's name; "ssd" for a level on a disk.
-        capacity: bytes that may be taken.
+        capacity: its size in bytes.
         used: bytes of its tensors.
-        taken: bytes that they take: a level on a disk gives out whole blocks.
-        entries: number of tensors, reserved ones counted.
-        hits: requests whose tensor lay here.
-        misses: requests that asked here and had to go on to the next level.
+        taken: bytes that its tensors take; a level on a disk is allocated in whole blocks.
+        entries: number of tensors, including reservations.
+        hits: requests whose tensor was on this level.
+        misses: requests that looked here and had to go on to the next level.
         evictions: tensors pushed out to a lower level.
-        speed: bytes a second of copies to this level, or of reading from it where it is on a disk; None where nobody
-            configured or measured it.
-        speed_source: where the speed comes from.
-        brought: bytes copied to this level, or read from it where it is on a disk.
+        speed: speed of copies to this level, or of reads from it if it is on a disk, in bytes a second; None if it was
+            neither configured nor measured.
+        speed_source: source of the speed.
+        brought: bytes copied to this level, or read from it if it is on a disk.
         written: bytes written to a level on a disk.
         write_speed: bytes a second of writing to a level on a disk, always measured; None before enough was written.
     """
@@ -119,11 +119,11 @@ class LevelStats:
 
 @dataclass(frozen=True)
 class StackStats:
-    """The figures of a stack at one moment.
+    """Statistics of a stack at one moment.
 
     Attributes:
-        levels: of each level, the fastest first.
-        requests: number of requests for a tensor, those of unknown keys counted.
+        levels: statistics of each level, the fastest first.
+        requests: number of requests for a tensor, including those for unknown keys.
         promotions, demotions: moves to a faster and to a slower level.
     """
 
@@ -134,13 +134,13 @@ class StackStats:
 
 
 def check_memory(tiers: Sequence[Tier]) -> None:
-    """Refuse levels that are larger than the free memory of their device, or than what is free on their disk."""
+    """Refuse levels that are larger than the free memory of their device, or than the free space of their disk."""
     for device in dict.fromkeys(tier.device for tier in tiers if tier.device is not None):
         asked = sum(tier.capacity for tier in tiers if tier.device == device)
         free = free_memory(device)
         if free is not None and asked > free:
             raise TierCapacityError(
-                f"{device} has less free memory than its levels are to hold.",
+                f"{device} has less free memory than its levels need.",
                 looked_at=f"{gibibytes(asked)} asked for, {gibibytes(free)} free",
                 do="make the levels smaller, or free memory first",
             )
@@ -152,14 +152,14 @@ def check_memory(tiers: Sequence[Tier]) -> None:
         folder, asked = levels[0][0], sum(capacity for _, capacity in levels)
         if asked > free_on_disk(folder):
             raise TierCapacityError(
-                f"the disk of {folder} has less room than its level is to hold.",
+                f"the disk of {folder} has less free space than its level needs.",
                 looked_at=f"{gibibytes(asked)} asked for, {gibibytes(free_on_disk(folder))} free",
                 do="make the level smaller, free some of the disk, or name a folder on another one",
             )
 
 
 def check_tensor(key: Hashable, tensor: torch.Tensor) -> None:
-    """Refuse what a stack cannot keep."""
+    """Refuse a tensor that a stack cannot keep."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"{key!r} is of type {type(tensor).__name__}, and no tensor.", do="give a torch.Tensor")
     wrapper: Callable[[object], bool] = is_traceable_wrapper_subclass

@@ -1,3 +1,3 @@
-"""Places that hold bytes, and the threads that move them: the memory of a device and the host, files, spill files."""
+"""Stores of bytes (memory of devices and host, files, spill files), and the threads that move bytes between them."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""Weights that are not on the device: tensors without memory, whose every use is an error that names the weight.
+"""Weights that are not on the device: tensors without memory; using their values is an error with the weight's name.
 
-A parameter stays the object that it is. While its weight is absent it has a class of its own, derived from the one it
-had: what only asks for metadata works (shape, dtype, `grad`), all else raises `TierAbsentError`. Calls from C++ do not
-see that class; they find the storage of `toprope.tiers.store.memory.placeholder`.
+A parameter stays the same object. While its weight is absent it has a class derived from its own: metadata works
+(shape, dtype, `grad`), everything else raises `TierAbsentError`. C++ code does not see that class; it finds the storage
+of `toprope.tiers.store.memory.placeholder`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Absence:
     """Facts for the error about an absent weight.
 
     Attributes:
-        name: of the weight.
-        where: when it is on the device.
-        remedy: what a program can do that needs it elsewhere.
-        instead: functions that are computed with it all the same, by their names in `torch.nn.functional`.
-        change: added to the remedy where a call changes values.
+        name: the weight's name.
+        where: explanation of when it is on the device.
+        remedy: advice for a program that needs it at another time.
+        instead: replacements for functions that work without its values, by their names in `torch.nn.functional`.
+        change: text added to the remedy if a call changes values.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Absence:
 
     @classmethod
     def of(cls, name: str) -> Absence:
-        """Of a weight of an attached model, by the name of its parameter."""
+        """Facts about a weight of an attached model, by the name of its parameter."""
         module = name.rpartition(".")[0]
         return cls(
             name,
@@ -54,11 +54,11 @@ class Absence:
 
     @classmethod
     def closed(cls, name: str, files: str | None) -> Absence:
-        """Of a weight of a model that is not attached any more, and did not get its values back.
+        """Facts about a weight of a model that was detached without its values.
 
         Args:
-            name: of the parameter.
-            files: where the values are; None for nowhere.
+            name: the parameter's name.
+            files: folder of the files with the values; None if there are none.
         """
         if files is None:
             return cls(name, "its handle was closed without giving the weights back", "use handle.detach() instead")
@@ -80,11 +80,11 @@ _METADATA = frozenset((
     "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "new_tensor", "result_type",
     "promote_types", "view_as", "grad", "untyped_storage",
 ))  # fmt: skip
-"""Functions that look at no values. `view_as` is how autograd finds the node that accumulates a gradient;
-programs tell tied weights by `untyped_storage`."""
+"""Functions that use no values. With `view_as` autograd finds the node that accumulates a gradient; with
+`untyped_storage` programs recognise tied weights."""
 
 _NOT_METADATA = frozenset(("__cuda_array_interface__",))
-"""Attributes that give values."""
+"""Attributes that use values."""
 
 
 class _Absent:
@@ -131,11 +131,11 @@ class _Absent:
 
 
 class _AbsentTensor(_Absent, torch.Tensor):  # type: ignore[misc]
-    """`weight.data` and `weight.detach()` of an absent weight."""
+    """Class of `weight.data` and `weight.detach()` of an absent weight."""
 
 
 def _find(values: Any) -> Absence:
-    """The first absent tensor among the arguments of a call."""
+    """Facts about the first absent tensor among the arguments of a call."""
     waiting = [values]
     while waiting:
         each = waiting.pop()
@@ -146,11 +146,11 @@ def _find(values: Any) -> Absence:
             waiting.extend(reversed(each.values()))
         elif isinstance(each, (tuple, list)):
             waiting.extend(reversed(each))
-    return Absence.of("a weight")  # in a structure of torch's own
+    return Absence.of("a weight")  # inside a structure of torch
 
 
 def refuse(parameter: nn.Parameter, call: str) -> NoReturn:
-    """Raise that an absent weight cannot be used.
+    """Raise the error that an absent weight cannot be used.
 
     Raises:
         TierAbsentError: always.
@@ -175,17 +175,17 @@ def _class(plain: type[torch.Tensor]) -> type[torch.Tensor]:
 
 
 def is_absent(tensor: torch.Tensor) -> bool:
-    """Tell if a parameter's weight is absent."""
+    """True if a parameter's weight is absent."""
     return isinstance(tensor, _Absent)
 
 
 def withdraw(parameter: nn.Parameter, empty: torch.Tensor, absence: Absence) -> None:
-    """Let a parameter of this device have no values.
+    """Replace the values of a parameter on this device by a placeholder.
 
     Args:
         parameter: the parameter.
-        empty: its placeholder.
-        absence: what errors say.
+        empty: the placeholder.
+        absence: facts for errors.
     """
     each: Any = parameter
     if not isinstance(each, _Absent):
@@ -196,7 +196,7 @@ def withdraw(parameter: nn.Parameter, empty: torch.Tensor, absence: Absence) -> 
 
 
 def present(parameter: nn.Parameter) -> None:
-    """Give a parameter its own class back, before it gets values."""
+    """Restore the class of a parameter before it gets values."""
     absent: Any = parameter
     if isinstance(absent, _Absent):
         absent.__class__ = type(absent).plain_class  # type: ignore[attr-defined]
@@ -204,7 +204,7 @@ def present(parameter: nn.Parameter) -> None:
 
 
 def can_move(parameter: nn.Parameter, device: torch.device) -> bool:
-    """Tell if `set_data` can let a parameter hold a tensor of this device: no graph that is alive may refer to it."""
+    """True if `set_data` can give a parameter a tensor on this device, which no living graph may refer to."""
     with torch._C.DisableTorchFunctionSubclass():
         if torch._has_compatible_shallow_copy_type(parameter, torch.empty(0, device=device)):
             return True
@@ -213,22 +213,22 @@ def can_move(parameter: nn.Parameter, device: torch.device) -> bool:
         count = parameter._use_count()  # type: ignore[attr-defined]
         if count != 2 or not (parameter.is_leaf and parameter.requires_grad):
             return bool(count == 1)
-        node = torch.autograd.graph.get_gradient_edge(parameter).node  # a graph that has saved no values of it
+        node = torch.autograd.graph.get_gradient_edge(parameter).node  # of a graph that has not saved its values
         return node is not None and bool(parameter._use_count() == 2)  # type: ignore[attr-defined]
 
 
 def set_data(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
-    """Let a parameter hold this tensor, wherever it is; the parameter stays the object that it is."""
+    """Give a parameter the memory of a tensor on any device; the parameter stays the same object."""
     absence = vars(parameter).get(_KEY) if is_absent(parameter) else None
     present(parameter)
     with torch.no_grad(), torch.inference_mode(False):
-        plain = not is_traceable_wrapper_subclass(tensor)  # the parts of others do not follow `data`
+        plain = not is_traceable_wrapper_subclass(tensor)  # setting `data` does not set a wrapper's inner tensors
         if plain and torch._has_compatible_shallow_copy_type(parameter, tensor):
             parameter.data = tensor
             return
         new = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         new.__class__ = parameter.__class__
-        new.__dict__.update({**parameter.__dict__, **new.__dict__})  # its own parts, where it has such
+        new.__dict__.update({**parameter.__dict__, **new.__dict__})  # a wrapper's inner tensors are in its __dict__
         gradient, parameter.grad = parameter.grad, None
         try:
             torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]

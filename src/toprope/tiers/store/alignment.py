@@ -1,9 +1,9 @@
-"""Where in memory a weight may begin so that operators give the bits that they give where torch would put it.
+"""Alignment of weights in memory with which operators give the same bits as with torch's own alignment.
 
-torch begins tensors at multiples of 64 bytes; in a safetensors file they begin anywhere. Libraries of linear algebra
-take another path through a matrix that begins elsewhere, and then sums come in another order: oneMKL's documentation of
-conditional numerical reproducibility asks for 64 bytes, and on one CPU fp32 with one row was seen to need 16 and bf16
-none. So it is measured, once in a process and dtype.
+torch aligns tensors to 64 bytes; in a safetensors file they begin anywhere. Libraries of linear algebra may take
+another code path for a matrix with another alignment, which adds numbers in another order: oneMKL's documentation of
+conditional numerical reproducibility asks for 64 bytes; on one CPU, fp32 with one row needed 16, and bf16 none. So it
+is measured once per process and dtype.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch.nn import functional
 __all__ = ["TORCHS", "needed"]
 
 TORCHS = 64
-"""Bytes whose multiples torch's own tensors begin at."""
+"""Alignment of torch's own tensors in bytes."""
 
 _LEAST = 8
 _SHAPES = ((64, 64), (100, 37), (33, 1024))
 _ROWS = (1, 2, 7, 33)
 
 _Product = tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], torch.Tensor, torch.Tensor]
-"""How activations and a matrix are multiplied, the activations, and the product."""
+"""A function that multiplies activations and a matrix, the activations, and the expected product."""
 
 
 @cache
 def needed(dtype: torch.dtype) -> int:
-    """Bytes whose multiples weights of a dtype may begin at: 8, 16, 32 or 64, measured on this CPU.
+    """Alignment in bytes that weights of a dtype need: 8, 16, 32 or 64, measured on this CPU.
 
-    Whole numbers are summed without rounding, so that 8 do. A dtype whose products torch does not have here needs 64.
+    Integers are added without rounding, so 8 suffice. A dtype for which torch has no products here needs 64.
     """
     if not dtype.is_floating_point and not dtype.is_complex:
         return _LEAST
@@ -45,7 +45,7 @@ def needed(dtype: torch.dtype) -> int:
 
 
 def _cases(dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, list[_Product]]]:
-    """Matrices, each with products and what they are where torch would put it."""
+    """Matrices, each with its products at torch's own alignment."""
     generator = torch.Generator().manual_seed(0)
 
     def random(rows: int, columns: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _cases(dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, list[_Product]]]:
 
 
 def _same(cases: Sequence[tuple[torch.Tensor, list[_Product]]], offset: int) -> bool:
-    """Whether products with matrices at this offset have the bits of those at 0."""
+    """True if products with matrices at this offset have the same bits as those at offset 0."""
     for here, products in cases:
         there = _placed(here, offset)
         if not all(torch.equal(multiply(x, there), wanted) for multiply, x, wanted in products):

@@ -1,4 +1,4 @@
-"""Where a weight lies between its uses: in the host's memory, or in a file."""
+"""Homes: places of a weight between its uses, in the host's memory or in a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DiskHome", "Home", "MemoryHome"]
 
 
 class Home(Protocol):
-    """A weight's bytes, in the order of memory, as they shall be on the device."""
+    """A weight's bytes outside the device, with operations that bring them to the device."""
 
     @property
     def tier(self) -> Literal["host", "disk"]:
@@ -26,46 +26,46 @@ class Home(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Of the weight on the device."""
+        """Bytes of the weight on the device."""
 
     @property
     def direct(self) -> bool:
-        """Tell if it can be read from its file into its place without a copy, if that has the same place in a block."""
+        """True if it can be read from its file into a slot without a copy, at an address with the file's alignment."""
         return False
 
     @property
     def host_bytes(self) -> int:
-        """Bytes in the host's memory, as it lies there."""
+        """Bytes of the weight in the host's memory."""
         return self.nbytes
 
     def chunks(self, target: Memory, start: int = 0) -> list[Chunk]:
-        """What brings the bytes from `start` on into the target, as many as it has."""
+        """Chunks of a load that fills the target with the weight's bytes from `start` on."""
 
     def host_chunks(self, memory: Memory) -> list[Chunk]:
         """Chunks of a load that brings it to the host's memory."""
         return self.chunks(memory)
 
     def on_host(self, memory: Memory) -> Home:
-        """The home that it has there."""
+        """The weight's home in the host's memory, after `host_chunks` were loaded."""
         return MemoryHome(memory)
 
     def cast(self, dtype: torch.dtype) -> Home | None:
-        """The same, converted once more when it is brought; None where its values have to be converted."""
+        """A home that converts the values in addition when they are loaded; None if they must be converted now."""
         return None
 
     def check(self) -> None:
-        """Raise if what lies there is not what it was."""
+        """Raise if the stored bytes have changed."""
 
     def release(self) -> None:
-        """It is not needed any more."""
+        """Release the room; called when the weight has another home."""
 
 
 class MemoryHome(Home):
-    """In the host's memory.
+    """A home in the host's memory.
 
     Args:
         memory: its bytes.
-        keep: what they belong to, such as the tensor that they were in from the beginning.
+        keep: owner of the bytes that must stay alive, such as the weight's original tensor.
     """
 
     tier: Literal["host", "disk"] = "host"
@@ -75,34 +75,34 @@ class MemoryHome(Home):
 
     @property
     def nbytes(self) -> int:
-        """Of the weight."""
+        """Bytes of the weight."""
         return self.memory.nbytes
 
     def chunks(self, target: Memory, start: int = 0) -> list[Chunk]:
-        """Copies."""
-        most = CHUNK if target.address is not None else 2**40  # a device's own engine needs no pieces
+        """Copies from the host's memory."""
+        most = CHUNK if target.address is not None else 2**40  # a device's copy engine needs no pieces
         return [
             CopyChunk(self.memory.part(start + first, start + last), target.part(first, last))
             for first, last in cut(target.nbytes, most, most)
         ]
 
     def check(self) -> None:
-        """Nothing: nobody else has this memory."""
+        """Do nothing: nothing else writes to this memory."""
 
     def release(self) -> None:
-        """Nothing: it goes with its last reference."""
+        """Do nothing: the memory is freed with its last reference."""
 
 
 class DiskHome(Home):
-    """In a file.
+    """A home in a file.
 
     Args:
         file: the file.
-        offset: where in it.
-        stored: the dtype there.
-        count: of elements.
-        casts: the dtypes that it is converted to when it is read, one after another.
-        spill: where the file is our own: what the part goes back to.
+        offset: its begin in the file, in bytes.
+        stored: its dtype in the file.
+        count: number of elements.
+        casts: dtypes that it is converted to when it is read, one after another.
+        spill: our own file, to which its part is released; None for the model's files.
     """
 
     tier: Literal["host", "disk"] = "disk"
@@ -121,25 +121,25 @@ class DiskHome(Home):
 
     @property
     def dtype(self) -> torch.dtype:
-        """On the device."""
+        """Its dtype on the device."""
         return self.casts[-1] if self.casts else self.stored
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Its bytes on the device."""
         return self.count * self.dtype.itemsize
 
     @property
     def direct(self) -> bool:
-        """Whether it can be read into its place without a copy, if that has the same place in a block."""
+        """True if it can be read into a slot without a copy, at an address with the file's alignment."""
         return self.file.direct and not self.casts and self.offset % alignment.needed(self.stored) == 0
 
     def cast(self, dtype: torch.dtype) -> DiskHome:
-        """The same, converted once more."""
+        """A home that converts to another dtype in addition."""
         return DiskHome(self.file, self.offset, self.stored, self.count, (*self.casts, dtype), self.spill)
 
     def chunks(self, target: Memory, start: int = 0) -> list[Chunk]:
-        """Reads; each but the first begins with a block of the file."""
+        """Reads; all but the first one begin at a block of the file."""
         if not self.casts:
             offset = self.offset + start
             return [
@@ -162,10 +162,10 @@ class DiskHome(Home):
         ]
 
     def check(self) -> None:
-        """Raise if the file is not the one that it was."""
+        """Raise if the file has changed."""
         self.file.check()
 
     def release(self) -> None:
-        """A part of our own file goes back."""
+        """Free its part of our own file."""
         if self.spill is not None:
             self.spill.give_back(self.offset, self.count * self.stored.itemsize)

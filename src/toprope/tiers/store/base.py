@@ -1,4 +1,4 @@
-"""What a place for moved tensors can do, whatever it is made of: the host's memory (`host`) or a file (`spill`)."""
+"""Interface of stores for tensors that were moved out; `host` is one in the host's memory, `spill` one in a file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Done", "Pending", "Stacked", "Store"]
 
 
 class Pending(Protocol):
-    """A read that is under way."""
+    """A running read."""
 
     def wait(self) -> None:
-        """Return once the bytes are there, for whatever the caller's stream does next.
+        """Wait until the bytes are there for later work on the caller's stream.
 
         Raises:
-            TierError: what went wrong.
+            TierError: the read has failed.
         """
 
 
@@ -28,12 +28,12 @@ class Done:
     """A read that has ended."""
 
     def wait(self) -> None:
-        """Return."""
+        """Return at once."""
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Keeps copies of tensors under keys: their bytes, of any dtype, without dimensions and empty ones too."""
+    """Keeps copies of tensors by key: of any dtype, including empty tensors and scalars."""
 
     @property
     def name(self) -> str:
@@ -41,46 +41,46 @@ class Store(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Bytes that it may hold."""
+        """Its size in bytes."""
 
     @property
     def used(self) -> int:
-        """Bytes that it holds."""
+        """Bytes in use."""
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
-        """Keep a copy under this key, in place of what was there; the tensor may be changed once this returns.
+        """Keep a copy of a tensor, and replace the key's old one. The tensor may be changed once this returns.
 
         Raises:
-            TierCapacityError: there is no room; what was there under this key still is.
-            TierError: a put before this one has failed.
+            TierCapacityError: there is no room; the old tensor stays.
+            TierError: an earlier put has failed.
         """
 
     def read(self, key: str, out: torch.Tensor) -> Pending:
-        """Begin to read into `out`, which has the dtype and shape that were put.
+        """Begin to read into `out`, which has the kept tensor's dtype and shape.
 
         Raises:
-            KeyError: nothing is kept under this key.
+            KeyError: the key is unknown.
         """
 
     def contains(self, key: str) -> bool:
-        """Whether something is kept under this key."""
+        """True if the store has this key."""
 
     def drop(self, key: str) -> None:
         """Forget a key.
 
         Raises:
-            KeyError: nothing is kept under this key.
+            KeyError: the key is unknown.
         """
 
     def flush(self) -> None:
-        """Return once everything that was put is where it shall be."""
+        """Wait until all tensors are in their place."""
 
     def close(self) -> None:
-        """Give everything back: memory, threads and files. Calling it again does nothing."""
+        """Release memory, threads and files. Calling it again does nothing."""
 
 
 class Stacked:
-    """Stores in a row: a tensor goes to the first that has room.
+    """Several stores: a tensor goes to the first one that has room.
 
     Args:
         stores: the fastest first.
@@ -94,16 +94,16 @@ class Stacked:
 
     @property
     def capacity(self) -> int:
-        """Of all."""
+        """Size of all stores in bytes."""
         return sum(each.capacity for each in self.stores)
 
     @property
     def used(self) -> int:
-        """Of all."""
+        """Bytes in use in all stores."""
         return sum(each.used for each in self.stores)
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
-        """Keep a copy; where a key was, it stays if there is room for it."""
+        """Keep a copy; a known key stays in its store if that has room."""
         before = self._where.get(key)
         for store in [each for each in self.stores if each is before] or self.stores:
             try:
@@ -122,19 +122,19 @@ class Stacked:
                     before.drop(key)
                 self._where[key] = store
                 return
-        told = ", ".join(f"{each.name} {gibibytes(each.used)} of {gibibytes(each.capacity)}" for each in self.stores)
+        facts = ", ".join(f"{each.name} {gibibytes(each.used)} of {gibibytes(each.capacity)}" for each in self.stores)
         raise TierCapacityError(
             f"no tier has room for {gibibytes(tensor.nbytes)}.",
-            looked_at=told or "there are none",
+            looked_at=facts or "there are none",
             do="give a larger budget for the host, or a folder on a disk: attach(..., host=, disk=)",
         )
 
     def read(self, key: str, out: torch.Tensor) -> Pending:
-        """Begin to read from where it is."""
+        """Begin to read from the key's store."""
         return self._where[key].read(key, out)
 
     def contains(self, key: str) -> bool:
-        """Whether one of them has it."""
+        """True if one of the stores has this key."""
         return key in self._where
 
     def drop(self, key: str) -> None:
@@ -142,12 +142,12 @@ class Stacked:
         self._where.pop(key).drop(key)
 
     def flush(self) -> None:
-        """All of them."""
+        """Flush all stores."""
         for each in self.stores:
             each.flush()
 
     def close(self) -> None:
-        """All of them."""
+        """Close all stores."""
         for each in self.stores:
             each.close()
         self._where.clear()

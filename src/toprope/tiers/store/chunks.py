@@ -1,4 +1,4 @@
-"""What the threads do: read a part of a file, copy a part of the host's memory, write a part of a file."""
+"""Units of work of the transfer threads: read a part of a file, copy a part of the host's memory, write to a file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 SERIAL = 32256
-"""Elements of a conversion: so few that torch does it in this thread, and not in all of them."""
+"""Number of elements that torch converts in the calling thread, without its thread pool."""
 
 
 def cut(nbytes: int, most: int = CHUNK, first: int = CHUNK, least: int = 0) -> Iterator[tuple[int, int]]:
-    """A stretch in pieces; the first one shorter where that brings the others to an alignment.
+    """Cut a range of bytes into pieces; the first one may be shorter, so that the others are aligned.
 
-    What is left at the end goes with the piece before it where it has no more bytes than `least`.
+    A rest of at most `least` bytes at the end is joined to the piece before it.
     """
     start = 0
     while start < nbytes:
@@ -49,13 +49,13 @@ def deliver(worker: Worker, load: Load, target: Memory, source: torch.Tensor, *,
     """Copy from the host's memory to a device.
 
     Args:
-        stay: until it is there, as `source` will have other contents then.
+        stay: wait until the copy has ended, as `source` will be overwritten then.
     """
     device = worker.device
     assert device is not None
     with device.as_current(), device.on_stream(worker.stream):
         event = load.arrived.get(worker)
-        if event is None:  # the first copy of this load on this stream, which keeps its order
+        if event is None:  # the first copy of this load on this stream, which runs copies in order
             for each in load.after:
                 worker.stream.wait_event(each)
             event = load.arrived[worker] = device.event()
@@ -67,7 +67,7 @@ def deliver(worker: Worker, load: Load, target: Memory, source: torch.Tensor, *,
 
 
 class ReadChunk:
-    """Read a part of a file to where it belongs."""
+    """Read a part of a file to its target."""
 
     __slots__ = ("file", "nbytes", "offset", "target")
 
@@ -128,7 +128,7 @@ class CastChunk:
 
 
 class CopyChunk:
-    """Copy from the host's memory to where it belongs."""
+    """Copy from the host's memory to the target."""
 
     __slots__ = ("source", "target")
 
@@ -155,10 +155,10 @@ class WriteChunk:
     """Write a part of the host's memory to a file.
 
     Args:
-        descriptor: of the file; one for direct writes if `direct`.
-        offset: where to; a multiple of `BLOCK` where it is written directly.
-        source: aligned, and with as many bytes more as bring it to a multiple of `BLOCK`.
-        direct: past the page cache.
+        descriptor: the file's descriptor; one for direct writes if `direct`.
+        offset: offset in the file; a multiple of `BLOCK` for direct writes.
+        source: aligned memory; the bytes after it, up to a multiple of `BLOCK`, are written too.
+        direct: write past the page cache.
     """
 
     __slots__ = ("descriptor", "direct", "offset", "source", "where")
@@ -185,12 +185,12 @@ class WriteChunk:
 
 
 class StageChunk:
-    """Write a part of a weight, wherever its memory is and begins, to our own file, by way of the worker's buffer.
+    """Write a part of a weight, from memory of any device and alignment, to our own file through the worker's buffer.
 
     Args:
         file: the file.
-        offset: where to; a multiple of `BLOCK`.
-        source: what.
+        offset: offset in the file; a multiple of `BLOCK`.
+        source: the bytes.
     """
 
     __slots__ = ("file", "offset", "source")
@@ -212,13 +212,13 @@ class StageChunk:
 
 
 class PatchChunk:
-    """Write a part of a weight to our own file, from aligned memory, at any place.
+    """Write a part of a weight from aligned memory to any offset of our own file.
 
     Args:
         file: the file.
-        offset: where to.
-        source: what; there is room after it up to a multiple of `BLOCK`.
-        last: the weight ends with it, and what follows it up to a multiple of `BLOCK` belongs to nothing.
+        offset: offset in the file.
+        source: the bytes; memory after them, up to a multiple of `BLOCK`, may be written.
+        last: the weight ends with these bytes, so that the rest of the last block of the file is unused.
     """
 
     __slots__ = ("file", "last", "offset", "source")
@@ -249,11 +249,11 @@ class Writable(Protocol):
     descriptor: int
 
     def writes(self, offset: int, source: Memory) -> list[WriteChunk]:
-        """What writes this memory there."""
+        """Chunks that write memory to an offset of the file."""
 
 
 def write_failed(error: OSError, where: str) -> Exception:
-    """What a failed write is told as."""
+    """Error for a failed write."""
     if error.errno in (28, 122):  # ENOSPC, EDQUOT
         return TierCapacityError(
             f"the disk is full: {where}.",
@@ -261,6 +261,6 @@ def write_failed(error: OSError, where: str) -> Exception:
             do="free some of it, or give a folder on another disk",
         )
     return TierWriteError(
-        f"what does not fit into memory cannot be written to {where}: {error.strerror}.",
+        f"tensors that do not fit into memory cannot be written to {where}: {error.strerror}.",
         do="check the disk, or give another folder",
     )

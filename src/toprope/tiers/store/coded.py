@@ -1,6 +1,6 @@
-"""Weights stored as codes of 8 bits with scales: they lie and travel as codes, and become numbers where they are used.
+"""Homes of weights that stay encoded as 8-bit codes with scales until they are loaded into a slot.
 
-Also weights whose parts lie in several places, such as the experts of a layer, which are one tensor in the model.
+Also homes of weights with parts in several places, such as the experts of a layer that are one tensor in the model.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from toprope.tiers.store.transfer import CHUNK, Chunk, Load, Worker
 __all__ = ["CodedHome", "Coding", "DeviceTable", "JoinedHome", "decode_on"]
 
 _PIECE = 2**20
-"""Elements that are decoded at a time on a device with memory of its own, at most."""
+"""Largest number of elements decoded at a time on a device with its own memory."""
 
 
 class DeviceTable:
-    """The number of each code, in a device's own memory: decoding there needs no arithmetic on types of 8 bits.
+    """Table of the values of all codes in a device's memory, so that decoding needs no 8-bit types on the device.
 
     Args:
-        device: with memory of its own.
-        codes: the dtype of the codes.
-        piece: elements that are decoded at a time, by each thread.
+        device: a device with its own memory.
+        codes: dtype of the codes.
+        piece: number of elements that each thread decodes at a time.
     """
 
     BYTES = 9
-    """Bytes of an element while it is decoded: its code, the code as an index, its number in fp32."""
+    """Bytes per element during decoding: the code, the code as an index, the value in fp32."""
 
     def __init__(self, device: Device, codes: torch.dtype, piece: int) -> None:
         self.piece = piece
         self.values = _numbers(codes).to(device.torch_device)
 
     def decode(self, codes: torch.Tensor, coding: Coding, scales: torch.Tensor, skipped: int) -> torch.Tensor:
-        """Numbers of whole rows.
+        """Decode whole rows.
 
         Args:
-            codes: of the rows, uint8, flat, on the device.
-            coding: of the weight.
-            scales: of the blocks that the rows are in, on the device.
-            skipped: rows of the first block before them.
+            codes: flat uint8 tensor of the rows' codes, on the device.
+            coding: the weight's coding.
+            scales: scales of the blocks that have the rows, on the device.
+            skipped: number of rows of the first block before these rows.
         """
         made = self.values.index_select(0, codes.to(torch.int32))
         rows = scales.unsqueeze(1).expand(-1, coding.block[0], -1).reshape(-1, scales.shape[1])
@@ -63,14 +63,14 @@ def _numbers(codes: torch.dtype) -> torch.Tensor:
 
 
 class Coding:
-    """Rule that makes numbers of the codes of a weight: code x scale of its block, in fp32, as its library does.
+    """Decoding of a weight: code x scale of its block in fp32, with the same result as the model's library.
 
     Args:
-        codes: their dtype.
-        columns: elements of a row.
-        scales: fp32 [blocks of rows, blocks of columns], on the host.
-        block: rows and columns of a block; the last ones may have fewer.
-        casts: the dtypes that products become, one after another.
+        codes: dtype of the codes.
+        columns: number of elements in a row.
+        scales: fp32 tensor [blocks of rows, blocks of columns], on the host.
+        block: rows and columns of a block; the last blocks may have fewer.
+        casts: dtypes that the products are converted to, one after another.
     """
 
     def __init__(
@@ -83,36 +83,36 @@ class Coding:
     ) -> None:
         self.codes, self.columns, self.scales, self.block, self.casts = codes, columns, scales, block, casts
         self.there: DeviceTable | None = None
-        """On a device with memory of its own: codes are copied there, and decoded there; None for decoding here."""
+        """Table for decoding on a device with its own memory; None for decoding on the host."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """On the device."""
+        """The weight's dtype on the device."""
         return self.casts[-1]
 
     def cast(self, dtype: torch.dtype) -> Coding:
-        """The same, with numbers that are converted once more."""
+        """A coding that converts to another dtype in addition."""
         made = Coding(self.codes, self.columns, self.scales, self.block, (*self.casts, dtype))
         made.there = self.there
         return made
 
     def blocks(self, first: int, last: int) -> torch.Tensor:
-        """Scales of the blocks that some rows are in."""
+        """Scales of the blocks that have the rows from `first` to `last`."""
         return self.scales[first // self.block[0] : (last - 1) // self.block[0] + 1]
 
     def factors(self, first: int, count: int) -> torch.Tensor:
-        """Factors of some elements."""
+        """Scales of `count` elements, one per element."""
         begin, end = first // self.columns, -(-(first + count) // self.columns)
         blocks = self.scales[torch.arange(begin, end) // self.block[0]].unsqueeze(-1)
         wide = blocks.expand(-1, -1, self.block[1]).reshape(end - begin, -1)[:, : self.columns]
         return wide.reshape(-1)[first - begin * self.columns :][:count]
 
     def decode(self, raw: torch.Tensor, first: int) -> torch.Tensor:
-        """Numbers of some elements, on the host.
+        """Decode elements on the host.
 
         Args:
             raw: their codes, uint8.
-            first: the place of the first one in the weight.
+            first: index of the first element in the weight.
         """
         made = torch.empty(raw.numel(), dtype=self.dtype)
         for start in range(0, raw.numel(), SERIAL):
@@ -125,7 +125,7 @@ class Coding:
 
 
 class _DecodeChunk:
-    """Bring some codes from a file or the host's memory, and put their numbers where they belong."""
+    """Read codes from a file or the host's memory, and write the decoded values to the target."""
 
     __slots__ = ("coding", "count", "first", "source", "target")
 
@@ -167,7 +167,7 @@ class _DecodeChunk:
         return self.coding.there is not None and whole
 
     def _decode_there(self, worker: Worker, load: Load, raw: torch.Tensor) -> int:
-        """Decode on the device; returns the bytes of scales that went there."""
+        """Decode on the device; return the bytes of scales that were copied to it."""
         coding, device = self.coding, worker.device
         assert coding.there is not None
         assert device is not None
@@ -182,11 +182,11 @@ class _DecodeChunk:
 
 
 class CodedHome(Home):
-    """Codes in a file or in the host's memory.
+    """A home with codes in a file or in the host's memory.
 
     Args:
-        codes: where they lie, as bytes.
-        coding: how they become numbers.
+        codes: home of the codes as bytes.
+        coding: the decoding.
     """
 
     def __init__(self, codes: DiskHome | MemoryHome, coding: Coding) -> None:
@@ -205,15 +205,15 @@ class CodedHome(Home):
 
     @property
     def host_bytes(self) -> int:
-        """Of the codes."""
+        """Bytes of the codes."""
         return self.count
 
     def cast(self, dtype: torch.dtype) -> CodedHome:
-        """The same, converted once more."""
+        """A home that converts to another dtype in addition."""
         return CodedHome(self.codes, self.coding.cast(dtype))
 
     def chunks(self, target: Memory, start: int = 0) -> list[Chunk]:
-        """Pieces of codes that are decoded."""
+        """Chunks that read and decode the codes."""
         size = self.coding.dtype.itemsize
         most = CHUNK // size
         if target.address is None and self.coding.there is not None:
@@ -242,7 +242,7 @@ class CodedHome(Home):
         return self.codes.host_chunks(memory)
 
     def on_host(self, memory: Memory) -> CodedHome:
-        """The same, with codes that were brought there."""
+        """A home with the codes in the host's memory."""
         return CodedHome(MemoryHome(memory), self.coding)
 
     def check(self) -> None:
@@ -254,10 +254,10 @@ class CodedHome(Home):
 
 
 class JoinedHome(Home):
-    """A weight whose bytes lie in several places, one after another.
+    """A home of a weight whose bytes are in several places.
 
     Args:
-        parts: in the order of the weight's bytes; all on one tier.
+        parts: homes of its parts in the order of the weight's bytes; all in the same tier.
     """
 
     def __init__(self, parts: Sequence[DiskHome | CodedHome | MemoryHome]) -> None:
@@ -279,11 +279,11 @@ class JoinedHome(Home):
 
     @property
     def host_bytes(self) -> int:
-        """Of its parts in the host's memory."""
+        """Bytes of its parts in the host's memory."""
         return self._host_bytes
 
     def cast(self, dtype: torch.dtype) -> JoinedHome | None:
-        """The same, converted once more; None where a part is numbers in memory."""
+        """A home that converts to another dtype in addition; None if a part is decoded in memory already."""
         parts: list[DiskHome | CodedHome] = []
         for each in self.parts:
             if not isinstance(each, MemoryHome):
@@ -297,7 +297,7 @@ class JoinedHome(Home):
             at += size
 
     def chunks(self, target: Memory, start: int = 0) -> list[Chunk]:
-        """Those of the parts that are in this stretch."""
+        """Chunks of the parts from `start` on."""
         stop, found = start + target.nbytes, []
         for each, first, last in self._placed([each.nbytes for each in self.parts]):
             begin, end = max(first, start), min(last, stop)
@@ -311,7 +311,7 @@ class JoinedHome(Home):
         return [one for each, first, last in places for one in each.host_chunks(memory.part(first, last))]
 
     def on_host(self, memory: Memory) -> Home:
-        """The same, with parts that were brought there."""
+        """A home with all parts in the host's memory."""
         if not any(isinstance(each, CodedHome) for each in self.parts):
             return MemoryHome(memory)
         places = self._placed([each.host_bytes for each in self.parts])
@@ -325,7 +325,7 @@ class JoinedHome(Home):
         )
 
     def check(self) -> None:
-        """Raise if a file is not the one that it was."""
+        """Raise if a file has changed."""
         for each in self._checked:
             each.check()
 
@@ -334,10 +334,10 @@ class JoinedHome(Home):
 
 
 def decode_on(device: Device, homes: Iterable[CodedHome | JoinedHome], threads: int) -> int:
-    """Let codes be decoded on a device, where that gives the bits that decoding on the host gives.
+    """Enable decoding on a device if that gives the same bits as decoding on the host.
 
     Returns:
-        Bytes of the device that it takes; 0 where codes are decoded on the host.
+        Bytes of the device that decoding takes; 0 if codes are decoded on the host.
     """
     parts = [one for each in homes for one in (each.parts if isinstance(each, JoinedHome) else [each])]
     codings = [(each.coding, each.count) for each in parts if isinstance(each, CodedHome)]

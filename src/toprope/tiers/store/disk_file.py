@@ -1,8 +1,8 @@
 """Files that weights are read from, past the page cache or from it, and facts about folders and their disks.
 
-A file is known by its inode, size and time of change: what has changed since it was opened is not read. Direct reads
-need offsets, lengths and addresses that are multiples of the disk's blocks; a worker's own buffer helps where they are
-not.
+A file is identified by its inode, size and time of change; a file that has changed since it was opened is not read.
+Direct reads need offsets, lengths and addresses that are multiples of the disk's blocks; other reads go through a
+worker's buffer.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 _CACHESTAT = 451
-"""The system call's number, the same on every architecture; Linux 6.5 and later."""
+"""Number of the system call cachestat, the same on every architecture; Linux 6.5 and later."""
 
 _AT_EMPTY_PATH, _DIO_ALIGN = 0x1000, 0x2000  # of linux/fcntl.h and linux/stat.h
-_STATX_BYTES, _MEMORY_ALIGNMENT = 256, 152  # of struct statx, and where stx_dio_mem_align is in it
+_STATX_BYTES, _MEMORY_ALIGNMENT = 256, 152  # size of struct statx, offset of stx_dio_mem_align in it
 
 _FAILED = 2 ** (8 * ctypes.sizeof(c_void_p)) - 1
 
@@ -57,12 +57,12 @@ class _Counts(ctypes.Structure):
 
 
 def all_cached(descriptor: int, offset: int, nbytes: int) -> bool:
-    """Whether all of a part of a file lies in the page cache; False where the system does not tell.
+    """True if all of a part of a file is in the page cache; False if the system does not report it.
 
     Args:
-        descriptor: of the file, which is open for reading.
-        offset: from the start of the file.
-        nbytes: how many, at least one.
+        descriptor: descriptor of the file, which is open for reading.
+        offset: offset in the file.
+        nbytes: number of bytes, at least one.
     """
     start = offset // mmap.PAGESIZE * mmap.PAGESIZE
     length = offset + nbytes - start
@@ -74,9 +74,9 @@ def all_cached(descriptor: int, offset: int, nbytes: int) -> bool:
 
 
 def direct_memory_alignment(descriptor: int) -> int | None:
-    """Bytes whose multiples the memory of direct reads of a file has to begin at; None where the system does not tell.
+    """Alignment in bytes that direct reads of a file need in memory; None if the system does not report it.
 
-    It is 4 for many disks, 512 for others; Linux tells it since 6.1.
+    It is 4 for many disks, 512 for others; Linux reports it since 6.1.
     """
     told = ctypes.create_string_buffer(_STATX_BYTES)
     try:
@@ -89,7 +89,7 @@ def direct_memory_alignment(descriptor: int) -> int | None:
 
 
 def _all_in_core(descriptor: int, start: int, length: int, pages: int) -> bool:
-    """The same from older systems, which have to map it first: other threads wait for that."""
+    """`all_cached` for older systems, which have to map the file first; other threads wait for that."""
     libc = _libc()
     address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
     if address in (None, _FAILED):
@@ -117,16 +117,16 @@ def _libc() -> Any:
 
 
 BLOCK = 4096
-"""Bytes that direct reads and writes are rounded to, unless the disk is known to take less."""
+"""Block size in bytes to which direct reads and writes are rounded, unless the disk is known to take less."""
 
 
 class Buffer:
-    """Memory that a worker reads into where it cannot read into its destination. Aligned to pages.
+    """Page-aligned memory of a worker, for reads that cannot go directly into their target.
 
     Args:
-        address: where it begins.
-        nbytes: how much.
-        keep: what keeps the memory alive.
+        address: its address.
+        nbytes: its size.
+        keep: owner of the memory, which must stay alive.
     """
 
     def __init__(self, address: int, nbytes: int, keep: object) -> None:
@@ -138,8 +138,8 @@ class DiskFile:
     """A file that weights are read from.
 
     Args:
-        path: for errors, and to look whether it is still the same.
-        descriptor: where it was opened already and has no name any more; it is closed with this.
+        path: its path, for errors and to check that it is still the same file.
+        descriptor: for a file that has no name any more, its open descriptor, which is closed with this object.
 
     Raises:
         TierReadError: it cannot be opened.
@@ -156,15 +156,15 @@ class DiskFile:
             raise self._failed(error) from error
         self.size = status.st_size
         self._identity = status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
-        # The system tells only an owner which of a file's pages are in memory.
-        self._told = status.st_uid == os.geteuid() or os.geteuid() == 0 or os.access(self._plain, os.W_OK)
+        # The system reports only to an owner which pages of a file are in memory.
+        self._reports_cached = status.st_uid == os.geteuid() or os.geteuid() == 0 or os.access(self._plain, os.W_OK)
         self.block = BLOCK
         self._open_direct()
         self.memory_block = min(self.block, file_facts.direct_memory_alignment(self._plain) or self.block)
 
     @property
     def direct(self) -> bool:
-        """Whether reads can go past the page cache."""
+        """True if reads can go past the page cache."""
         return self._direct >= 0
 
     def _open_direct(self) -> None:
@@ -188,10 +188,10 @@ class DiskFile:
         self._direct = -1
 
     def check(self) -> None:
-        """Raise if it is not the file that it was.
+        """Raise if the file has changed since it was opened.
 
         Raises:
-            TierChangedError: it was written to, replaced or taken away.
+            TierChangedError: it was written to, replaced or removed.
         """
         if not self.named:
             return
@@ -205,18 +205,18 @@ class DiskFile:
             ) from error
         now = status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
         if now != self._identity:
-            told = f"size {self._identity[2]}, now {now[2]}"
+            change = f"size {self._identity[2]}, now {now[2]}"
             if now[2] == self._identity[2]:
-                told = "another file" if now[:2] != self._identity[:2] else "its time of change"
+                change = "another file" if now[:2] != self._identity[:2] else "its time of change"
             raise TierChangedError(
                 f"{self.path.name} has changed since the model was attached.",
-                looked_at=f"{self.path}: {told}",
+                looked_at=f"{self.path}: {change}",
                 do="attach the model again",
             )
 
     def cached(self, offset: int, nbytes: int) -> bool:
-        """Whether all of it lies in the page cache."""
-        if not self._told or nbytes <= 0:
+        """True if all of a part of the file is in the page cache."""
+        if not self._reports_cached or nbytes <= 0:
             return False
         return file_facts.all_cached(self._plain, offset, nbytes)
 
@@ -224,17 +224,17 @@ class DiskFile:
         """Read into the host's memory.
 
         Args:
-            offset: from the start of the file.
-            nbytes: how many; with what rounding adds, no more than the buffer has.
-            target: an address.
-            buffer: of this thread.
+            offset: offset in the file.
+            nbytes: number of bytes; rounded up to blocks, they must fit into the buffer.
+            target: address to read to.
+            buffer: buffer of this thread.
 
         Returns:
-            Bytes that came from the disk, and whether they went past the page cache.
+            Bytes that were read from the disk; True if they went past the page cache.
 
         Raises:
-            TierReadError: the disk has an error, or the file ends before.
-            TierChangedError: it ends before, since it is not the file that it was.
+            TierReadError: the disk has an error, or the file is too short.
+            TierChangedError: the file is too short because it has changed.
         """
         if not nbytes:
             return 0, False
@@ -253,7 +253,7 @@ class DiskFile:
         block = self.block
         start, stop = offset // block * block, -(-(offset + nbytes) // block) * block
         if (target - offset) % self.memory_block == 0 and nbytes >= 4 * block:
-            # Whole blocks go where they belong; what is left at both ends goes through the buffer, in one request.
+            # Whole blocks are read into the target; the rests at both ends go through the buffer, in the same request.
             first, last = -(-offset // block) * block, (offset + nbytes) // block * block
             views = [as_buffer(target + first - offset, last - first)]
             if first > offset:
@@ -271,10 +271,10 @@ class DiskFile:
         return stop - start
 
     def read_aside(self, offset: int, nbytes: int, buffer: Buffer) -> tuple[int, int, bool]:
-        """Read into the buffer, for what goes elsewhere from there.
+        """Read into the buffer, from which the caller copies the bytes elsewhere.
 
         Returns:
-            Where in the buffer it begins; bytes that came from the disk, and whether past the page cache.
+            Offset of the bytes in the buffer; bytes that were read from the disk; True if past the page cache.
 
         Raises:
             TierReadError: as for `read`.
@@ -289,13 +289,13 @@ class DiskFile:
         return offset - start, stop - start, True
 
     def _fill(self, descriptor: int, views: list[memoryview], offset: int, least: int) -> None:
-        """Read into one view after another until so many bytes are there."""
+        """Read into one view after another until `least` bytes were read."""
         got = 0
         while got < least:
             count = os.preadv(descriptor, _after(views, got) if got else views, offset + got)
-            # A direct read that ends within a block has come to the end of the file.
+            # A direct read that ends within a block is at the end of the file.
             if count <= 0 or (got + count < least and descriptor == self._direct and count % self.block):
-                # What is read ahead may meet a change before a call looks for one.
+                # Reads ahead of use may find a change of the file before `check` is called.
                 self.check()
                 raise TierReadError(
                     f"{self.path.name} ends before the weights that should be in it.",
@@ -323,7 +323,7 @@ class DiskFile:
 
 
 def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
-    """The same without so many bytes at the beginning."""
+    """The views without the first `nbytes` bytes."""
     left = []
     for view in views:
         if nbytes < len(view):
@@ -347,23 +347,23 @@ def check_folder(folder: Path) -> None:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or the nearest existing one above it."""
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
 
 
 def free_on_disk(folder: Path) -> int:
-    """Bytes that this user can still write there."""
+    """Free bytes of a folder's disk for this user."""
     status = os.statvfs(_nearest(folder))
     return status.f_bavail * status.f_frsize
 
 
 def can_be_written(folder: Path) -> bool:
-    """Whether a file can be made in a folder, or the folder itself above it."""
+    """True if a file can be made in a folder, or, if the folder does not exist, the folder can be made."""
     return os.access(_nearest(folder), os.W_OK | os.X_OK)
 
 
 def is_memory(folder: Path) -> bool:
-    """Whether what is written there stays in the host's memory."""
+    """True if files in a folder are in memory (tmpfs), not on a disk."""
     device = file_system(folder)
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -375,5 +375,5 @@ def is_memory(folder: Path) -> bool:
 
 
 def file_system(folder: Path) -> int:
-    """Which file system a folder is on."""
+    """Device number of the file system that a folder is on."""
     return os.stat(_nearest(folder)).st_dev

@@ -1,4 +1,4 @@
-"""Which stretches of a file, or of memory, are free. Pure: offsets and lengths."""
+"""Free list: allocates ranges of a file or of memory. Pure: offsets and lengths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Extents"]
 
 
 class Extents:
-    """Gives out stretches of a space that grows, the smallest free one that fits first; neighbours grow together.
+    """Allocator of ranges in a space that grows; best fit, and neighbouring free ranges are merged.
 
     Args:
         alignment: offsets and lengths are multiples of it.
@@ -17,28 +17,28 @@ class Extents:
     def __init__(self, alignment: int = 4096) -> None:
         self.alignment = alignment
         self.end = 0
-        """The space that was ever given out ends here."""
+        """End of the space that was ever allocated."""
         self.used = 0
-        """Bytes that are given out now, rounded up."""
+        """Allocated bytes, rounded up."""
         self._by_size: list[tuple[int, int]] = []  # (length, offset)
-        self._at: dict[int, int] = {}  # offset -> length, of free stretches
+        self._at: dict[int, int] = {}  # offset -> length of free ranges
         self._until: dict[int, int] = {}  # end -> offset
 
     def rounded(self, length: int) -> int:
-        """What a stretch of so many bytes takes; an empty one takes one unit, so that its offset is its own."""
+        """Bytes that a range of this length takes; an empty one takes one unit, so that its offset is unique."""
         return max(1, -(-length // self.alignment)) * self.alignment
 
     def fits(self, length: int) -> bool:
-        """Whether there is a free stretch for it without growing."""
+        """True if a free range of this length exists without growing."""
         return bisect_left(self._by_size, (self.rounded(length), -1)) < len(self._by_size)
 
     def together(self, limit: int) -> int:
-        """The length of the longest stretch that could be taken if the space ended at `limit`."""
+        """The length of the longest range that can be allocated below `limit`."""
         last = self._until.get(self.end, self.end)
         return max(self._by_size[-1][0] if self._by_size else 0, limit // self.alignment * self.alignment - last)
 
     def take(self, length: int) -> int:
-        """The offset of a stretch of so many bytes."""
+        """Allocate a range, and return its offset."""
         size = self.rounded(length)
         self.used += size
         place = bisect_left(self._by_size, (size, -1))
@@ -50,14 +50,14 @@ class Extents:
             return offset
         last = self._until.get(self.end)
         offset = self.end
-        if last is not None:  # the free stretch at the end grows
+        if last is not None:  # the free range at the end grows
             offset = last
             self._remove(last, self._at[last])
         self.end = offset + size
         return offset
 
     def give_back(self, offset: int, length: int) -> None:
-        """A stretch that was taken is free again."""
+        """Free an allocated range."""
         size = self.rounded(length)
         self.used -= size
         before = self._until.get(offset)

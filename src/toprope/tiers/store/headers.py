@@ -1,4 +1,4 @@
-"""Where each tensor of a model folder lies: the headers of its safetensors files, read without torch and checked.
+"""Read the headers of a model folder's safetensors files, without torch: name, place, dtype and shape of each tensor.
 
 A safetensors file is eight bytes for the size of a header, the header in JSON, then the tensors' bytes.
 """
@@ -22,13 +22,13 @@ BITS = {
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-"""Bits of an element, by the format's names of dtypes (safetensors 0.8)."""
+"""Bits of an element, by the names of dtypes in safetensors 0.8."""
 
 FLOATS = frozenset(("F16", "BF16", "F32", "F64"))
-"""Names of dtypes that are numbers by themselves, without scales elsewhere."""
+"""Names of dtypes whose values are complete without separate scales."""
 
 _MOST = 100_000_000
-"""Bytes of a header, as the format allows at most."""
+"""Largest header in bytes that the format allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Stored:
     Attributes:
         name: its name.
         file: the file.
-        begin: where its bytes begin, from the start of the file.
-        bytes: how many.
-        dtype: as the format calls it: "BF16".
+        begin: offset of its first byte in the file.
+        bytes: number of its bytes.
+        dtype: its dtype in the format's names: "BF16".
         shape: its shape.
     """
 
@@ -53,13 +53,13 @@ class Stored:
 
 
 def read_folder(folder: str | os.PathLike[str]) -> tuple[Stored, ...]:
-    """Every tensor of a model folder, in the order of files and of their places in them.
+    """List all tensors of a model folder, file by file in the order of their bytes.
 
-    With an index (`*.safetensors.index.json`) the files that it names, else all `*.safetensors`; next to a config.json
-    those of the name that transformers and diffusers load, where there are others.
+    The files are those of an index (`*.safetensors.index.json`), else all `*.safetensors`. If there are several next to
+    a config.json, it is the one that transformers and diffusers load.
 
     Raises:
-        WeightsError: there are none, a file is damaged, or index and files do not fit together.
+        WeightsError: there are no tensors, a file is damaged, or index and files do not match.
     """
     path = Path(folder)
     if path.is_file() and path.suffix == ".safetensors":
@@ -77,7 +77,7 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[Stored, ...]:
 
 
 def _loaded(path: Path, files: list[Path]) -> list[Path]:
-    """Of several files next to a config.json, the one that transformers and diffusers load, if it is there."""
+    """Choose the file that transformers and diffusers load, if several are next to a config.json."""
     if len(files) > 1 and (path / "config.json").is_file():
         names = ("model.safetensors", "diffusion_pytorch_model.safetensors")
         return [each for each in files if each.name.removesuffix(".index.json") in names][:1] or files
@@ -85,7 +85,7 @@ def _loaded(path: Path, files: list[Path]) -> list[Path]:
 
 
 def refuse_pointer(file: Path) -> None:
-    """Raise for what Git LFS leaves in place of a file that was not downloaded.
+    """Raise for a pointer that Git LFS leaves in place of a file that was not downloaded.
 
     Raises:
         WeightsError: it is such a pointer.
@@ -155,7 +155,7 @@ def _indexed(path: Path, index: Path) -> Iterator[Stored]:
 
 
 def read_header(file: Path) -> tuple[Stored, ...]:
-    """The tensors of a file in the order of their bytes.
+    """List the tensors of a file in the order of their bytes.
 
     Raises:
         WeightsError: it cannot be read, is no safetensors file, is cut short, or its header contradicts itself.

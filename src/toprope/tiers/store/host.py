@@ -21,19 +21,18 @@ from toprope.tiers.store.transfer import Load, Transfers, queued
 __all__ = ["HostStore"]
 
 _AT_ONCE = 2**20
-"""Bytes up to which a copy within the host's memory is made by the caller."""
+"""Largest copy within the host's memory, in bytes, that the caller makes itself."""
 
 
 class HostStore:
-    """Copies in the host's memory; pinned where the device has use for that.
+    """A store in the host's memory, which is pinned if the device benefits from that.
 
-    Memory that was given back is kept for the next tensor of its size, within the budget: new pages cost more than
-    copies.
+    Freed memory is kept for the next tensor of its size, within the budget, as new pages cost more than copies.
 
     Args:
-        capacity: bytes that it may hold.
-        transfers: whose threads copy large tensors.
-        device: with memory of its own, if the tensors are there.
+        capacity: its size in bytes.
+        transfers: the threads that copy large tensors.
+        device: the tensors' device, if it has its own memory.
     """
 
     name = "host"
@@ -41,9 +40,9 @@ class HostStore:
     def __init__(self, capacity: int, transfers: Transfers, device: Device | None = None) -> None:
         self.capacity, self.transfers, self.device = capacity, transfers, device
         self.used = 0
-        """Bytes of what is kept, rounded up to pages."""
+        """Bytes of the tensors, rounded up to pages."""
         self.peak = 0
-        """The most that was ever held, with what was kept for the next tensor."""
+        """Peak of all bytes, including memory that is kept for the next tensor."""
         self._entries: dict[str, tuple[Memory, int]] = {}
         self._reading: dict[str, Load] = {}
         self._free: defaultdict[int, list[Memory]] = defaultdict(list)
@@ -51,11 +50,11 @@ class HostStore:
         self._lock = threading.Lock()
 
     def spare(self) -> int:
-        """Bytes of the budget that nothing is held in."""
+        """Unused bytes of the budget."""
         return self.capacity - self._held
 
     def reserve(self, nbytes: int) -> None:
-        """Count bytes that lie in the host's memory elsewhere, such as weights.
+        """Count bytes outside the store against its budget, such as weights.
 
         Raises:
             TierCapacityError: there is no room.
@@ -67,7 +66,7 @@ class HostStore:
             self.peak = max(self.peak, self._held)
 
     def release(self, nbytes: int) -> None:
-        """Count them no more."""
+        """Stop counting bytes that were reserved."""
         with self._lock:
             self.used -= nbytes
             self._held -= nbytes
@@ -122,7 +121,7 @@ class HostStore:
             for event in () if load is None else load.events:
                 event.synchronize()
             self._free[memory.nbytes].append(memory)
-        else:  # freed when the last who reads it is done
+        else:  # freed when the last read has ended
             self._held -= memory.nbytes
 
     def read(self, key: str, out: torch.Tensor) -> Pending:
@@ -146,13 +145,13 @@ class HostStore:
 
     def _ended(self, key: str, load: Load) -> None:
         if load.events and self.device is not None:
-            return  # the copies may still be under way on the device: the memory is not used again
+            return  # the device may still be copying: the memory is not reused
         with self._lock:
             if self._reading.get(key) is load:
                 del self._reading[key]
 
     def contains(self, key: str) -> bool:
-        """Whether something is kept under this key."""
+        """True if the store has this key."""
         return key in self._entries
 
     def drop(self, key: str) -> None:
@@ -162,10 +161,10 @@ class HostStore:
             self._give_back(key, memory)
 
     def flush(self) -> None:
-        """Nothing: everything is where it shall be."""
+        """Do nothing: copies are complete when `put` returns."""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         with self._lock:
             self._entries.clear()
             self._free.clear()

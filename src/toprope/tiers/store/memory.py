@@ -40,10 +40,10 @@ DTYPES = {
 
 
 def pinned(nbytes: int, device: Device, *, lasting: bool) -> torch.Tensor:
-    """Pinned bytes that begin at a page.
+    """Allocate pinned, page-aligned memory.
 
-    Plain memory is registered with the device where it is `lasting`, as that takes time. Where that cannot be done,
-    torch's allocator is asked: first for no more than is needed, a page more may double what it takes.
+    For `lasting` memory, plain memory is registered with the device, which takes time. If that is not possible, torch's
+    allocator is used, first without an additional page for alignment, as that could double the memory it takes.
     """
     made = _registered(nbytes, device) if lasting else None
     if made is not None:
@@ -56,13 +56,13 @@ def pinned(nbytes: int, device: Device, *, lasting: bool) -> torch.Tensor:
 
 
 def _registered(nbytes: int, device: Device) -> torch.Tensor | None:
-    """Plain memory, registered with the device; None where it has no such thing."""
+    """Allocate plain memory and register it with the device; None if the device cannot do that."""
     area = mmap.mmap(-1, max(-(-nbytes // PAGE) * PAGE, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     shown = (ctypes.c_char * len(area)).from_buffer(area)
     end = device.register_memory(ctypes.addressof(shown), len(area))
     if end is None:
         return None
-    # `area` is kept by the finalizer: its pages go after they are registered no more.
+    # The finalizer keeps `area`, so that its pages are freed only after they are unregistered.
     weakref.finalize(shown, _release, end, area).atexit = False
     return torch.frombuffer(shown, dtype=torch.uint8, count=max(nbytes, 1))[:nbytes]
 
@@ -72,11 +72,11 @@ def _release(end: Callable[[], None], area: mmap.mmap) -> None:
 
 
 _HUGE = 2 * 2**20
-"""Bytes of a huge page, of most CPUs: a request to the disk goes in one piece where its memory does."""
+"""Bytes of a huge page on most CPUs; a request to the disk is in one piece if its memory is contiguous."""
 
 
 def as_buffer(address: int, nbytes: int) -> memoryview:
-    """Memory of the host as something that files are read into."""
+    """View memory of the host as a buffer for reading files."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
@@ -86,11 +86,11 @@ def move(target: int, source: int, nbytes: int) -> None:
 
 
 class Memory:
-    """A stretch of bytes.
+    """A range of bytes in memory.
 
     Args:
         tensor: the bytes, uint8.
-        address: on the host; None on a device that has memory of its own.
+        address: address on the host; None on a device with its own memory.
     """
 
     __slots__ = ("__weakref__", "_tensor", "_whole", "address", "nbytes")
@@ -100,7 +100,7 @@ class Memory:
         self._whole: tuple[Memory, int] | None = None
         self.address = address
         self.nbytes = tensor.numel()
-        """How many."""
+        """Number of bytes."""
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -121,13 +121,13 @@ class Memory:
 
     @classmethod
     def host(cls, nbytes: int, device: Device | None = None, *, lasting: bool = False) -> Memory:
-        """Of the host, at the beginning of a page; pinned where the device has use for that.
+        """Allocate page-aligned memory of the host, which is pinned if the device benefits from that.
 
         Args:
-            nbytes: how many.
-            device: that copies to and from it.
-            lasting: it is there to stay. Else pinned memory comes from torch's allocator, which is quick to have and
-                may take twice as much.
+            nbytes: number of bytes.
+            device: the device that copies to and from it.
+            lasting: True for memory with a long life. Else pinned memory comes from torch's allocator, which is faster
+                and may take twice as much.
         """
         if device is not None and device.capabilities.pinned_memory:
             made = pinned(nbytes, device, lasting=lasting)
@@ -136,12 +136,12 @@ class Memory:
 
     @classmethod
     def several(cls, sizes: Sequence[int], alignment: int = PAGE) -> list[Memory]:
-        """Stretches of the host's memory one after another, each a storage of its own."""
+        """Allocate consecutive ranges of the host's memory, each with a storage of its own."""
         starts, end = [], 0
         for size in sizes:
             starts.append(end)
             end += -(-size // alignment) * alignment
-        if end >= _HUGE:  # Linux lays only mappings of whole huge pages where these begin
+        if end >= _HUGE:  # Linux aligns only mappings of whole huge pages to these
             end = -(-end // _HUGE) * _HUGE
         area = mmap.mmap(-1, max(end, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -158,13 +158,13 @@ class Memory:
 
     @classmethod
     def on(cls, device: Device, nbytes: int) -> Memory:
-        """Of a device."""
+        """Allocate memory of a device."""
         if not device.capabilities.separate_memory:
             return cls.host(nbytes)
         return cls(torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device))
 
     def part(self, start: int, stop: int) -> Memory:
-        """Some of it; on the host without a tensor until one is asked for, which would count as a view."""
+        """A part of it; on the host its tensor is made when needed, as it would count as a view."""
         made = Memory.__new__(Memory)
         made.nbytes, made._whole = stop - start, (self, start)
         made.address = None if self.address is None else self.address + start
@@ -172,7 +172,7 @@ class Memory:
         return made
 
     def fill(self, value: int) -> None:
-        """Every byte."""
+        """Set every byte to a value."""
         if self.address is None:
             self.tensor.fill_(value)
         else:
@@ -183,7 +183,7 @@ class Memory:
 
 
 class _Nothing:
-    """A stretch of addresses whose every byte is 0xFF, in the memory of one small file; for reading only."""
+    """A read-only range of addresses with 0xFF in every byte, all mapped to one small file."""
 
     _FILE = 4 * 2**20
 
@@ -194,7 +194,7 @@ class _Nothing:
         self._file = -1
 
     def at_least(self, nbytes: int) -> int:
-        """Its address. It stays as long as the process: tensors may point there."""
+        """Address of at least this many bytes, valid until the process ends, as tensors may point there."""
         with self._lock:
             for address, size in self._areas:
                 if size >= nbytes:
@@ -233,14 +233,14 @@ _nothing = _Nothing()
 
 
 def placeholder(like: torch.Tensor, device: Device) -> torch.Tensor:
-    """A tensor with shape, strides and dtype, and no memory, for the parameter of an absent weight.
+    """Make a tensor with shape, strides and dtype but without memory, for the parameter of an absent weight.
 
-    Calls of Python are refused by the class that such a parameter has (`toprope.tiers.store.absent`). For those of C++,
-    a device with memory of its own has no address to read or write; on the CPU writing raises and reading gives NaN.
+    Calls from Python are refused by the class of such a parameter (`toprope.tiers.store.absent`). For C++ code, a
+    device with its own memory has no address to read or write; on the CPU writing raises and reading gives NaN.
 
     Args:
-        like: shape, strides and dtype; its values are not looked at.
-        device: where it is.
+        like: tensor with the shape, strides and dtype; its values are not used.
+        device: the placeholder's device.
     """
     extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
     nbytes = extent * like.dtype.itemsize if like.numel() else 0
@@ -257,7 +257,7 @@ def placeholder(like: torch.Tensor, device: Device) -> torch.Tensor:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a stretch of memory without gaps and overlaps, in any order of dimensions."""
+    """True if a tensor's elements fill a range of memory without gaps and overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -273,9 +273,9 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def free_memory(device: Device) -> int | None:
-    """Bytes of a device that this process can still fill: free ones, and those its allocator holds without a use.
+    """Bytes of a device that this process can still use: free ones, and unused ones in torch's allocator.
 
-    None where the device tells no figure.
+    None if the device does not report its free memory.
     """
     memory = device.memory()
     if memory.free is None:
@@ -285,5 +285,5 @@ def free_memory(device: Device) -> int | None:
 
 
 def without_values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor on meta with the shape and strides of another one, and its dtype where no other is given."""
+    """Make a tensor on meta with the shape and strides of another one, and its dtype unless one is given."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")

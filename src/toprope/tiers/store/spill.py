@@ -1,4 +1,4 @@
-"""A file without a name for what does not fit into memory: it goes with the process, however that ends."""
+"""Spill file: an unnamed file for tensors that do not fit into memory. It is deleted whenever the process ends."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _MOST_SPARE = 128 * 2**20
 
 
 class SpillFile:
-    """The file, and which parts of it are in use.
+    """An unnamed file and the allocation of its parts.
 
     Args:
-        folder: where it is made.
-        capacity: bytes that it may have.
+        folder: its folder.
+        capacity: limit of its bytes.
 
     Raises:
-        TierWriteError: no file can be made there.
+        TierWriteError: no file can be made in the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], capacity: int) -> None:
@@ -55,7 +55,7 @@ class SpillFile:
             self._direct = -1
         self._extents = Extents(BLOCK)
         self.peak = 0
-        """The most bytes that were in use."""
+        """Peak of the bytes in use."""
         self._size = 0
         self._lock = threading.Lock()
 
@@ -65,7 +65,7 @@ class SpillFile:
         return self._extents.used
 
     def take(self, nbytes: int) -> int:
-        """A part of it, by its offset.
+        """Allocate a part, and return its offset.
 
         Raises:
             TierCapacityError: there is no room in its capacity, or on the disk.
@@ -75,9 +75,12 @@ class SpillFile:
             return self._take(nbytes)
 
     def take_parts(self, nbytes: int) -> list[tuple[int, int]]:
-        """Parts that hold so many bytes together, each its offset and bytes: one, or several where none is long enough.
+        """Allocate this many bytes in one part, or in several if no free part is long enough.
 
-        So the file is never longer than its capacity.
+        So the file never becomes longer than its capacity.
+
+        Returns:
+            Offset and bytes of each part.
 
         Raises:
             TierCapacityError: there is no room in its capacity, or on the disk.
@@ -108,7 +111,7 @@ class SpillFile:
         offset = self._extents.take(nbytes)
         if self._extents.end > self._size:
             try:
-                disk = os.fstatvfs(self.descriptor)  # others want room there as well
+                disk = os.fstatvfs(self.descriptor)  # leave room to other programs
                 ahead = min(_GROW, disk.f_bavail * disk.f_frsize // 8)
                 grown = max(self._extents.end, min(self._size + ahead, self.capacity))
                 try:
@@ -124,24 +127,24 @@ class SpillFile:
         return offset
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """A part that was taken is free again."""
+        """Free a part."""
         with self._lock:
             self._extents.give_back(offset, nbytes)
 
     def give_parts_back(self, parts: Sequence[tuple[int, int]]) -> None:
-        """Parts that were taken are free again."""
+        """Free several parts."""
         for offset, nbytes in parts:
             self.give_back(offset, nbytes)
 
     def reads(self, parts: Sequence[tuple[int, int]], target: Memory) -> list[ReadChunk]:
-        """Read parts that were taken, one after another, into memory."""
+        """Chunks that read parts into consecutive memory."""
         return [
             ReadChunk(self.file, offset, stop - start, target.part(start, stop))
             for offset, start, stop in pieces(parts)
         ]
 
     def writes(self, offset: int, source: Memory) -> list[WriteChunk]:
-        """Write memory, which has room for a whole number of blocks, to a part that was taken."""
+        """Chunks that write memory, rounded up to whole blocks, to a part."""
         direct = self._direct >= 0
         descriptor = self._direct if direct else self.descriptor
         return [
@@ -154,7 +157,7 @@ class SpillFile:
             self.close()
 
     def close(self) -> None:
-        """Close it, and so delete it."""
+        """Close the file, which deletes it."""
         if self._direct >= 0:
             os.close(self._direct)
             self._direct = -1
@@ -162,7 +165,7 @@ class SpillFile:
 
 
 def pieces(parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """The stretches of parts that are moved at once: the offset in the file, first and last byte in memory."""
+    """Cut parts into pieces for one request each: offset in the file, begin and end in memory."""
     before = 0
     for offset, nbytes in parts:
         for start, stop in cut(nbytes):
@@ -183,13 +186,13 @@ def _unnamed(folder: Path) -> int:
 
 
 class Fetched:
-    """A load into a device's memory: what the current stream does next comes after it."""
+    """A load into a device's memory, which the current stream waits for."""
 
     def __init__(self, load: Load, device: Device | None, transfers: Transfers | None = None) -> None:
         self.load, self._device, self._transfers = load, device, transfers
 
     def wait(self) -> None:
-        """Return once it is there."""
+        """Wait for the load, also on the current stream."""
         if self._transfers is not None and not self.load.done:
             self._transfers.hasten(self.load)
         self.load.wait()
@@ -204,7 +207,7 @@ class _Entry:
 
     def __init__(self, parts: Sequence[tuple[int, int]], nbytes: int) -> None:
         self.parts, self.nbytes = parts, nbytes
-        self.shared = False  # somebody reads what is staged, and may not be done yet
+        self.shared = False  # the staged memory is being read
         self.staged: Memory | None = None
         self.load: Load | None = None
 
@@ -213,12 +216,12 @@ class SpillStore:
     """A store in a file.
 
     Args:
-        folder: where the file is made.
-        capacity: bytes that it may have.
-        transfers: whose threads write and read.
-        device: with memory of its own, if the tensors are there.
-        staged: bytes in memory that are on their way to the file, at most; of a larger tensor, all of it.
-        spare: bytes of the host's budget that nothing uses now: up to 128 MiB of them may be on their way.
+        folder: folder of the file.
+        capacity: limit of its bytes.
+        transfers: the threads that write and read.
+        device: the tensors' device, if it has its own memory.
+        staged: largest number of bytes in memory that wait to be written; a larger tensor is staged as a whole.
+        spare: returns the unused bytes of the host's budget, of which up to 128 MiB may be used for staging too.
     """
 
     name = "disk"
@@ -250,11 +253,11 @@ class SpillStore:
 
     @property
     def peak(self) -> int:
-        """The most bytes that were."""
+        """Peak of the bytes in use."""
         return self.file.peak
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
-        """Keep a copy; it is written behind the caller's back."""
+        """Keep a copy; it is written to the file in the background."""
         self._raise()
         source = Memory.of(tensor.detach().contiguous())
         nbytes = source.nbytes
@@ -289,7 +292,7 @@ class SpillStore:
                 if memory is not None and not entry.shared and held + memory.nbytes <= self._most_staged():
                     self._free.setdefault(memory.nbytes, []).append(memory)
                     self._free_bytes += memory.nbytes
-            else:  # what was put is still in memory, and can be read
+            else:  # the tensor is still in memory, and can be read
                 self._error = self._error or load.error
 
     def _memory(self, size: int) -> Memory:
@@ -338,11 +341,11 @@ class SpillStore:
         return Fetched(self.transfers.begin(load), self.device, self.transfers)
 
     def contains(self, key: str) -> bool:
-        """Whether something is kept under this key."""
+        """True if the store has this key."""
         return key in self._entries
 
     def drop(self, key: str) -> None:
-        """Forget a key; what is read from it right now is read to the end."""
+        """Forget a key; running reads of it are completed."""
         with self._lock:
             entry = self._entries.pop(key)
         self._forget(entry)
@@ -360,7 +363,7 @@ class SpillStore:
             raise error
 
     def flush(self) -> None:
-        """Return once everything is in the file."""
+        """Wait until everything is in the file."""
         with self._lock:
             writing = [each for each, _ in self._writing]
         for each in writing:
@@ -369,7 +372,7 @@ class SpillStore:
         self._raise()
 
     def close(self) -> None:
-        """Close the file, and so delete it."""
+        """Close the file, which deletes it."""
         if not self._closed:
             self._closed = True
             with self._lock:
@@ -382,7 +385,7 @@ class SpillStore:
 
 
 def _both(first: Load, second: Load) -> Load:
-    """A load that has ended when both have."""
+    """A load that ends when both have ended."""
     made = Load(first.label, [], count=2)
     first.then(lambda load: made.finish(load.error))
     second.then(lambda load: made.finish(load.error))

@@ -1,7 +1,7 @@
-"""Threads that move bytes: a load is a list of chunks, done by whoever is free, those of the first load first.
+"""Threads that move bytes: a load is a list of chunks, which free threads take in the order of the loads.
 
-Errors wait in the load for whoever waits for it. Loads that somebody waits for already go before those that are ahead
-of their use.
+The error of a load is raised in the thread that waits for it. Urgent loads, which a thread waits for already, are done
+before prefetches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT = 120.0
 """Seconds after which a transfer that has not ended is an error."""
 
 CHUNK = 4 * 2**20
-"""Bytes of a request to the disk."""
+"""Size of a request to the disk in bytes."""
 
 
 _STACK = 2**20
@@ -33,7 +33,7 @@ _STARTING = threading.Lock()
 
 
 class Clock:
-    """What transfers took, of everybody's time: a second in which two threads move bytes is one second."""
+    """Elapsed time of transfers: a second in which two threads move bytes counts as one second."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,29 +42,29 @@ class Clock:
         self.moved: Counter[str] = Counter()
         """Bytes that callers copied themselves, by link."""
         self.busy: defaultdict[str, float] = defaultdict(float)
-        """Seconds that it took them."""
+        """Seconds that these copies took."""
 
     def start(self) -> None:
-        """A thread begins to move bytes."""
+        """Record that a thread begins to move bytes."""
         with self._lock:
             if not self._active:
                 self._since = time.perf_counter()
             self._active += 1
 
     def stop(self) -> None:
-        """It ends."""
+        """Record that it has ended."""
         with self._lock:
             self._active -= 1
             if not self._active:
                 self._moving += time.perf_counter() - self._since
 
     def wait(self, seconds: float) -> None:
-        """Somebody waited for a transfer."""
+        """Record that a caller has waited for a transfer."""
         with self._lock:
             self._waited += seconds
 
     def copied(self, link: str, nbytes: int, seconds: float) -> None:
-        """A caller copied bytes itself: it waited as long as that took."""
+        """Record that a caller has copied bytes itself, which counts as waiting too."""
         with self._lock:
             self.moved[link] += nbytes
             self.busy[link] += seconds
@@ -74,7 +74,7 @@ class Clock:
 
     @property
     def moving(self) -> float:
-        """Seconds in which something was moved."""
+        """Seconds in which anything was moved."""
         with self._lock:
             return self._moving + (time.perf_counter() - self._since if self._active else 0.0)
 
@@ -92,8 +92,9 @@ class Chunk(Protocol):
 
 
 class _Gate:
-    """Gate that opens once, whose waiters may be interrupted at any moment. With Python's Event an interrupted waiter
-    may keep the lock, and the thread that sets it would wait for that lock.
+    """Event that is set once, and whose waiters may be interrupted at any moment.
+
+    With threading.Event an interrupted waiter may keep the lock, for which the thread that sets the event would wait.
     """
 
     __slots__ = ("_lock", "is_open")
@@ -111,19 +112,19 @@ class _Gate:
     def wait(self, limit: float) -> bool:
         until = time.perf_counter() + limit
         while not self.is_open and (left := until - time.perf_counter()) > 0:
-            if self._lock.acquire(timeout=min(left, 1.0)):  # who is interrupted here keeps it: hence a second
+            if self._lock.acquire(timeout=min(left, 1.0)):  # an interrupted waiter keeps the lock
                 self._lock.release()
         return self.is_open
 
 
 class Load:
-    """A transfer that is under way.
+    """A running transfer.
 
     Args:
-        label: for errors.
-        chunks: what is to be done.
-        after: events of the device that must have come before anything is written there.
-        count: how often `finish` is called, where that is not once for each chunk.
+        label: name for errors.
+        chunks: the work.
+        after: events of the device that must have happened before its memory is written.
+        count: number of calls of `finish`; by default one for each chunk.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Load:
         self.left = len(chunks) if count is None else count
         self.waiting = deque(chunks)
         self.clock: Clock | None = None
-        """Of who carries it out."""
+        """Clock of the threads that carry it out."""
         self._done = _Gate()
         self._then: list[Callable[[Load], None]] = []
         self._lock = threading.Lock()
@@ -151,11 +152,11 @@ class Load:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True once it has ended, with or without an error."""
         return self._done.is_open
 
     def then(self, call: Callable[[Load], None]) -> None:
-        """Call when it has ended, in the thread that ends it."""
+        """Call a function when it has ended, in the thread that ends it."""
         with self._lock:
             if not self.done:
                 self._then.append(call)
@@ -163,7 +164,7 @@ class Load:
         call(self)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """One chunk less; the last ends the load."""
+        """Record the end of a chunk; the last one ends the load."""
         with self._lock:
             if error is not None and self.error is None:
                 self.error = error
@@ -171,16 +172,16 @@ class Load:
             if self.left:
                 return
             self.end = time.perf_counter()
-            calls, self._then = self._then, []  # they may refer to the slot, which refers to this
+            calls, self._then = self._then, []  # they may refer to the slot, which refers to this load
             self._done.open()
         for each in calls:
             each(self)
 
     def settle(self, limit: float = LIMIT) -> None:
-        """Return when it has ended, well or not.
+        """Wait until it has ended, with or without an error.
 
         Raises:
-            TierBusyError: it takes longer than that.
+            TierBusyError: it takes longer than `limit` seconds.
         """
         if self._done.is_open:
             return
@@ -196,14 +197,14 @@ class Load:
             )
 
     def wait(self, limit: float = LIMIT) -> None:
-        """Return when it has ended; raise its error."""
+        """Wait until it has ended, and raise its error."""
         self.settle(limit)
         if self.error is not None:
             raise self.error
 
 
 class Link:
-    """A link between host and device of a known speed, where the real one is faster: for tests and measurements.
+    """Emulated link between host and device that is slower than the real one, for tests and measurements.
 
     Args:
         bytes_per_second: its speed.
@@ -215,7 +216,7 @@ class Link:
         self._lock = threading.Lock()
 
     def carry(self, nbytes: int, since: float) -> None:
-        """Return when so many bytes, whose copy began at this time, would be over it."""
+        """Sleep until this link would have copied `nbytes` since the time `since`."""
         with self._lock:
             self._free = max(self._free, since) + nbytes / self.bytes_per_second
             until = self._free
@@ -225,13 +226,13 @@ class Link:
 
 
 class Worker:
-    """One thread's own things.
+    """State of one thread.
 
     Attributes:
-        buffer: memory of the host, pinned where the device has use for it.
-        memory: the same.
-        device: the device with memory of its own that it copies to; None for none.
-        stream: of the device.
+        buffer: memory of the host, which is pinned if the device benefits from that.
+        memory: the same memory.
+        device: the device with its own memory that it copies to; None for none.
+        stream: its stream of the device.
     """
 
     def __init__(self, owner: _Queue) -> None:
@@ -251,7 +252,7 @@ class Worker:
 
     @property
     def buffer(self) -> Buffer:
-        """What is read into where it cannot be read into its place."""
+        """Buffer for reads that cannot go directly into their target."""
         if self._buffer is None:
             assert self.memory.address is not None
             self._buffer = Buffer(self.memory.address, self.memory.nbytes, self._memory)
@@ -259,12 +260,12 @@ class Worker:
 
 
 class _Queue:
-    """What the threads share; they hold no more than this."""
+    """State shared by the threads; they refer to nothing else, so that `Transfers` can be freed."""
 
     def __init__(self, device: Device | None, link: Link | None, disturb: Callable[[], None] | None) -> None:
         self.device, self.link, self.disturb = device, link, disturb
         self.clock = Clock()
-        # Those that may be interrupted take the lock itself: a Condition's own way in is no single step.
+        # Callers that may be interrupted take the lock itself, as entering a Condition is not atomic.
         self.lock = threading.RLock()
         self.ready = threading.Condition(self.lock)
         self.urgent: deque[Load] = deque()
@@ -284,7 +285,7 @@ class _Queue:
                         loads.popleft()
                 if self.closed:
                     return None
-                load = None  # it would keep the memory of its slot as long as there is nothing to do
+                load = None  # it would keep its slot's memory alive while the thread waits
                 self.ready.wait()
 
     def work(self) -> None:
@@ -295,7 +296,7 @@ class _Queue:
                 if worker is None:
                     worker = Worker(self)
                     self.workers.append(worker)
-                if load.error is not None:  # the rest of it is of no use any more
+                if load.error is not None:  # the rest of the load is not needed any more
                     load.finish()
                     continue
                 if not load.begin:
@@ -317,7 +318,7 @@ class _Queue:
 
 
 def _bare(error: BaseException) -> BaseException:
-    """The error without the frames that it came through, which would keep memory in use as long as somebody has it."""
+    """The error without its traceback, whose frames would keep memory alive as long as the error."""
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None
@@ -329,8 +330,8 @@ class Transfers:
     """Threads that move bytes between tiers.
 
     Args:
-        device: with memory of its own; None where the device's memory is the host's.
-        threads: how many.
+        device: the device, if it has its own memory; else None.
+        threads: number of threads.
         link: an emulated link to the device.
         disturb: called before and after each chunk; for tests.
     """
@@ -350,7 +351,7 @@ class Transfers:
             for number in range(threads)
         ]
         with _STARTING:
-            before = threading.stack_size(_STACK)  # the usual 8 MiB count where a process's memory is limited
+            before = threading.stack_size(_STACK)  # the usual 8 MiB count if a process's memory is limited
             try:
                 for each in self._threads:
                     each.start()
@@ -359,7 +360,7 @@ class Transfers:
         self._finalizer = weakref.finalize(self, _close, self._queue)
 
     def begin(self, load: Load, *, urgent: bool = False) -> Load:
-        """Let the threads do it."""
+        """Queue a load, and return it."""
         if os.getpid() != self._process:
             raise forked(self._process)
         queue = self._queue
@@ -368,11 +369,11 @@ class Transfers:
             if queue.closed:
                 raise TierError("the tiers of this model are closed.", do="attach it again")
             (queue.urgent if urgent else queue.ahead).append(load)
-            queue.ready.notify(len(load.waiting))  # no thread wakes that would find nothing
+            queue.ready.notify(len(load.waiting))  # wakes no more threads than there are chunks
         return load
 
     def hasten(self, load: Load) -> None:
-        """Somebody waits for this load now: it goes before those that nobody waits for."""
+        """Make a load urgent, as a caller waits for it now."""
         queue = self._queue
         with queue.lock:
             if load.waiting and load not in queue.urgent:
@@ -380,7 +381,7 @@ class Transfers:
 
     @property
     def clock(self) -> Clock:
-        """What it took."""
+        """Elapsed and waited time of all transfers."""
         return self._queue.clock
 
     @property
@@ -390,7 +391,7 @@ class Transfers:
 
     @property
     def busy(self) -> dict[str, float]:
-        """Seconds of threads by link."""
+        """Busy seconds of the threads, by link."""
         found = dict(self.clock.busy)
         for worker in list(self._queue.workers):
             for name, seconds in worker.busy.items():
@@ -406,10 +407,10 @@ class Transfers:
 
 
 def queued(device: Device | None) -> list[Any]:
-    """The event after all that is queued on a device's current stream: its memory may be in use until then.
+    """Record an event after everything queued on a device's current stream, which may use the memory until then.
 
     Args:
-        device: with memory of its own; None for none, which gives no event.
+        device: a device with its own memory; None for no event.
     """
     if device is None:
         return []
@@ -419,7 +420,7 @@ def queued(device: Device | None) -> list[Any]:
 
 
 def forked(process: int) -> TierError:
-    """What is raised in a process that has no such threads."""
+    """Error for a forked process, which has no threads of its parent."""
     return TierError(
         "a model with tiers cannot be used in a process that was forked.",
         looked_at=f"attached in process {process}",

@@ -1,10 +1,10 @@
-"""What forward saves for backward, moved to a store and fetched back ahead of its use.
+"""Move tensors that forward saves for backward to a store, and fetch them back before their use.
 
-`pack` and `unpack` are for `torch.autograd.graph.saved_tensors_hooks`. A saved tensor is known by its call of `pack`,
-never by its address: an address is given out again as soon as a tensor is gone. Views of one memory share an entry
-where one of them covers the others and nothing was written in between; the memory's identity is held by a weak
-reference, so that it cannot become another one's. The newest entries stay on the device, up to `keep` bytes: backward
-asks for them first. Fetching goes backward through the entries, up to `ahead` bytes before their use.
+`pack` and `unpack` are for `torch.autograd.graph.saved_tensors_hooks`. A saved tensor is identified by its call of
+`pack`, never by its address, which is reused as soon as a tensor is freed. Views of one memory share an entry if one of
+them covers the others and nothing was written in between; the memory is identified by a weak reference, so that other
+memory at the same address is not mistaken for it. The newest entries, up to `keep` bytes, stay on the device, as
+backward asks for them first. Entries are fetched from the last to the first, up to `ahead` bytes before their use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Activations", "Packed"]
 
 @dataclass(eq=False)
 class _Entry:
-    """A stretch of memory that was saved: on the device, in the store, or both while it is fetched."""
+    """A range of memory that was saved: on the device, in the store, or in both while it is fetched."""
 
     number: int
     start: int
@@ -40,11 +40,11 @@ class _Entry:
     pending: Pending | None = None
     stored: bool = False
     packed: int = 0
-    """Saved tensors that are in it."""
+    """Number of saved tensors in it."""
     taken: int = 0
-    """Those that were unpacked since it was fetched."""
+    """Number of saved tensors that were unpacked since it was fetched."""
     changed: str = ""
-    """What was wrong when it was moved out."""
+    """The error when it was to be moved out; empty if there was none."""
 
     @property
     def key(self) -> str:
@@ -57,11 +57,11 @@ class _Entry:
 
 @dataclass(eq=False)
 class Packed:
-    """What autograd keeps instead of a saved tensor."""
+    """Object that autograd keeps instead of a saved tensor."""
 
     entry: _Entry | None
     value: torch.Tensor | None
-    """The tensor itself, where it stays; else None."""
+    """The tensor itself if it stays on the device; else None."""
     version: int
     counter: torch.Tensor
     dtype: torch.dtype
@@ -72,7 +72,7 @@ class Packed:
     __weakref__: object = field(init=False, repr=False)
 
     def check(self) -> None:
-        """Raise what torch raises where a saved tensor was changed in place."""
+        """Raise torch's error if the saved tensor was changed in place."""
         if self.counter._version != self.version:
             raise _changed(self.dtype, self.shape, self.counter._version, self.version)
 
@@ -88,11 +88,11 @@ class Activations:
     """Moves saved tensors out and back.
 
     Args:
-        store: where to.
-        keep: bytes of the newest ones that stay on the device.
+        store: the store that they are moved to.
+        keep: bytes of the newest tensors that stay on the device.
         ahead: bytes that may be fetched before they are asked for.
-        smallest: tensors of fewer bytes stay on the device, and count for nothing.
-        skip: whether a saved tensor is none of ours, such as a weight.
+        smallest: tensors with fewer bytes stay on the device, and are not counted.
+        skip: returns True for saved tensors that must not be moved, such as weights.
     """
 
     def __init__(
@@ -106,29 +106,29 @@ class Activations:
     ) -> None:
         self.store, self.keep, self.ahead, self.smallest, self.skip = store, keep, ahead, smallest, skip
         self.moved = self.moved_bytes = self.waited = 0
-        """Entries and bytes that were moved out, and entries that backward had to wait for from the beginning."""
+        """Entries and bytes that were moved out; entries whose fetch began only when backward asked for them."""
         self.peak = self.on_device = 0
-        """Bytes on the device that are held here: kept, or fetched and not yet taken by all."""
+        """Bytes on the device, peak and now: kept, or fetched and not yet unpacked by all saved tensors."""
         self._numbers = itertools.count()
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._kept: OrderedDict[int, _Entry] = OrderedDict()
         self._memories: dict[int, tuple[StorageWeakRef, list[_Entry]]] = {}
-        self._gone: deque[_Entry] = deque()  # appended to without the lock
+        self._dropped: deque[_Entry] = deque()  # appended to without the lock
         self._kept_bytes = self._fetched = 0
         self._lock = threading.Lock()
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context manager: what is saved for backward in it is moved out."""
+        """A context manager that moves out tensors saved for backward in it."""
         return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
 
     # Forward
 
     def pack(self, tensor: torch.Tensor) -> Packed | torch.Tensor:
-        """What autograd keeps of a tensor that it saves."""
+        """Return the object that autograd keeps instead of a tensor that it saves."""
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return tensor
         with torch.no_grad():
-            # Autograd's node must not be kept alive by what it saves; a leaf has none.
+            # A saved tensor must not keep its autograd node alive; a leaf has no node.
             value = tensor if tensor.is_leaf else tensor.detach()
             if not _movable(tensor) or tensor.nbytes < self.smallest or (self.skip is not None and self.skip(tensor)):
                 return Packed(None, value, tensor._version, value, tensor.dtype, tensor.shape, (), 0)
@@ -140,30 +140,30 @@ class Activations:
                     entry, None, tensor._version, counter, tensor.dtype, tensor.shape, tensor.stride(), offset
                 )
                 entry.packed += 1
-                weakref.finalize(packed, self._let_go, entry).atexit = False
+                weakref.finalize(packed, self._released, entry).atexit = False
                 self._move_out_oldest()
                 return packed
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """The lock; what autograd has let go of is forgotten before and after."""
+        """Hold the lock; entries that autograd has released are forgotten before and after."""
         with self._lock:
             self._forget()
             yield
             self._forget()
 
     def settle(self) -> None:
-        """Forget what autograd has let go of, which is also done at the next call of a hook."""
+        """Forget entries that autograd has released, which is also done at the next call of a hook."""
         with self._held():
             pass
 
-    def _let_go(self, entry: _Entry) -> None:
-        """Autograd has let go of a saved tensor. The garbage collector may say so in the middle of anything."""
-        self._gone.append(entry)
+    def _released(self, entry: _Entry) -> None:
+        """Record that autograd has released a saved tensor; the garbage collector may call this at any moment."""
+        self._dropped.append(entry)
 
     def _forget(self) -> None:
-        while self._gone:
-            entry = self._gone.popleft()
+        while self._dropped:
+            entry = self._dropped.popleft()
             entry.packed -= 1
             entry.taken -= 1
             if entry.packed > 0:
@@ -191,7 +191,7 @@ class Activations:
             covered = entry.start <= start and stop <= entry.stop and (start - entry.start) % tensor.dtype.itemsize == 0
             if covered and entry.version == tensor._version and entry.number in self._entries:
                 return entry
-        if stop - start > tensor.nbytes:  # a view with gaps: others may fill them
+        if stop - start > tensor.nbytes:  # a view with gaps, which other views may fill
             base = tensor._base
             if base is not None and _movable(base) and base.nbytes <= 8 * tensor.nbytes:
                 start, stop = min(start, _span(base)[0]), max(stop, _span(base)[1])
@@ -208,7 +208,7 @@ class Activations:
         return entry
 
     def _sweep(self) -> None:
-        """Forget memories that are gone, every now and then."""
+        """Forget freed memory, once many records have collected."""
         if len(self._memories) > 2 * len(self._entries) + 64:
             gone = [key for key, (memory, _) in self._memories.items() if memory.expired()]  # type: ignore[no-untyped-call]
             for key in gone:
@@ -222,7 +222,7 @@ class Activations:
 
     def _move_out(self, entry: _Entry) -> None:
         assert entry.values is not None
-        if entry.counter._version == entry.version:  # else backward raises, or never asks
+        if entry.counter._version == entry.version:  # else backward raises, or never asks for it
             self.store.put(entry.key, entry.values)
             entry.stored = True
             self.moved += 1
@@ -233,7 +233,7 @@ class Activations:
     # Backward
 
     def unpack(self, packed: Packed | torch.Tensor) -> torch.Tensor:
-        """The saved tensor, for backward."""
+        """Return the saved tensor for backward."""
         if isinstance(packed, torch.Tensor):
             return packed
         packed.check()
@@ -255,7 +255,7 @@ class Activations:
             return value
 
     def _fetch(self, entry: _Entry, asked: bool = False) -> None:
-        """Begin to bring an entry to the device."""
+        """Begin to fetch an entry to the device."""
         if entry.values is not None or not entry.stored:
             return
         entry.values = torch.empty(entry.nbytes, dtype=torch.uint8, device=entry.device)
@@ -266,7 +266,7 @@ class Activations:
         self._count(entry.nbytes)
 
     def _fetch_before(self, number: int) -> None:
-        """Begin to bring the entries that were packed before this one, as far as there is room for them."""
+        """Begin to fetch entries that were packed before this one, up to `ahead` bytes."""
         for earlier in reversed(self._entries):
             if earlier >= number:
                 continue
@@ -277,7 +277,7 @@ class Activations:
                 self._fetch(entry)
 
     def _release(self, entry: _Entry) -> None:
-        """An entry was taken by all: backward has what it needs of it."""
+        """Free an entry's memory on the device, once all its saved tensors were unpacked."""
         entry.values = None
         self._fetched -= entry.nbytes
         self._count(-entry.nbytes)
@@ -288,7 +288,7 @@ class Activations:
 
 
 def _movable(tensor: torch.Tensor) -> bool:
-    """Whether its values are plain bytes of a storage."""
+    """True if a tensor's values are plain bytes of a storage."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Buffer)
         and not isinstance(tensor, torch.nn.Parameter)
@@ -302,14 +302,14 @@ def _movable(tensor: torch.Tensor) -> bool:
 
 
 def _counter(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory that has the version counter of another one."""
+    """Make a tensor without memory that shares the version counter of another one."""
     counter = tensor.detach()
     counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return counter
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its storage from its first element to its last."""
+    """Begin and end of a tensor's elements in its storage, in bytes."""
     if not tensor.numel():
         return 0, 0
     first = int(tensor.storage_offset())
@@ -318,7 +318,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _viewed(values: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """A saved tensor, with its shape and strides, on the bytes of its entry."""
+    """Make the saved tensor, with its shape and strides, as a view of its entry."""
     itemsize = packed.dtype.itemsize
     offset = values.storage_offset() + packed.offset
     made = torch.empty(0, dtype=packed.dtype, device=values.device)

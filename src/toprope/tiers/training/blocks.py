@@ -1,4 +1,4 @@
-"""A tensor that lies in a store, tile by tile."""
+"""A tensor in a store, tile by tile."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _serial = itertools.count()
 
 
 class Blocks:
-    """A tensor in a store. Once the last reference to this object is gone, its entries are dropped at the next `settle`
-    or write.
+    """A tensor in a store. After this object is freed, its entries are dropped at the next `settle` or write.
 
     Args:
-        store: what keeps it.
-        label: what its keys begin with, for those who read a store's keys; they are unique whatever it is.
-        like: a tensor with the shape, strides, dtype and device of the values. Its values are not looked at.
+        store: the store.
+        label: prefix of its keys, for readers; the keys are unique with any label.
+        like: a tensor with the shape, strides, dtype and device of the values; its values are not used.
         cut: the tiles.
-        dtype: of the values, where it is another one.
+        dtype: dtype of the values, if it is not the dtype of `like`.
     """
 
     def __init__(
@@ -51,30 +50,30 @@ class Blocks:
         return self.shape.numel() * self.dtype.itemsize
 
     def write(self, values: torch.Tensor) -> None:
-        """Keep these values, of the same shape."""
+        """Write values of the same shape to the store."""
         elements = flat(self.ordered(values))
         for number, tile in enumerate(self.cut):
             self.write_tile(number, elements[tile.start : tile.stop])
 
     def ordered(self, values: torch.Tensor) -> torch.Tensor:
-        """Values with this dtype and order of memory."""
+        """Convert values to this dtype and order of memory."""
         if values.stride() == self.stride and values.dtype == self.dtype:
             return values
         return self.empty(values.device).copy_(values)
 
     def write_tile(self, number: int, values: torch.Tensor) -> None:
-        """Keep one tile's values, one dimension of them."""
+        """Write one tile's values, a tensor with one dimension."""
         settle(self.store)
         key = self._keys[number]
         self._written.add(key)
         self.store.put(key, values)
 
     def read_tile(self, number: int, out: torch.Tensor) -> Pending:
-        """Begin to read one tile into one dimension of memory."""
+        """Begin to read one tile into a tensor with one dimension."""
         return self.store.read(self._keys[number], out)
 
     def read(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The values, in memory of their device."""
+        """Read all values, to their device by default."""
         out = self.empty() if out is None else out
         elements = flat(out)
         for pending in [
@@ -84,23 +83,23 @@ class Blocks:
         return out
 
     def empty(self, device: torch.device | None = None) -> torch.Tensor:
-        """Memory for the values."""
+        """Allocate memory for the values."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device)
 
 
 _dropped: weakref.WeakKeyDictionary[Store, deque[set[str]]] = weakref.WeakKeyDictionary()
-"""Keys that nobody refers to any more, by store."""
+"""By store, the keys of freed `Blocks`."""
 
 
 def _drop(store: weakref.ref[Store], keys: set[str]) -> None:
-    """Note keys to be dropped. The garbage collector may call it in the middle of the store's own work."""
+    """Record keys to drop later. The garbage collector may call it in the middle of the store's own work."""
     there = store()
     if there is not None:
         _dropped.setdefault(there, deque()).append(keys)
 
 
 def settle(store: Store) -> None:
-    """Drop the keys of blocks that are gone."""
+    """Drop the keys of freed `Blocks`."""
     gone = _dropped.get(store)
     while gone:
         for key in gone.popleft():

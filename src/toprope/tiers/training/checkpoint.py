@@ -1,8 +1,8 @@
-"""Checkpoints of a training run: weights, optimizer states and random numbers, written from where they lie.
+"""Checkpoints of a training run: weights, optimizer states and random numbers, copied tile by tile.
 
-No more than a tile of it is in memory at a time. A checkpoint is one safetensors file: `model.*` is the model's
-state_dict, `optimizer.*` the states, `toprope.rest` what is no tensor (torch.save, read with weights_only).
-The file is written and read in pieces, and is there whole or not at all.
+No more than one tile is in memory at a time. A checkpoint is one safetensors file: `model.*` is the model's state_dict,
+`optimizer.*` the states, `toprope.rest` everything that is no tensor (torch.save, read with weights_only). The file is
+written to a temporary file first, so that it is either complete or not there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Entry:
-    """A tensor to be written: its name, dtype and shape, and where its pieces come from, in the order of rows."""
+    """A tensor to be written: its name, dtype and shape, and its pieces in row-major order."""
 
     def __init__(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Iterable[torch.Tensor]) -> None:
         if dtype not in _NAMES:
@@ -53,11 +53,11 @@ class Entry:
 
 
 def write_file(path: Path, entries: Sequence[Entry], note: dict[str, str]) -> None:
-    """Write next to the file, reach the disk, take its place: whatever happens, it is the old one or the new one.
+    """Write a file atomically: to a temporary file next to it, which replaces it once it is on the disk.
 
     Raises:
-        TierCapacityError: the disk is full. The file is as it was.
-        TierWriteError: it cannot be written for another reason. The file is as it was.
+        TierCapacityError: the disk is full. The old file stays.
+        TierWriteError: it cannot be written for another reason. The old file stays.
     """
     header: dict[str, object] = {"__metadata__": note}
     at = 0
@@ -106,11 +106,11 @@ class Reader:
         self._file.close()
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """The dtype of a tensor, None where torch has none for it."""
+        """The dtype of a tensor; None if torch has no such dtype."""
         return DTYPES.get(self.tensors[name].dtype)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Elements of a tensor in the order of rows, as one dimension in host memory."""
+        """Read elements of a tensor in row-major order into a tensor with one dimension on the host."""
         tensor = self.tensors[name]
         dtype = DTYPES[tensor.dtype]
         stop = tensor.bytes // dtype.itemsize if stop is None else stop
@@ -131,7 +131,7 @@ class Reader:
         return out
 
     def pieces(self, name: str, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """A tensor's elements in pieces of limited length, each with the place of its first."""
+        """Read a tensor in pieces of limited length, each with the index of its first element."""
         tensor = self.tensors[name]
         count = tensor.bytes // DTYPES[tensor.dtype].itemsize
         for start in range(0, count, most):
@@ -157,11 +157,11 @@ def save(
     """Write a checkpoint.
 
     Args:
-        path: the file. It is the old one until the new one is on the disk.
-        model: whose parameters and persistent buffers.
-        weights: where they lie.
-        optimizers: whose states.
-        extra: what else belongs to the run, such as the number of the step and a scheduler's state_dict: anything that
+        path: the file. An old one is replaced once the new one is on the disk.
+        model: the model with the parameters and persistent buffers.
+        weights: access to the parameters' values.
+        optimizers: the optimizers with the states.
+        extra: other data of the run, such as the number of the step and a scheduler's state_dict: anything that
             torch.load reads with weights_only.
 
     Raises:
@@ -189,13 +189,13 @@ def save(
 
 
 def restore(path: str | os.PathLike[str], model: torch.nn.Module, weights: Weights, optimizers: Optimizers) -> Any:
-    """Go on from a checkpoint: weights, buffers, states and random numbers as they were.
+    """Load a checkpoint: weights, buffers, optimizer states and random numbers.
 
     Returns:
-        What was given to `save` as `extra`.
+        The `extra` that was given to `save`.
 
     Raises:
-        WeightsError: the file is damaged, or of another model or other optimizers; nothing is changed then.
+        WeightsError: the file is damaged, or is for another model or other optimizers; nothing is changed then.
     """
     with Reader(Path(path)) as reader:
         if _REST not in reader.tensors:
@@ -279,13 +279,13 @@ def _words(tensor: tuple[torch.dtype | None, tuple[int, ...]] | None) -> str:
 
 
 def _rest(optimizer: Any) -> dict[str, Any]:
-    """What of an optimizer is not in tensors of their own."""
-    told = optimizer.state_dict()
+    """The part of an optimizer's state that is not stored as tensors: its class, scalars and groups."""
+    state_dict = optimizer.state_dict()
     scalars = {
         index: {name: each for name, each in state.items() if not _is_entry(each)}
-        for index, state in told["state"].items()
+        for index, state in state_dict["state"].items()
     }
-    return {"class": type(optimizer).__name__, "state": scalars, "param_groups": told["param_groups"]}
+    return {"class": type(optimizer).__name__, "state": scalars, "param_groups": state_dict["param_groups"]}
 
 
 def _is_entry(value: object) -> bool:
@@ -361,9 +361,9 @@ def _check_loads(file: io.BytesIO) -> None:
     file.seek(0)
     try:
         torch.load(file, weights_only=True)
-    except Exception as error:  # pickle raises what it likes
+    except Exception as error:  # pickle raises errors of any kind
         raise UsageError(
-            "what the checkpoint shall hold beside tensors could not be read back.",
+            "the `extra` data of the checkpoint could not be read back.",
             looked_at=str(error).strip().splitlines()[0],
             do="give numbers, texts, lists, dictionaries and tensors, such as state_dict() of an object",
         ) from None

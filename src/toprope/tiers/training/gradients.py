@@ -1,8 +1,8 @@
-"""Gradients that leave the device as soon as they are made.
+"""Move gradients out of the device as soon as they are made.
 
 A parameter's gradient is moved to the store when autograd has accumulated it; `parameter.grad` is then a
-`StoredTensor`: the next backward pass adds to it tile by tile, GradScaler and `torch.nn.utils.clip_grad_norm_` work on
-it, one gradient on the device at a time. `zero_grad` and `parameter.grad = None` give its room back.
+`StoredTensor`: the next backward pass adds to it tile by tile; GradScaler and `torch.nn.utils.clip_grad_norm_` work on
+it, with one gradient on the device at a time. `zero_grad` and `parameter.grad = None` free its room.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from toprope.tiers.training.tiles import Tile
 __all__ = ["Gradients", "clip_grad_norm_", "total_norm"]
 
 Cut = Callable[[torch.Tensor], Sequence[Tile]]
-"""The tiles of a parameter."""
+"""Function that returns the tiles of a parameter."""
 
 Place = Callable[[What, torch.Tensor], Store | None]
-"""Where a parameter's gradient or states go; None where they stay on the device."""
+"""Function that returns the store for a parameter's gradient or states; None if they stay on the device."""
 
 
 class Gradients:
     """Moves the gradients of some parameters to a store.
 
     Args:
-        parameters: whose gradients; names are for the store's keys.
-        place: where to; None for a parameter whose gradient stays.
-        cut: the tiles of a parameter.
-        smallest: gradients of fewer bytes stay where they are.
+        parameters: the parameters, with names for the store's keys.
+        place: chooses the store; None for a parameter whose gradient stays.
+        cut: returns the tiles of a parameter.
+        smallest: gradients with fewer bytes stay on the device.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Gradients:
     ) -> None:
         self.place, self.cut = place, cut
         self.peak = 0
-        """Bytes of the largest gradient that was on the device on its way to the store."""
+        """Bytes of the largest gradient that was moved to the store."""
         self._hooks = []
         moved = [(name, each) for name, each in parameters if each.requires_grad and each.nbytes >= smallest]
         self._parameters = [each for _, each in moved]
@@ -50,7 +50,7 @@ class Gradients:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(name)))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Move no more gradients; those that were moved are brought back."""
+        """Stop moving gradients, and bring those that were moved back to the device."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -76,7 +76,7 @@ class Gradients:
 
 
 def _as(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient, in the parameter's order of memory; autograd makes it so but for odd strides."""
+    """The gradient with the parameter's strides, which autograd gives it except for unusual ones."""
     if gradient.stride() == parameter.stride() or not is_dense(parameter):
         return gradient
     return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
@@ -114,7 +114,7 @@ def clip_grad_norm_(
         The norm of all gradients together before they were scaled.
 
     Raises:
-        RuntimeError: the norm is not finite and that was to be an error, as torch raises it.
+        RuntimeError: the norm is not finite, with `error_if_nonfinite`, like torch.
     """
     some = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     gradients = [each.grad for each in some if each.grad is not None]
@@ -135,6 +135,6 @@ def clip_grad_norm_(
 
 
 def _in_torchs_order(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """By device and dtype, as torch adds up their norms."""
+    """Sort tensors by device and dtype, the order in which torch adds up their norms."""
     groups = _group_tensors_by_device_and_dtype([tensors])  # type: ignore[list-item]
     return [each for [some], _ in groups.values() for each in some if each is not None]

@@ -1,8 +1,7 @@
-"""A tensor whose values lie in a store: gradients and optimizer states that were moved out, still usable by any code.
+"""Tensors with values in a store: gradients and optimizer states that were moved out but work in any code.
 
-An operation on it brings its values to the device for as long as the operation takes, and takes them back where they
-were changed. Lists of them (`torch._foreach_*`, GradScaler) are gone through one by one, so that no more than one is
-on the device at a time.
+An operation reads the values to the device for its duration, and writes them back if they were changed. Operations on
+lists (`torch._foreach_*`, GradScaler) are done one tensor at a time, so that only one is on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _View = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class StoredTensor(torch.Tensor):
-    """Shape, dtype and device of a tensor, whose values are in `blocks`; or a view of one, through `views`."""
+    """A tensor with shape, dtype and device, whose values are in `blocks`; or a view of one, through `views`."""
 
     blocks: Blocks
     views: tuple[_View, ...]
@@ -34,7 +33,7 @@ class StoredTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, blocks: Blocks, views: tuple[_View, ...] = (), like: torch.Tensor | None = None) -> StoredTensor:
-        """A tensor that stands for `blocks`, or for a view of it with the shape of `like`."""
+        """Make a tensor with the values in `blocks`, or a view of it with the shape of `like`."""
         shape, stride = (blocks.shape, blocks.stride) if like is None else (like.shape, like.stride())
         dtype = blocks.dtype if like is None else like.dtype
         made: StoredTensor = torch.Tensor._make_wrapper_subclass(
@@ -44,15 +43,15 @@ class StoredTensor(torch.Tensor):
         return made
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        """Nothing: `__new__` made it."""
+        """Do nothing, as `__new__` has made it."""
 
     def values(self) -> torch.Tensor:
-        """Its values on the device, as a tensor of their own."""
+        """Read its values into a new tensor on its device."""
         _, value = _brought(self, {})
         return value
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """Its values in memory of that device, or of the host for meta, as a tensor of their own."""
+        """Read its values into a new tensor on a device, or on the host for meta."""
         if self.views:
             return self.values().to(device)
         on_host = device.type in ("cpu", "meta")
@@ -79,11 +78,11 @@ class StoredTensor(torch.Tensor):
         return f"stored({self.values()!r})"
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy of its values."""
+        """A copy of its values as an array."""
         return self.values().numpy(force=force)
 
     def tolist(self) -> Any:
-        """Its values."""
+        """Its values as a list."""
         return self.values().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -94,7 +93,7 @@ class StoredTensor(torch.Tensor):
 
 
 def store_tensor(store: Store, label: str, values: torch.Tensor, cut: Sequence[Tile]) -> StoredTensor:
-    """Put a tensor's values into a store, and stand for them."""
+    """Write a tensor's values to a store, and return the stored tensor."""
     blocks = Blocks(store, label, values, cut)
     blocks.write(values.detach())
     return StoredTensor(blocks)
@@ -113,11 +112,11 @@ _TILE_BY_TILE = frozenset(
     for name in ("add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "nan_to_num_")
     for overload in getattr(_aten, name).overloads()
 )
-"""Operations that change each element for itself, in place."""
+"""Elementwise in-place operations."""
 
 
 def _by_tiles(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Change a stored tensor tile by tile, each as it would be changed in the whole; False where that cannot be."""
+    """Do an in-place operation tile by tile, with the same result as in one piece; False if that is not possible."""
     tensor = args[0]
     if not isinstance(tensor, StoredTensor) or tensor.views:
         return False
@@ -141,19 +140,19 @@ def _by_tiles(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a view of a stored tensor is: stored as well, so that what is written through it is not lost."""
+    """Make a view of a stored tensor, which is stored too, so that writes through it reach the store."""
     tensor: StoredTensor = args[0]
     like = func(without_values(tensor), *args[1:], **kwargs)
     if not isinstance(like, torch.Tensor):
         raise UsageError(
-            f"{func} of a tensor that lies in a store gives several views.",
+            f"{func} of a tensor in a store gives several views.",
             do="take its values first: tensor.clone()",
         )
     return StoredTensor(tensor.blocks, (*tensor.views, (func, args[1:], kwargs)), like)
 
 
 def _brought(tensor: StoredTensor, bases: dict[int, tuple[Blocks, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values of the whole and of this view of it, on the device."""
+    """Read the values to the device; return the base tensor and this view of it."""
     blocks = tensor.blocks
     _, base = bases.setdefault(id(blocks), (blocks, blocks.read()))
     value = base
@@ -163,7 +162,7 @@ def _brought(tensor: StoredTensor, bases: dict[int, tuple[Blocks, torch.Tensor]]
 
 
 def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the values, and take back what it changed."""
+    """Run an operation on the values, and write changed values back."""
     bases: dict[int, tuple[Blocks, torch.Tensor]] = {}
     stands_for: dict[int, StoredTensor] = {}
     values: list[torch.Tensor] = []  # kept alive, so that an id stands for one tensor
@@ -183,7 +182,7 @@ def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Blocks]:
-    """What an operation writes to, by its schema."""
+    """The stored tensors that an operation writes to, by its schema."""
     found: dict[int, Blocks] = {}
 
     def note(each: Any) -> Any:
@@ -198,7 +197,7 @@ def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[B
 
 
 def _one_by_one(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on lists for one element of them after another."""
+    """Run an operation on lists separately for each element."""
     count = len(args[0])
 
     def nth(each: Any, number: int) -> Any:

@@ -1,7 +1,7 @@
-"""Any torch optimizer, its states in a store, its step tile by tile, its numbers as they would be.
+"""Take over torch optimizers: states in a store, steps tile by tile, with the same results.
 
-The optimizer stays the object that it is, with its class as base class: schedulers and GradScaler work on it, whether
-they were made before or after. Its states are `StoredTensor`s in `optimizer.state`.
+The optimizer stays the same object and gets a subclass of its class, so that schedulers and GradScaler work with it,
+made before or after. Its states are `StoredTensor`s in `optimizer.state`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from toprope.tiers.training.weights import Weights
 __all__ = ["Optimizers", "kind_of", "stepping"]
 
 Kind = Literal["elementwise", "parameter", "all"]
-"""What an update of one element looks at: that element, its parameter, or all parameters."""
+"""Data that the update of one element depends on: that element, its parameter, or all parameters."""
 
 _ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 _BY_PARAMETER = ("Adafactor", "Muon")
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Kind:
-    """What is known of an optimizer's class; one that overrides torch's step is unknown, which is "all"."""
+    """The kind of an optimizer's class; "all" for unknown classes, such as those that override torch's step."""
     for cls in type(optimizer).__mro__:
         for kind, names in (("elementwise", _ELEMENTWISE), ("parameter", _BY_PARAMETER)):
             if cls in [getattr(torch.optim, name, None) for name in names]:
@@ -50,18 +50,18 @@ def stepping(
     kwargs: dict[str, Any],
     take: Callable[[torch.optim.Optimizer], bool],
 ) -> Any:
-    """In a hook before an optimizer's step: take it over, and make this step as all that follow.
+    """Take over an optimizer in the hook before its step, and make this step tile by tile too.
 
-    torch goes on to call the step of the class that it had: it gets a copy without parameters, and a closure that only
-    gives the loss.
+    torch then calls the step of the old class: it gets a copy of the optimizer without parameters, and a closure that
+    only returns the loss.
 
     Args:
-        optimizer, args, kwargs: of the hook.
-        take: takes it over where that is needed, and says whether it was; called after the closure has run the model,
-            whose weights may come and go only then.
+        optimizer, args, kwargs: the hook's arguments.
+        take: takes the optimizer over if needed, and returns True if it has; called after the closure has run the
+            model, as the model may be attached only then.
 
     Returns:
-        What the hook returns.
+        The result for the hook: new arguments of the step, or None.
     """
     if hasattr(optimizer, "plain_class"):
         return None
@@ -82,15 +82,15 @@ def stepping(
 
 
 class Optimizers:
-    """Takes optimizers over and makes their steps.
+    """Takes over optimizers and makes their steps.
 
     Args:
-        weights: where the parameters lie.
-        place: where states go; None for a parameter whose states stay.
-        store: where they go if the weight comes and goes, and `place` says that they stay.
+        weights: access to the parameters' values.
+        place: chooses the store for states; None for a parameter whose states stay on the device.
+        store: store for states of an offloaded weight for which `place` gives none.
         room: bytes of the device that a step may use for tiles.
-        tile: bytes of a weight that are moved at once.
-        smallest: states and gradients of fewer bytes stay on the device.
+        tile: bytes of a weight in one tile.
+        smallest: states and gradients with fewer bytes stay on the device.
     """
 
     def __init__(self, weights: Weights, place: Place, store: Store, *, room: int, tile: int, smallest: int) -> None:
@@ -102,7 +102,7 @@ class Optimizers:
         self._kinds: dict[int, Kind] = {}
 
     def cut(self, parameter: torch.Tensor) -> list[Tile]:
-        """The tiles of a parameter, and of all that has a value for each of its elements."""
+        """The tiles of a parameter, and of its gradient and elementwise states."""
         return self._cuts.setdefault(parameter, self._cut(parameter, "elementwise", fused=False))
 
     def _cut(self, parameter: torch.Tensor, kind: Kind, *, fused: bool) -> list[Tile]:
@@ -112,17 +112,20 @@ class Optimizers:
         return tiles(count, self.tile // parameter.dtype.itemsize, torch.get_num_threads(), fused=fused)
 
     def take(self, optimizer: torch.optim.Optimizer, *, elementwise: bool | None = None) -> torch.optim.Optimizer:
-        """Make an optimizer one whose states are in the store; the same object.
+        """Take over an optimizer: its states go to the store, its steps are made tile by tile.
 
         Args:
-            optimizer: any optimizer of torch, or a class of one's own.
-            elementwise: whether its update of an element looks at nothing but this element of the parameter, its
-                gradient and its states; None for what is known of its class.
+            optimizer: any optimizer of torch, or of a user's own class.
+            elementwise: True if the update of an element depends only on this element of the parameter, its gradient
+                and its states; None to decide by its class.
+
+        Returns:
+            The same object.
 
         Raises:
-            UsageError: it was taken already, or its step is to be differentiable.
-            UnsupportedError: it updates all parameters at once, and some of them come and go; or weights of another
-                attached model too.
+            UsageError: it was taken over already, or its step is differentiable.
+            UnsupportedError: it updates all parameters together, and some of them are offloaded; or it updates weights
+                of another attached model too.
         """
         if hasattr(optimizer, "plain_class"):
             raise UsageError("this optimizer's states are in a store already.", do="take each optimizer once")
@@ -140,14 +143,14 @@ class Optimizers:
         optimizer.plain_class, optimizer.tiers = plain_class, self  # type: ignore[attr-defined]
         self._kinds[id(optimizer)] = kind
         self.taken.append(optimizer)
-        if "step" in vars(optimizer):  # a scheduler has put its own call around the step
+        if "step" in vars(optimizer):  # a scheduler has wrapped the step
             optimizer.step = _counted(optimizer, type(optimizer))  # type: ignore[method-assign]
         for group in optimizer.param_groups:
             self._settle(optimizer, group)
         return optimizer
 
     def _settle(self, optimizer: Any, group: dict[str, Any]) -> None:
-        """Cut a group's parameters as its options ask for, and move what states there are."""
+        """Choose the tiles of a group's parameters by its options, and move existing states to the store."""
         kind = self._kinds[id(optimizer)]
         for parameter in group["params"]:
             wanted = self._cut(parameter, kind, fused=bool(group.get("fused")))
@@ -160,7 +163,7 @@ class Optimizers:
                 self.move_out(parameter, optimizer.state[parameter])
 
     def move_out(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        """Put a parameter's states into the store, those that are large, or whose parameter comes and goes."""
+        """Move a parameter's states to the store: large ones, and all states of offloaded parameters."""
         stays = self.weights.resident(parameter) is not None
         store = self.place("states", parameter)
         if stays and store is None:
@@ -177,7 +180,7 @@ class Optimizers:
                 state[name] = store_tensor(store, f"state/{name}", value, cut)
 
     def step(self, optimizer: Any) -> None:
-        """One step of an optimizer that was taken."""
+        """Make one step of an optimizer that was taken over."""
         self._check_mine(optimizer)
         plain = _unhooked(optimizer.plain_class.step)
         kind = self._kinds[id(optimizer)]
@@ -235,7 +238,7 @@ class Optimizers:
             self._settle(optimizer, group)
 
     def close(self) -> None:
-        """Leave all optimizers as torch made them, their states where their parameters are."""
+        """Restore all optimizers, with their states on the devices of their parameters."""
         for optimizer in self.taken:
             if "step" in vars(optimizer):
                 optimizer.step = _counted(optimizer, optimizer.plain_class)
@@ -277,26 +280,26 @@ class Optimizers:
 
 
 class _Ticket:
-    """Stands for a tensor while torch loads a state_dict."""
+    """Replacement for a tensor while torch loads a state_dict."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def _cast(value: torch.Tensor, parameter: torch.Tensor, name: str) -> torch.Tensor:
-    """As torch casts states when it loads them."""
+    """Cast a state like torch does when it loads one."""
     if parameter.is_floating_point():
         return value.to(dtype=parameter.dtype, device=parameter.device)
     return value.to(device=parameter.device)
 
 
 def _unhooked(step: Any) -> Callable[..., Any]:
-    """A step without the calls of hooks around it: they are for the whole step."""
+    """The step function without the wrapper that calls hooks, which are called once for the whole step."""
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
 def _counted(optimizer: Any, cls: Any) -> Callable[..., Any]:
-    """A step that tells schedulers that it was called, as theirs does."""
+    """A step function that tells schedulers that it was called, like the one that a scheduler installs."""
     owner = weakref.ref(optimizer)
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -310,7 +313,7 @@ def _counted(optimizer: Any, cls: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _taken(plain_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The class of an optimizer of this class that was taken."""
+    """Make the subclass for optimizers of a class that were taken over."""
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         if self.tiers._kinds[id(self)] == "all":

@@ -1,7 +1,7 @@
 """One step of an optimizer, tile by tile, with torch's own code on the tiles.
 
-For each tile: read the weight, the gradient and the states; let an optimizer of the same class, which has the tile as
-its parameter, make its step; take weight and states back. The next tile is read while one is computed.
+For each tile: read the weight, the gradient and the states; make the step of an optimizer of the same class that has
+the tile as its parameter; write weight and states back. The next tile is read while one is computed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from toprope.tiers.training.weights import Weights
 __all__ = ["Stepper", "Work", "is_elementwise"]
 
 Plain = Callable[[Any], Any]
-"""The step of an optimizer's own class."""
+"""The step function of an optimizer's original class."""
 
 ALIGNMENT = 4096
-"""Tiles begin at pages, so that files are read straight into them."""
+"""Alignment of tiles in bytes: a page, so that files are read directly into them."""
 
 AHEAD = 4
-"""Tiles that are on the device at once, at most: one is computed, the others are on their way."""
+"""Largest number of tiles on the device at once: one is computed, the others are being read."""
 
 
 @dataclass(eq=False)
@@ -42,11 +42,11 @@ class Work:
 
     Attributes:
         parameter: the parameter, which has a gradient.
-        group: of the optimizer's groups, the one that it is in.
-        state: the optimizer's state of it; states that are stored are `StoredTensor`s.
+        group: the optimizer's group that it is in.
+        state: its optimizer state; states in a store are `StoredTensor`s.
         cut: its tiles.
-        resident: its values, where they stay on the device.
-        store: where its states go; None where they stay on the device, and it is stepped as a whole.
+        resident: its values if they stay on the device; None for an offloaded parameter.
+        store: the store for its states; None if they stay on the device, then it is stepped as a whole.
     """
 
     parameter: torch.Tensor
@@ -74,14 +74,14 @@ class Work:
         return sum(aligned(nbytes, ALIGNMENT) for nbytes in each) or ALIGNMENT
 
     def begin(self) -> None:
-        """Note what the step begins with: each tile begins with it."""
+        """Record the state before the step, with which each tile begins."""
         self.stored = {name: each for name, each in self.state.items() if isinstance(each, StoredTensor)}
         self.scalars = {name: each for name, each in self.state.items() if name not in self.stored}
         self.made = {}
 
 
 class _OnDevice:
-    """What of one tile is on the device, or on its way there."""
+    """Weight, gradient and states of one tile on the device, or being read to it."""
 
     def __init__(self, work: Work, number: int, weights: Weights, row: torch.Tensor) -> None:
         self.work, self.number, self.tile = work, number, work.cut[number]
@@ -102,12 +102,12 @@ class _OnDevice:
         self.states = {name: self._read(each) for name, each in work.stored.items()}
 
     def wait(self) -> None:
-        """Return once everything is there."""
+        """Wait until everything was read."""
         for each in self._pending:
             each.wait()
 
     def part(self, values: torch.Tensor, piece: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        """A piece of the tile; what is one tile altogether keeps its shape."""
+        """A piece of the tile; a parameter in a single tile keeps its shape."""
         if len(self.work.cut) == 1:
             return values.as_strided(like.shape, like.stride(), values.storage_offset())
         return values[piece[0] - self.tile.start : piece[1] - self.tile.start]
@@ -129,17 +129,17 @@ class Stepper:
     """Makes the steps of optimizers.
 
     Args:
-        weights: where the parameters lie.
-        room: bytes of the device that a step may use for tiles; two of them are there at a time.
+        weights: access to the parameters' values.
+        room: bytes of the device that a step may use for tiles, of which up to `AHEAD` are there at a time.
     """
 
     def __init__(self, weights: Weights, room: int) -> None:
         self.weights, self.room = weights, room
         self.peak = 0
-        """The most bytes of the device that tiles took."""
+        """Peak of the device's bytes for tiles."""
 
     def whole(self, optimizer: Any, plain: Plain, group: dict[str, Any], works: Sequence[Work]) -> None:
-        """Step parameters that are on the device with their states, as torch does; a stored gradient is brought."""
+        """Step parameters that are on the device with their states, like torch; stored gradients are read first."""
         away = [each for each in works if isinstance(each.parameter.grad, StoredTensor)]
         for some in ([each for each in works if each not in away], *([each] for each in away)):
             if not some:
@@ -172,7 +172,7 @@ class Stepper:
             self._pipeline(optimizer, plain, works, memory.view(rows, -1))
 
     def _pipeline(self, optimizer: Any, plain: Plain, works: Sequence[Work], rows: torch.Tensor) -> None:
-        """Compute each tile; where there are two rows of memory, the next one is read meanwhile."""
+        """Compute each tile; with several rows of memory, the next tiles are read in the meantime."""
         todo = _numbered(works)
         ahead: list[_OnDevice] = []
         turn = 0
@@ -204,7 +204,7 @@ class Stepper:
         self._take_back(on_device, parts, [inner.state[part] for part in parts])
 
     def _take_back(self, on_device: _OnDevice, parts: Sequence[torch.Tensor], states: Sequence[dict[str, Any]]) -> None:
-        """Take a tile's states to the store. After the last tile the scalars hold for all of them."""
+        """Write a tile's states to the store; after the last tile, keep the scalars for all of them."""
         work, number = on_device.work, on_device.number
         assert work.store is not None
         for name, stored in work.stored.items():
@@ -226,7 +226,7 @@ class Stepper:
 
 
 def is_elementwise(value: object, parameter: torch.Tensor) -> bool:
-    """Whether a state has a value for each element of its parameter."""
+    """True if a state has one value for each element of its parameter."""
     return (
         isinstance(value, torch.Tensor)
         and value.numel() > 1
@@ -236,7 +236,7 @@ def is_elementwise(value: object, parameter: torch.Tensor) -> bool:
 
 
 def _joined(states: Sequence[dict[str, Any]], name: str) -> torch.Tensor:
-    """A state of all pieces of a tile, in the order of memory."""
+    """Join the state of all pieces of a tile, in the order of memory."""
     each = [flat(state[name]) for state in states]
     return each[0] if len(each) == 1 else torch.cat(each)
 
@@ -249,7 +249,7 @@ def _numbered(works: Sequence[Work]) -> Iterator[tuple[Work, int]]:
 
 
 def _inner(optimizer: Any, group: dict[str, Any], parameters: list[torch.Tensor]) -> Any:
-    """An optimizer with the options of another one, for other parameters."""
+    """Make an optimizer with the options of another one for other parameters."""
     inner = object.__new__(optimizer.plain_class)
     kept = {name: each for name, each in vars(optimizer).items() if name not in ("step", "state", "param_groups")}
     vars(inner).update(kept, state=defaultdict(dict), param_groups=[{**group, "params": parameters}])

@@ -1,14 +1,14 @@
-"""How a tensor is cut so that an elementwise update of the pieces gives the bits of an update of the whole. Pure.
+"""Cut a tensor so that an elementwise update of the pieces gives the same bits as an update of the whole. Pure.
 
-On the CPU (torch 2.13, ATen's TensorIterator) an elementwise operation on n elements is parted over the threads, from
-32768 elements on, in equal runs; each run is done in vectors, and what is left at its end one by one. One by one may
-round differently: in bfloat16 most operations do, and the fused optimizers in every dtype. So a piece must leave the
-same elements over as the whole does:
+On the CPU (torch 2.13, ATen's TensorIterator) an elementwise operation on 32768 or more elements is divided among the
+threads in equal runs; each run is done in vectors, and the rest at its end element by element. The two may round
+differently: in bfloat16 for most operations, in the fused optimizers for every dtype. So the pieces must have the same
+elements in such a rest as the whole:
 
-- whole runs are cut at multiples of `UNIT` from their start, and a piece is a multiple of `UNIT` for each thread;
-- the end of a run goes into pieces of fewer than 32768 elements, which are not parted.
+- runs are cut at multiples of `UNIT` from their start, and a piece is a multiple of `UNIT` for each thread;
+- the end of a run goes into pieces of fewer than 32768 elements, which are not divided.
 
-The fused optimizers part the whole at multiples of a cache line instead; only its very end is left over.
+The fused optimizers divide the whole at multiples of a cache line instead; only its very end is such a rest.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 __all__ = ["GRAIN", "UNIT", "Tile", "tiles"]
 
 GRAIN = 32768
-"""Elements from which on an operation on the CPU is parted over threads."""
+"""Number of elements from which an operation on the CPU is divided among threads."""
 
 UNIT = 256
-"""Elements of any dtype that are a whole number of unrolled vectors, and of cache lines."""
+"""Number of elements that, in any dtype, is a whole number of unrolled vectors and of cache lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A part of a tensor that is moved at once.
+    """A part of a tensor that is moved in one piece.
 
     Attributes:
-        start, stop: its elements in the order of memory.
-        pieces: what is computed at once, from `start` to `stop`.
+        start, stop: range of its elements in the order of memory.
+        pieces: ranges that are computed separately, from `start` to `stop`.
     """
 
     start: int
@@ -39,13 +39,13 @@ class Tile:
 
 
 def tiles(elements: int, most: int, threads: int, *, fused: bool = False) -> list[Tile]:
-    """The tiles of a tensor, each of at most `most` elements, or of `UNIT` where that is more.
+    """Cut a tensor into tiles of at most `most` elements, or of `UNIT` if that is more.
 
     Args:
-        elements: of the tensor; one that is no larger than a tile is one tile of one piece.
-        most: how many elements a tile should have at most.
-        threads: that an operation is parted over.
-        fused: the operation is one of the fused optimizers.
+        elements: number of elements; a tensor no larger than a tile is one tile of one piece.
+        most: largest number of elements of a tile.
+        threads: number of threads among which an operation is divided.
+        fused: True for the operations of fused optimizers.
     """
     most = most // (UNIT * threads) * (UNIT * threads) or max(most // UNIT, 1) * UNIT
     if elements <= most:
@@ -59,13 +59,13 @@ def tiles(elements: int, most: int, threads: int, *, fused: bool = False) -> lis
 
 
 def _runs(elements: int, threads: int) -> list[tuple[int, int]]:
-    """What each thread does of the whole."""
+    """The run of elements of each thread."""
     length = -(-elements // min(threads, -(-elements // GRAIN)))
     return [(start, min(start + length, elements)) for start in range(0, elements, length)]
 
 
 def _pieces(start: int, stop: int, threads: int, fused: bool) -> list[tuple[int, int]]:
-    """A tile's pieces: one that every thread has an equal part of, and small ones that no other thread helps with."""
+    """Cut a tile into pieces: a large one with equal parts for all threads, and small ones for a single thread."""
     if fused or threads == 1:
         return [(start, stop)]
     found = []

@@ -21,15 +21,15 @@ __all__ = ["Sizes", "Training"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of the device training may take, in bytes.
+    """Limits of training on the device, in bytes.
 
     Attributes:
-        tile: of a weight, updated at once.
-        room: for tiles, of weights, gradients and states together.
-        smallest: gradients and states of fewer bytes stay on the device.
-        smallest_activation: saved tensors of fewer bytes stay on the device.
-        keep: of the newest saved tensors, which stay on the device.
-        ahead: of saved tensors fetched before backward asks for them.
+        tile: bytes of a weight in one tile.
+        room: bytes for tiles of weights, gradients and states together.
+        smallest: gradients and states with fewer bytes stay on the device.
+        smallest_activation: saved tensors with fewer bytes stay on the device.
+        keep: bytes of the newest saved tensors, which stay on the device.
+        ahead: bytes of saved tensors that are fetched before backward asks for them.
     """
 
     tile: int = 2**22
@@ -41,7 +41,7 @@ class Sizes:
 
     @classmethod
     def of(cls, room: int, smallest: int) -> Sizes:
-        """For so many bytes of the device: two tiles at a time, each of a weight and up to four others like it."""
+        """Limits for this many bytes of the device: two tiles at a time, each with a weight and up to four states."""
         room = min(room, cls.room)
         return cls(
             tile=max(2**12, min(cls.tile, room // 10)),
@@ -56,11 +56,11 @@ class Training:
 
     Args:
         model: the model.
-        weights: where its weights lie.
-        place: where a parameter's gradient and states go; None for what stays on the device.
-        store: for states of weights that come and go, where `place` says that they stay.
-        activations: the store of what forward saves for backward; None leaves it where it is.
-        sizes: how much of the device it takes.
+        weights: access to its weights.
+        place: chooses the store for a parameter's gradient and states; None if they stay on the device.
+        store: store for states of offloaded weights for which `place` gives none.
+        activations: store for tensors that forward saves for backward; None leaves them on the device.
+        sizes: limits on the device.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Training:
             )
 
     def optimizer(self, optimizer: torch.optim.Optimizer, *, elementwise: bool | None = None) -> torch.optim.Optimizer:
-        """Take an optimizer over: its states go to the store, its step goes tile by tile. See `Optimizers.take`."""
+        """Take over an optimizer: its states go to the store, its steps are tile by tile. See `Optimizers.take`."""
         return self.optimizers.take(optimizer, elementwise=elementwise)
 
     def clip_grad_norm_(
@@ -106,7 +106,7 @@ class Training:
         return checkpoint.restore(path, self.model, self.weights, self.optimizers)
 
     def stats(self) -> dict[str, int]:
-        """Bytes and counts of this run so far."""
+        """Byte and event counts so far."""
         activations = self.activations
         return {
             "tiles_peak_bytes": self.optimizers.stepper.peak,
@@ -118,6 +118,6 @@ class Training:
         }
 
     def close(self) -> None:
-        """Bring gradients and states back, and leave optimizers as they were made."""
+        """Bring gradients and states back to the device, and restore the optimizers."""
         self.gradients.close()
         self.optimizers.close()

@@ -1,4 +1,4 @@
-"""Where the values of a model's parameters are, as the training step asks for it."""
+"""Interface through which the training step reads and writes a model's weights."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["Weights"]
 
 
 class Weights(Protocol):
-    """What the training step asks of whoever moves the weights."""
+    """Access to a model's weights, which stay on the device or are offloaded; `OffloadedWeights` implements it."""
 
     @property
     def device(self) -> torch.device:
         """The device that computes."""
 
     def resident(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The values where they stay on the device and may be updated in place; None where they come and go."""
+        """The values of a parameter that stays on the device and may be updated in place; None if it is offloaded."""
 
     def read(self, parameter: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> Pending:
-        """Begin to read elements, in the order of memory, from where the weight lies into `out` on the device."""
+        """Begin to read elements, in the order of memory, from the weight's place into `out` on the device."""
 
     def write(self, parameter: torch.Tensor, start: int, values: torch.Tensor) -> None:
-        """Take new elements back to where the weight lies; `values` may be changed once it returns."""
+        """Write new elements to the weight's place; `values` may be changed once this returns."""
 
     def updated(self) -> None:
-        """All weights of a step are written; copies of them on the device are no longer good."""
+        """Complete the writes of a step; copies on the device are out of date then."""
 
     def room(self) -> int | None:
-        """Bytes that `borrow` has to give; None where it allocates them."""
+        """Largest number of bytes for `borrow`; None if it allocates them."""
 
     def borrow(self, nbytes: int) -> AbstractContextManager[torch.Tensor]:
-        """A context manager that gives so many bytes of the device's budget (a uint8 tensor) for a step."""
+        """Context manager that lends this many bytes of the device's budget, as a uint8 tensor, for a step."""

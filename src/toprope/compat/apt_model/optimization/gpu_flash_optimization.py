@@ -74,7 +74,7 @@ class FP4Codec:
             )
         shape = (*packed.shape[:-1], 2 * packed.shape[-1])
         codes = packed.contiguous().view(torch.uint8).flatten()
-        page = pages.Page(
+        page = pages.QuantisedTensor(
             pages.FORMATS[_FORMAT], shape, dtype, codes, scale.contiguous().view(torch.uint8).flatten(), None
         )
         return pages.decode(page, dtype)[..., :columns]

@@ -1,7 +1,7 @@
 """HiDream-E1 and E1.1: editing over the transformer of HiDream-I1, for which diffusers has no pipeline.
 
-`family` is what the engine sees. Where the files lie is in `layout`, what is in them in `checkpoint`; `stages` has base
-and edit weights in one pipeline, `pipeline` runs the steps, `guidance` weighs the predictions of a step.
+`family` is the interface to the engine. `layout` finds the files, `checkpoint` reads them; `stages` combines base and
+edit weights in one pipeline, `pipeline` runs the steps, `guidance` combines the predictions of a step.
 """
 
 from toprope.images.families.hidream.family import HiDreamE1

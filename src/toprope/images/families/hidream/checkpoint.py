@@ -1,7 +1,7 @@
-"""The edit weights in their files: whole tensors, and for E1-Full a LoRA as well. Checked before anything is loaded.
+"""Read the files of edit weights: whole tensors, and for E1-Full a LoRA as well. They are checked before loading.
 
-Of a file only the header is read at first. `check` compares names and shapes with the transformer's; only what passes
-is read, tensor by tensor.
+At first only the headers of the files are read. `check` compares names and shapes with the transformer's; then tensors
+are read one by one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Stored:
     """A tensor in a file.
 
     Attributes:
-        file: which.
-        key: its name there.
+        file: the file.
+        key: its name in the file.
         shape: its shape.
     """
 
@@ -46,11 +46,11 @@ class Stored:
 
 @dataclass
 class LowRank:
-    """What a LoRA adds to a linear layer: two matrices, the second applied to the result of the first.
+    """A LoRA's two matrices for a linear layer; the second is applied to the result of the first.
 
     Attributes:
-        down: (rank, inputs); None where the file lacks it.
-        up: (outputs, rank); None where the file lacks it.
+        down: matrix (rank, inputs); None if the file lacks it.
+        up: matrix (outputs, rank); None if the file lacks it.
     """
 
     down: Stored | None = None
@@ -59,12 +59,12 @@ class LowRank:
 
 @dataclass
 class EditWeights:
-    """What is in the files.
+    """Contents of the files.
 
     Attributes:
-        path: of the file or the folder.
-        tensors: whole ones, by their name in the transformer.
-        lora: by the name of the linear layer. The scale is 1: the authors train with alpha equal to the rank.
+        path: the file or the folder.
+        tensors: whole tensors by their name in the transformer.
+        lora: matrices by the name of the linear layer. The scale is 1: the authors train with alpha equal to the rank.
     """
 
     path: Path
@@ -72,11 +72,11 @@ class EditWeights:
     lora: dict[str, LowRank] = field(default_factory=dict)
 
     def load(self, names: Iterable[str], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors one after the other, on the host; those of one file together."""
+        """Load whole tensors one by one to the host, file by file."""
         yield from _load(((name, self.tensors[name]) for name in names), dtype)
 
     def load_lora(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """The LoRA's layers with their matrices, the first applied first. `check` must have passed."""
+        """Load the LoRA: layer, first matrix and second matrix. `check` must have passed."""
         sides: list[tuple[tuple[str, str], Stored]] = []
         for module, pair in self.lora.items():
             assert pair.down is not None
@@ -110,10 +110,10 @@ def _opened(file: Path) -> Any:
 
 
 def read_checkpoint(path: Path) -> EditWeights:
-    """The names and shapes in a file of safetensors, or in a transformer's folder with one or several.
+    """Read the names and shapes in a safetensors file, or in a transformer's folder with such files.
 
     Raises:
-        WeightsError: a file is missing or cannot be read, or the index names what is not there.
+        WeightsError: a file is missing or cannot be read, or the index has a tensor that is not in its file.
     """
     found = EditWeights(path)
     for file, keys in _files(path).items():
@@ -131,7 +131,7 @@ def read_checkpoint(path: Path) -> EditWeights:
 
 
 def _files(path: Path) -> dict[Path, list[str] | None]:
-    """Files, each with the names that are to be taken from it; None for all."""
+    """The files, each with the names to read from it; None for all."""
     if path.is_file():
         return {path: None}
     index = path / _INDEX
@@ -181,12 +181,12 @@ def check(weights: EditWeights, transformer: nn.Module, *, whole: bool) -> None:
     """Compare names and shapes with a transformer, which may be on meta. Nothing is loaded and nothing is changed.
 
     Args:
-        weights: what is in the files.
-        transformer: that they are for.
-        whole: whether they must have every tensor of it.
+        weights: the contents of the files.
+        transformer: the transformer.
+        whole: True if they must have all its tensors.
 
     Raises:
-        WeightsError: with all that is wrong, and the first example of each.
+        WeightsError: they do not match; it lists all kinds of mismatch with an example of each.
     """
     from torch import nn
 
@@ -213,12 +213,12 @@ def check(weights: EditWeights, transformer: nn.Module, *, whole: bool) -> None:
                     f"{module}, {list(pair.down.shape)} and {list(pair.up.shape)} for "
                     f"{layer.in_features} inputs and {layer.out_features} outputs"
                 )
-    told = [f"{len(names)} {what}, such as {names[0]}" for what, names in wrong.items() if names]
+    facts = [f"{len(names)} {what}, such as {names[0]}" for what, names in wrong.items() if names]
     if not weights.tensors and not weights.lora:
-        told.append("no tensor at all")
-    if told:
+        facts.append("no tensor at all")
+    if facts:
         raise WeightsError(
             f"{weights.path} is not made for this transformer.",
-            looked_at="; ".join(told),
+            looked_at="; ".join(facts),
             do="give the edit weights and the base that belong together",
         )

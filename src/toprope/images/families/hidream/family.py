@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["HiDreamE1"]
 
 TOKENS = 128
-"""What each text encoder is given at most, as in the authors' pipeline."""
+"""Largest number of tokens for each text encoder, as in the authors' pipeline."""
 
 # The authors' own: inference.py (E1-Full) and inference_e1_1.py of their repository.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class HiDreamE1(Family):
-    """A transformer of 17 billion parameters with four text encoders; the last steps can be the base model's."""
+    """A transformer of 17 billion parameters with four text encoders; the base model can do the last steps."""
 
     name = "hidream-e1"
     pipelines = ("HiDreamImagePipeline", "HiDreamImageEditingPipeline")
@@ -39,16 +39,16 @@ class HiDreamE1(Family):
     likes = frozenset({"authors"})
 
     def defaults(self, pipeline: Any) -> Mapping[str, Any]:
-        """Those of the authors' scripts; without a base there is nothing to refine with."""
+        """The defaults of the authors' scripts; without a base there is no refine stage."""
         refines = pipeline.stages.can_refine
         return DEFAULTS[pipeline.variant] | {"steps": 28, "refine_strength": 0.3 if refines else 0.0, "cfg_norm": True}
 
     def describe(self, pipeline: Any) -> Mapping[str, Any]:
-        """The edition, and how base and edit weights lie beside each other."""
+        """The edition, and how base and edit weights are combined."""
         return {"variant": pipeline.variant, "stages": pipeline.stages.describe()}
 
     def folders(self, folder: Path) -> Sequence[Path]:
-        """Also those of the base and of Llama, where they lie beside the model's."""
+        """The model's folder, and the folders of the base and of Llama if they are next to it."""
         from toprope.images.families.hidream.layout import find_layout
 
         found = find_layout(folder)
@@ -75,12 +75,12 @@ class HiDreamE1(Family):
         if request.refine_strength and not (pipeline.stages.can_refine or alone):
             raise UsageError(
                 f"refine_strength is {request.refine_strength:g}, and this model has no base to refine with.",
-                looked_at="the edit weights are there, HiDream-I1-Full is neither in the model's folder nor beside it",
-                do="give refine_strength 0, or download HiDream-ai/HiDream-I1-Full beside the model's folder",
+                looked_at="the edit weights are there, HiDream-I1-Full is neither in the model's folder nor next to it",
+                do="give refine_strength 0, or download HiDream-ai/HiDream-I1-Full next to the model's folder",
             )
 
     def readers(self, pipeline: Any) -> Sequence[Reader]:
-        """Those of two CLIPs, T5 and Llama."""
+        """The tokenizers of two CLIPs, T5 and Llama."""
         names = ("CLIP", "CLIP", "T5", "Llama")
         tokenizers = (pipeline.tokenizer, pipeline.tokenizer_2, pipeline.tokenizer_3, pipeline.tokenizer_4)
         return [
@@ -89,7 +89,7 @@ class HiDreamE1(Family):
         ]
 
     def remarks(self, pipeline: Any, request: EditRequest) -> Sequence[str]:
-        """E1-Full was trained with a description of the result; a plain instruction gives less."""
+        """Remark for E1-Full, which was trained with a description of the result, on an instruction without one."""
         from toprope.images.families.hidream.pipeline import target_of
 
         if pipeline.variant != "full" or target_of(request.instruction) != request.instruction:
@@ -100,13 +100,13 @@ class HiDreamE1(Family):
         )
 
     def worded(self, pipeline: Any, instruction: str, description: str) -> str:
-        """E1-Full was trained with instruction and description, E1.1 with instructions alone."""
+        """Join instruction and description for E1-Full; E1.1 was trained with instructions alone."""
         if pipeline.variant != "full" or not description:
             return instruction
         return f"Editing Instruction: {instruction}. Target Image Description: {description}"
 
     def load(self, folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
-        """The pipeline with base and edit weights; those are checked before either is loaded."""
+        """Load the pipeline with base and edit weights, after checking the edit weights."""
         from toprope.images.families.hidream.loading import load_pipeline
 
         return load_pipeline(folder, dtype, components)
@@ -114,7 +114,7 @@ class HiDreamE1(Family):
     def encode(
         self, pipeline: Any, instruction: str, negative: str, pictures: Sequence[Image], like: str | None = None
     ) -> Prompt:
-        """The instruction, what to avoid, and what the result shall show, each by all four encoders."""
+        """Encode the instruction, the text of what to avoid, and the description of the result, with four encoders."""
         from toprope.images.families.hidream.pipeline import target_of
 
         wanted, avoided = _encoded(pipeline, instruction, negative)
@@ -157,7 +157,7 @@ class HiDreamE1(Family):
 
 
 def _encoded(pipeline: Any, text: str, avoided: str | None) -> tuple[Any, Any]:
-    """The embeddings of a text, and of what to avoid unless that is None."""
+    """The embeddings of a text, and of the text of what to avoid unless that is None."""
     from toprope.images.families.hidream.pipeline import Texts
 
     t5, no_t5, llama, no_llama, pooled, no_pooled = pipeline.encode_prompt(

@@ -1,9 +1,9 @@
-"""How the predictions of one step become one: guidance by text and by picture. On tensors, importing no torch.
+"""Combine the predictions of one step: guidance by text and by picture. Works on tensors, but imports no torch.
 
-A step predicts three times: for a picture of zeros ("nothing"), for the picture with the texts to avoid ("picture"),
-and for the picture with the instruction ("everything"). What the instruction adds is scaled by `guidance`, and what the
-picture adds by `image_guidance`. All is computed in float32, whatever the model's dtype; `AUTHORS` computes as the
-authors' pipeline does, in the model's dtype and with its rounding (HiDream-E1, f6f0631).
+A step has three predictions: for a picture of zeros ("nothing"), for the picture with the texts to avoid ("picture"),
+and for the picture with the instruction ("everything"). The difference that the instruction makes is scaled by
+`guidance`, the difference that the picture makes by `image_guidance`. All is computed in float32 for any dtype of the
+model; `AUTHORS` computes like the authors' pipeline, in the model's dtype with its rounding (HiDream-E1, f6f0631).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = ["AUTHORS", "OURS", "Way", "guide", "guide_by_text", "guide_with_norm"
 def guide_with_norm(
     nothing: torch.Tensor, picture: torch.Tensor, everything: torch.Tensor, guidance: float, image_guidance: float
 ) -> torch.Tensor:
-    """Guidance whose text part is never larger than the prediction that it began with.
+    """Combine predictions, with a bound on the norm of the part guided by text.
 
     Args:
         nothing, picture, everything: predictions, (batch, channels, height, width).
-        guidance: 1 for what the instruction adds, as it is.
-        image_guidance: 1 for the guided prediction itself.
+        guidance: scale of the instruction's part; 1 leaves it unchanged.
+        image_guidance: scale of the picture's part; 1 leaves it unchanged.
 
     Returns:
-        nothing + image_guidance * (text - nothing), where text is picture + guidance * (everything - picture), made
-        shorter to the norm of `everything` over the channels wherever it is longer; it is never made longer.
+        nothing + image_guidance * (text - nothing), where text is picture + guidance * (everything - picture), scaled
+        down to the norm of `everything` over the channels wherever its norm is larger.
     """
     nothing, picture, everything = nothing.float(), picture.float(), everything.float()
     text = picture + guidance * (everything - picture)
@@ -44,7 +44,7 @@ def guide_with_norm(
 def guide(
     nothing: torch.Tensor, picture: torch.Tensor, everything: torch.Tensor, guidance: float, image_guidance: float
 ) -> torch.Tensor:
-    """Guidance without a bound: what the picture adds and what the instruction adds, each by its scale."""
+    """Combine predictions without a bound: the parts of picture and instruction, each by its scale."""
     nothing, picture, everything = nothing.float(), picture.float(), everything.float()
     return nothing + image_guidance * (picture - nothing) + guidance * (everything - picture)
 
@@ -96,7 +96,7 @@ class Way:
 
 
 OURS = Way(guide_with_norm, guide, guide_by_text, refine_from)
-"""In float32, and with decimals that are what they look like."""
+"""Our computation: in float32, with the number of refine steps from exact decimals."""
 
 AUTHORS = Way(
     _as_authors_with_norm,
@@ -104,4 +104,4 @@ AUTHORS = Way(
     lambda nothing, everything, guidance: nothing + guidance * (everything - nothing),
     lambda steps, strength: int(steps * (1.0 - strength)),
 )
-"""In the dtype of the predictions; 10 steps at 0.9 refine from step 0, by rounding."""
+"""The authors' computation: in the dtype of the predictions; by rounding, 10 steps at 0.9 refine from step 0."""

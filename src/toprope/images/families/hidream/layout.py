@@ -1,13 +1,13 @@
-"""Where the files of a HiDream-E1 lie: two or three downloads, next to each other or in each other. No torch here.
+"""Find the files of a HiDream-E1 model: two or three downloads, next to each other or inside each other. No torch here.
 
 Three repositories make one model: HiDream-I1-Full (the base, with all parts but one text encoder), the edit weights
 (HiDream-E1-Full or HiDream-E1-1), and Llama-3.1-8B-Instruct, which is the fourth text encoder. A model's folder is
 
-* that of HiDream-I1-Full, with `HiDream-E1-Full.safetensors` or `HiDream-E1-1/transformer` in it, or
-* that of HiDream-E1-Full or HiDream-E1-1 with its own `model_index.json`, and HiDream-I1-Full in it or beside it.
+* the folder of HiDream-I1-Full, with `HiDream-E1-Full.safetensors` or `HiDream-E1-1/transformer` in it, or
+* the folder of HiDream-E1-Full or HiDream-E1-1 with its own `model_index.json`, and HiDream-I1-Full in or next to it.
 
-Llama is in `text_encoder_4` and `tokenizer_4` of that folder, or in a folder of its own name in it or beside it.
-Without the base a model still edits, and cannot refine.
+Llama is in `text_encoder_4` and `tokenizer_4` of that folder, or in a folder of its own name in it or next to it.
+Without the base a model still edits, but cannot refine.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Layout:
         variant: the edition.
         pipeline: the folder whose model_index.json names the parts.
         edit: the file or the folder with the edit weights.
-        base: the folder of the base's transformer; None where it is not there.
-        llama: the folder of the fourth text encoder and its tokenizer; None where the pipeline's folder has them.
+        base: the folder of the base's transformer; None if it is missing.
+        llama: the folder of the fourth text encoder and its tokenizer; None if the pipeline's folder has them.
     """
 
     variant: Variant

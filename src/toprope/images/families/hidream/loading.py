@@ -1,4 +1,4 @@
-"""Loading HiDream-E1: the base, the edit weights over it, and the fourth text encoder."""
+"""Load HiDream-E1: the base, the edit weights over it, and the fourth text encoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope.images.families.hidream.checkpoint import check, read_checkpoint
 from toprope.images.families.hidream.layout import Layout, find_layout
-from toprope.images.families.loading import from_folder, need_diffusers, told_as_weights, without_bars
+from toprope.images.families.loading import from_folder, need_diffusers, weights_errors, without_bars
 
 if TYPE_CHECKING:
     import torch
@@ -18,12 +18,12 @@ __all__ = ["load_pipeline"]
 
 
 def load_pipeline(folder: Path, dtype: torch.dtype, components: Mapping[str, Any] | None = None) -> Any:
-    """The pipeline on the host, in evaluation mode, with its `stages` and its `variant`.
+    """Load the pipeline to the host, in evaluation mode, with its `stages` and its `variant`.
 
     Args:
-        folder: of the model, see `layout`.
-        dtype: of the weights.
-        components: parts that are there already, or None for one that is left out.
+        folder: the model's folder, see `layout`.
+        dtype: dtype of the weights.
+        components: parts that exist already; the value None leaves a part out.
 
     Raises:
         WeightsError: files are missing, cannot be read, or do not belong together.
@@ -47,7 +47,7 @@ def load_pipeline(folder: Path, dtype: torch.dtype, components: Mapping[str, Any
 
 
 def _transformers(layout: Layout, dtype: torch.dtype) -> tuple[Any, Any, Any]:
-    """The stages with the transformer that edits, and that of the base where it is another."""
+    """Load the stages, the transformer that edits, and the base's transformer if it is separate."""
     import torch
     from diffusers import HiDreamImageTransformer2DModel as Transformer
 
@@ -55,28 +55,28 @@ def _transformers(layout: Layout, dtype: torch.dtype) -> tuple[Any, Any, Any]:
 
     weights = read_checkpoint(layout.edit)
     of = layout.edit if layout.base is None else layout.base
-    with told_as_weights(of), without_bars():
+    with weights_errors(of), without_bars():
         config = Transformer.load_config(os.fspath(of), local_files_only=True)
         with torch.device("meta"):
             skeleton = Transformer.from_config(config)
     check(weights, skeleton, whole=layout.edit.is_dir())
-    with told_as_weights(of), without_bars():
+    with weights_errors(of), without_bars():
         loaded = Transformer.from_pretrained(os.fspath(of), dtype=dtype, local_files_only=True)
-    # The picture lies beside the noise: twice the tokens. E1-Full is made for 768 x 768 of the base's 1024 x 1024.
+    # The picture is next to the noise: twice the tokens. E1-Full is made for 768 x 768 of the base's 1024 x 1024.
     loaded.max_seq = loaded.max_seq * 2 if layout.variant == "1.1" else loaded.max_seq * 9 // 8
     loaded.requires_grad_(False).eval()
     if layout.base is None:
         return Alone(), loaded, None
-    with told_as_weights(layout.edit):
+    with weights_errors(layout.edit):
         return make_stages(loaded, weights, dtype)
 
 
 def _llama(folder: Path, dtype: torch.dtype, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fourth text encoder and its tokenizer, unless they are given."""
+    """Load the fourth text encoder and its tokenizer, unless they are given."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     made: dict[str, Any] = {}
-    with told_as_weights(folder), without_bars():
+    with weights_errors(folder), without_bars():
         if "tokenizer_4" not in given:
             made["tokenizer_4"] = AutoTokenizer.from_pretrained(os.fspath(folder), local_files_only=True)
         if "text_encoder_4" not in given:

@@ -1,7 +1,7 @@
-"""The editing pipeline: texts, the picture, the steps of both stages, and what they give.
+"""The editing pipeline: encodes texts and the picture, runs the steps of both stages, and decodes the result.
 
-The transformer sees noise and picture beside each other, as one picture that is twice as wide; what it predicts for
-the left half counts. While it refines, it sees the noise alone, and the text of what the result shall show.
+The transformer sees noise and picture next to each other, as one picture of double width; only its prediction for the
+left half is used. While it refines, it sees only the noise, and the text that describes the result.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TARGET = "Target Image Description:"
 
 
 def target_of(instruction: str, *, exactly: bool = False) -> str:
-    """What the result shall show: what follows "Target Image Description:", or else the whole instruction.
+    """Get the description of the result: the text after "Target Image Description:", else the whole instruction.
 
     Args:
-        instruction: whole.
-        exactly: as the authors' pipeline reads it: in this case alone, up to the next label, also if it is empty.
+        instruction: the whole instruction.
+        exactly: read it as the authors' pipeline does: with this exact spelling, up to the next label, even if empty.
     """
     if exactly:
         return instruction.split(TARGET)[1].strip() if TARGET in instruction else instruction
@@ -41,12 +41,12 @@ def target_of(instruction: str, *, exactly: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts as the transformer takes them, one row each.
+    """Encoded texts for the transformer, one row each.
 
     Attributes:
-        t5: (rows, words, width).
-        llama: of every layer, (rows, layers, words, width).
-        pooled: of both CLIPs beside each other, (rows, width).
+        t5: T5's embeddings, (rows, words, width).
+        llama: Llama's hidden states of every layer, (rows, layers, words, width).
+        pooled: pooled embeddings of both CLIPs, concatenated, (rows, width).
     """
 
     t5: torch.Tensor
@@ -55,7 +55,7 @@ class Texts:
 
     @staticmethod
     def rows(*some: Texts) -> Texts:
-        """Several as one, in this order."""
+        """Join several to one, in this order."""
         return Texts(
             torch.cat([each.t5 for each in some]),
             torch.cat([each.llama for each in some]),
@@ -65,7 +65,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class _Guidance:
-    """The prediction of a step, guided. Where guiding changes nothing, one prediction is made instead of three."""
+    """Guided prediction of a step. If guidance has no effect, one prediction is made instead of three."""
 
     text: float
     picture: float
@@ -74,12 +74,12 @@ class _Guidance:
 
     @property
     def off(self) -> bool:
-        """Whether there is no guidance while the picture is seen."""
+        """True if there is no guidance in the edit stage."""
         return self.off_by_text if self.authors else self.text == 1 and self.picture == 1
 
     @property
     def off_by_text(self) -> bool:
-        """Whether there is no guidance while refining; the authors have none of either kind for 1 and less."""
+        """True if there is no guidance in the refine stage; the authors' scripts have none at all for 1 and less."""
         return self.text <= 1 if self.authors else self.text == 1
 
     def _predict(
@@ -89,7 +89,7 @@ class _Guidance:
         return predicted if self.authors else predicted.float()
 
     def texts(self, wanted: Texts, avoided: Texts) -> Texts:
-        """What the predictions of `edit` are told, in their order; the authors have them so."""
+        """Texts for the predictions of `edit`, in their order, like the authors' scripts."""
         if self.off:
             return wanted
         return Texts.rows(wanted if self.norm else avoided, avoided, wanted)
@@ -97,7 +97,7 @@ class _Guidance:
     def edit(
         self, transformer: Any, latents: torch.Tensor, seen: torch.Tensor, timestep: torch.Tensor, texts: Texts
     ) -> torch.Tensor:
-        """With the picture beside the noise."""
+        """Predict in the edit stage, with the picture next to the noise."""
         width = latents.shape[-1]
         if self.off:
             return self._predict(transformer, torch.cat([latents, seen], dim=-1), timestep, texts, width)
@@ -108,7 +108,7 @@ class _Guidance:
         return guided(nothing, picture, everything, self.text, self.picture)
 
     def refine(self, transformer: Any, latents: torch.Tensor, timestep: torch.Tensor, texts: Texts) -> torch.Tensor:
-        """By the base, which sees the noise alone."""
+        """Predict in the refine stage, by the base, which sees only the noise."""
         width = latents.shape[-1]
         if self.off_by_text:
             return self._predict(transformer, latents, timestep, texts, width)
@@ -135,18 +135,18 @@ def edit(
     """Edit pictures of one size.
 
     Args:
-        pipeline: of `pipeline_class`, on its device.
-        pictures: RGB, with sides that suit the transformer.
-        wanted, avoided, target: a row for each picture: the instruction, what the result shall not be, and what it
-            shall show, which only refining looks at.
-        generators: one for each picture.
-        steps: of denoising.
+        pipeline: a `pipeline_class` on its device.
+        pictures: RGB pictures with sides that suit the transformer.
+        wanted, avoided, target: a row for each picture: the instruction, the description of what to avoid, and the
+            description of the result, which only the refine stage uses.
+        generators: one random generator for each picture.
+        steps: number of denoising steps.
         guidance, image_guidance: see `guidance`; 1 and 1 for none, which is three times as fast.
         refine_strength: the part of the steps that the base does; 0 for none.
-        cfg_norm: whether text guidance is bounded.
-        on_step: told of each step, with the stage.
-        authors: whether it is done as by the authors' scripts: noise, latents and guidance in the model's dtype, and
-            refining with the edit weights.
+        cfg_norm: True to bound text guidance.
+        on_step: called after each step, with the stage.
+        authors: compute like the authors' scripts: noise, latents and guidance in the model's dtype, and refining with
+            the edit weights.
 
     Returns:
         Floats from 0 to 1, (pictures, 3, height, width).
@@ -178,7 +178,7 @@ def edit(
 
 
 def _predict(transformer: Any, inputs: torch.Tensor, timestep: torch.Tensor, texts: Texts, width: int) -> torch.Tensor:
-    """What the transformer predicts for the left part of its inputs; HiDream's has the other sign."""
+    """The transformer's prediction for the left part of its inputs, negated, as HiDream's has the opposite sign."""
     dtype = texts.pooled.dtype
     predicted: torch.Tensor = transformer(
         hidden_states=inputs.to(dtype),
@@ -192,7 +192,7 @@ def _predict(transformer: Any, inputs: torch.Tensor, timestep: torch.Tensor, tex
 
 
 def _latents_of(pipeline: Any, pictures: Sequence[Image]) -> torch.Tensor:
-    """What the VAE makes of the pictures; its most likely value, nothing drawn."""
+    """Encode pictures with the VAE; the mode of its distribution is used, without sampling."""
     vae = pipeline.vae
     pixels = pipeline.image_processor.preprocess(list(pictures)).to(pipeline._execution_device, vae.dtype)
     latents: torch.Tensor = vae.encode(pixels).latent_dist.mode()
@@ -214,7 +214,7 @@ def _pictures_of(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
 
 
 def _noise(like: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
-    """Noise in the dtype of the latents, each picture's from its own generator; float32 is the same for all models."""
+    """Draw noise in the latents' dtype, for each picture from its generator; float32 is the same for all models."""
     drawn = [
         torch.randn((1, *like.shape[1:]), generator=each, device=each.device, dtype=like.dtype) for each in generators
     ]
@@ -225,7 +225,7 @@ def _timesteps(scheduler: Any, steps: int, device: torch.device, tokens: int) ->
     from diffusers import FlowMatchEulerDiscreteScheduler
     from diffusers.pipelines.hidream_image.pipeline_hidream_image import calculate_shift
 
-    # The shift is that of the most tokens, whatever the picture has; UniPC has one of its own.
+    # The shift is always the one for the largest number of tokens; UniPC has a shift of its own.
     shift = {"mu": calculate_shift(tokens)} if isinstance(scheduler, FlowMatchEulerDiscreteScheduler) else {}
     scheduler.set_timesteps(steps, device=device, **shift)
     return scheduler.timesteps
@@ -233,7 +233,7 @@ def _timesteps(scheduler: Any, steps: int, device: torch.device, tokens: int) ->
 
 @cache
 def pipeline_class() -> Any:
-    """The class of our pipeline, which is one of diffusers; made when it is first asked for, as diffusers is slow."""
+    """The class of our pipeline, a subclass of diffusers'; made at the first call, as importing diffusers is slow."""
     from diffusers import HiDreamImagePipeline
 
     class HiDreamImageEditingPipeline(HiDreamImagePipeline):  # type: ignore[misc]
@@ -270,7 +270,7 @@ def pipeline_class() -> Any:
             device: torch.device | None = None,
             dtype: torch.dtype | None = None,
         ) -> torch.Tensor:
-            """What every layer makes of the words, without the attentions and the logits that nobody looks at."""
+            """Hidden states of every layer for the words, without the attentions and logits, which are not used."""
             words = self.tokenizer_4(
                 [prompt] if isinstance(prompt, str) else prompt,
                 padding="max_length",

@@ -1,13 +1,13 @@
 """Base and edit weights of one model: editing uses the edit weights, refining the base's.
 
-A model rests with its edit weights. `refining` is a context in which it has those of the base; whatever happens in it,
-the edit weights are back afterwards. Nothing is ever copied over a weight, so that neither set can be lost:
+Outside of `refining` a model has its edit weights. In that context it has the base's weights; afterwards the edit
+weights are restored, also after an error. No weight is ever overwritten, so that neither set can be lost:
 
-* Where at most half of the weights differ, both values of those are parameters of their module (`Twins`), and the two
-  change names. What a LoRA of the checkpoint adds is a module beside the layer that is switched off. So the memory is
-  that of the model and of what differs.
-* Where more differ, as in E1.1, the base is a transformer of its own, the pipeline's `refiner` (`Pair`). Where it was
-  left on the host, the two change places for as long as it is needed.
+* If at most half of the weights differ, both values of these are parameters of their module (`Twins`), which swap
+  names. The checkpoint's LoRA is in additional modules that are switched off. So the memory is the model and one more
+  copy of the weights that differ.
+* If more differ, as in E1.1, the base is a separate transformer, the pipeline's `refiner` (`Pair`). If it was left on
+  the host, the two change places while it is needed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _TWIN = "_of_the_other_stage"
 
 
 class Stages(ABC):
-    """How a pipeline gets from its edit weights to those of the base, and back."""
+    """Switches a pipeline between its edit weights and the base's weights."""
 
     can_refine = True
-    """Whether the base is there."""
+    """True if there is a base."""
 
     shares_weights = False
-    """Whether some weights are those of both stages: what is fused into them would refine, too."""
+    """True if both stages share some weights: a LoRA fused into these would act in the refine stage too."""
 
     @abstractmethod
     def refining(self, pipeline: Any, *, edit_weights: bool = False) -> AbstractContextManager[nn.Module]:
-        """A context with the transformer that refines, on the pipeline's device.
+        """Context with the transformer that refines, on the pipeline's device.
 
         Args:
-            pipeline: that it is a part of.
+            pipeline: the transformer's pipeline.
             edit_weights: refine with the edit weights, without LoRAs, as the authors' scripts do; else with the base's.
         """
 
     def describe(self) -> dict[str, Any]:
-        """What there is to say about it, ready for JSON."""
+        """Facts about the stages for JSON."""
         return {"kind": type(self).__name__.lower(), "refines": self.can_refine}
 
 
@@ -59,31 +59,31 @@ class Alone(Stages):
     can_refine = False
 
     def refining(self, pipeline: Any, *, edit_weights: bool = False) -> AbstractContextManager[nn.Module]:
-        """Refused, unless it is done with the edit weights.
+        """Refine with the edit weights, if these are asked for.
 
         Raises:
-            UsageError: it needs the base.
+            UsageError: the base is needed.
         """
         if edit_weights:
             return _plain(pipeline.transformer)
         raise UsageError(
             "this model has no base to refine with.",
             looked_at="its folder has the edit weights alone",
-            do=f"give refine_strength 0, or put {BASE} beside the folder",
+            do=f"give refine_strength 0, or put {BASE} next to the folder",
         )
 
 
 class Switch:
-    """Whether what a LoRA adds is added."""
+    """Switch that turns the checkpoint's LoRA on and off."""
 
     def __init__(self) -> None:
         self.on = True
 
 
 class Added(nn.Module):
-    """What a LoRA adds to a linear layer: a module in the layer, added to its result by a hook.
+    """The checkpoint's LoRA of a linear layer: a module in the layer, whose result a hook adds.
 
-    It is none of peft's adapters: a user's LoRAs are loaded, scaled, fused and unloaded beside it.
+    It is not an adapter of peft, so that a user's LoRAs can be loaded, scaled, fused and unloaded independently.
     """
 
     def __init__(self, down: torch.Tensor, up: torch.Tensor) -> None:
@@ -92,7 +92,7 @@ class Added(nn.Module):
         self.up = nn.Parameter(up, requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What is added for the layer's input."""
+        """The term to add for the layer's input."""
         return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
 
 
@@ -106,13 +106,13 @@ def _add_to(layer: nn.Module, added: Added, switch: Switch) -> None:
 
 
 class Twins(Stages):
-    """Both values of what differs, in one transformer.
+    """One transformer with both values of the weights that differ.
 
     Attributes:
-        differ: the modules with the short names of their parameters that have a twin.
-        added: how many layers the checkpoint's LoRA adds to.
-        switch: of what it adds.
-        editing: whether the edit weights are in their places.
+        differ: modules and short names of the parameters that have a twin.
+        added: number of layers with the checkpoint's LoRA.
+        switch: switch of that LoRA.
+        editing: True while the edit weights are in use.
     """
 
     shares_weights = True
@@ -124,7 +124,7 @@ class Twins(Stages):
         self.editing = True
 
     def give(self, owner: nn.Module, short: str, edited: torch.Tensor) -> None:
-        """Let a parameter have its edited value; what it had stays as the twin."""
+        """Give a parameter its edited value, and keep the base's value as its twin."""
         base = owner._parameters[short]
         assert base is not None
         owner.register_parameter(short + _TWIN, base)
@@ -132,7 +132,7 @@ class Twins(Stages):
         self.differ.append((owner, short))
 
     def add(self, layer: nn.Module, down: torch.Tensor, up: torch.Tensor) -> None:
-        """Add what a LoRA adds."""
+        """Add the checkpoint's LoRA to a layer."""
         _add_to(layer, Added(down, up), self.switch)
         self.added += 1
 
@@ -153,7 +153,7 @@ class Twins(Stages):
                 self.editing = self.switch.on = True
 
     def describe(self) -> dict[str, Any]:
-        """What differs."""
+        """Facts about the stages for JSON, with the number of tensors and layers that differ."""
         return super().describe() | {"tensors": len(self.differ), "added": self.added}
 
 
@@ -167,7 +167,7 @@ class Pair(Stages):
 
     @contextmanager
     def refining(self, pipeline: Any, *, edit_weights: bool = False) -> Iterator[nn.Module]:
-        """The refiner; where it is on the host and computing is elsewhere, it takes the transformer's place."""
+        """The refiner; if it is on the host and the pipeline is not, it takes the transformer's place."""
         if edit_weights:
             with _plain(pipeline.transformer) as transformer:
                 yield transformer
@@ -196,14 +196,14 @@ def _in_the_place_of(first: nn.Module, second: nn.Module, place: torch.device) -
 
 @contextmanager
 def _plain(transformer: nn.Module) -> Iterator[nn.Module]:
-    """A context with a transformer without adapters."""
+    """Context with a transformer without adapters."""
     with _without_adapters(transformer):
         yield transformer
 
 
 @contextmanager
 def _without_adapters(transformer: nn.Module) -> Iterator[None]:
-    """A context in which adapters of peft, such as a user's LoRA, are off."""
+    """Context in which adapters of peft, such as a user's LoRA, are off."""
     if not getattr(transformer, "_hf_peft_config_loaded", False):
         yield
         return
@@ -223,18 +223,18 @@ def _without_adapters(transformer: nn.Module) -> Iterator[None]:
 def make_stages(
     base: nn.Module, weights: EditWeights, dtype: torch.dtype
 ) -> tuple[Stages, nn.Module, nn.Module | None]:
-    """Bring edit weights to a base.
+    """Combine edit weights and a base.
 
     Args:
         base: the base's transformer with its weights, on the host.
-        weights: checked with `checkpoint.check`.
-        dtype: of the base.
+        weights: edit weights that `checkpoint.check` has accepted.
+        dtype: dtype of the base.
 
     Returns:
-        The stages, the transformer that edits, and that of the base where it is another.
+        The stages, the transformer that edits, and the base's transformer if it is separate.
 
     Raises:
-        WeightsError: the base is no base, it has the edit weights already.
+        WeightsError: the given base has the edit weights already.
     """
     values = base.state_dict()
     differ = {
@@ -262,7 +262,7 @@ def make_stages(
 
 
 def _like(transformer: Any) -> Any:
-    """A transformer of the same making, on meta."""
+    """Make a transformer with the same configuration, on meta."""
     with torch.device("meta"):
         made = type(transformer).from_config(transformer.config)
     made.max_seq = transformer.max_seq

@@ -17,6 +17,7 @@ from toprope.images.web.controller import Outcome, Studio
 from toprope.images.web.entries import parameters
 from toprope.images.web.form import FIELDS, SLIDERS, dice, knobs
 from toprope.images.web.job_queue import Job, Problem, State, follow
+from toprope.images.web.language import SWITCH
 from toprope.images.web.page.panel import panel_html, problem_html, progress_html, status_html
 from toprope.images.web.page.presets import EXAMPLES, PRESETS, example, preset
 from toprope.images.web.page.tables import (
@@ -34,13 +35,13 @@ from toprope.images.web.texts import LANGUAGES, Words, words_for
 __all__ = ["SLOTS", "make_app", "translations"]
 
 SLOTS = 4
-"""LoRAs that can be picked at once."""
+"""Largest number of LoRAs that can be selected."""
 
 BOX = (0, 0, 100, 100)
 """The rectangle of a mask that covers all: left, top, right, bottom in percent."""
 
 HIDDEN: dict[str, Any] = {"api_visibility": "undocumented"}
-"""For the page alone: its fields have places and no names. Programs use `toprope.images.web.api`."""
+"""Options of handlers for the page alone, whose fields have positions and no names. Programs use the HTTP API."""
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "undocumented"}
 TAGS = {"en": ("en",), "zh": ("zh", "zh-CN", "zh-TW", "zh-HK")}
@@ -57,18 +58,18 @@ def translations(language: str | None) -> Any:
     return gr.I18n(**{tag: Words(language or own).all for own in LANGUAGES for tag in TAGS[own]})
 
 
-class Page:
-    """The components of the page, by what they are, and their handlers.
+class EditorPage:
+    """The components of the page and their handlers.
 
     Args:
         studio: does the work.
-        language: of the page, one of `LANGUAGES`; None for the browser's.
+        language: language of the page, one of `LANGUAGES`; None for the browser's.
     """
 
     def __init__(self, studio: Studio, language: str | None = None) -> None:
         self.studio, self.language = studio, language
         self.fields: dict[str, Any] = {}
-        self._following: dict[str, object] = {}  # by tab: what follows edits for it
+        self._following: dict[str, object] = {}  # by tab, a token of the handler that follows its edits
         with gr.Blocks(
             title=f"{studio.name} · toprope", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True
         ) as blocks:
@@ -77,6 +78,8 @@ class Page:
             self.session = gr.BrowserState(None, storage_key="toprope-session", secret="toprope")
             self.shown = gr.State(None)
             self.order = gr.State([])
+            if language is None:
+                gr.HTML(SWITCH, elem_id="languages")
             self.status = gr.HTML(status_html(studio.facts()), elem_id="status")
             with gr.Row(elem_id="editor", equal_height=False):
                 with gr.Column(elem_id="left"):
@@ -97,7 +100,7 @@ class Page:
                             self.panel = gr.HTML(panel_html(studio.facts()), elem_id="panel")
             self._wire()
 
-    # What is on the page
+    # Components
 
     def _view(self) -> None:
         self.image = gr.Image(
@@ -124,6 +127,7 @@ class Page:
             self.other = gr.UploadButton(
                 say("other"), elem_id="other", size="sm", min_width=80, file_types=["image"], type="filepath"
             )
+            self.fresh = gr.Button(say("fresh"), elem_id="fresh", size="sm", min_width=80)
         self.note = gr.HTML("", elem_id="note", visible=False)
         self.digest = gr.State("")
         self.use_source = gr.Button(say("use_source"), elem_id="use-source", size="sm", visible=False)
@@ -231,7 +235,7 @@ class Page:
             self.parameters = gr.HTML(parameters_html(None), elem_id="parameters")
             self.reuse = gr.Button(say("reuse"), elem_id="reuse", size="sm")
 
-    # Who calls what
+    # Events
 
     def _wire(self) -> None:
         masks = [self.mask, self.painted, *self.box]
@@ -275,6 +279,7 @@ class Page:
         self.use_source.click(self.on_use_source, [here, self.digest], [*step, self.problem, *brought], **quick)
         self.undo.click(self.on_undo, here, [*step, self.problem], **quick)
         self.redo.click(self.on_redo, here, [*step, self.problem], **quick)
+        self.fresh.click(self.on_fresh, here, [here, *step, self.problem, *brought], **quick)
         self.gallery.select(self.on_choose, [here, self.order], [*step, self.problem], **quick)
         self.reuse.click(self.on_reuse, [here, self.shown], filled, **quick)
         for button in (self.cancel, self.cancel_all):
@@ -319,7 +324,7 @@ class Page:
     # The session
 
     def on_open(self, session: str | None) -> dict[Any, Any]:
-        """A page was opened: its session as it was left, with the form of its last edit."""
+        """Show the session of a page that was opened, with the form of its last edit."""
         session = self.studio.join(session)
         steps = self.studio.sessions.steps(session)
         last = last_request(steps)
@@ -329,7 +334,7 @@ class Page:
         return self._filled(last, told) if last else told
 
     def on_bring(self, session: str | None, image: str | None) -> dict[Any, Any]:
-        """A picture was dropped; the settings in it go into the form."""
+        """Add a dropped picture, and fill the form with the settings in it."""
         try:
             brought = self.studio.bring(self.studio.join(session), image)
         except TopropeError as error:
@@ -341,7 +346,7 @@ class Page:
         return told | self._noted(brought_html(brought, self.words()), brought.source or "")
 
     def on_use_source(self, session: str, digest: str) -> dict[Any, Any]:
-        """The picture that the dropped one was made from, in its place."""
+        """Replace the dropped picture by the one that it was made from."""
         try:
             self.studio.bring_kept(session, digest)
         except TopropeError as error:
@@ -349,17 +354,24 @@ class Page:
         return {**self._step(session), **self._accepted(), **self._noted("")}
 
     def on_undo(self, session: str) -> dict[Any, Any]:
-        """To the step before."""
+        """Go to the step before."""
         self.studio.sessions.undo(session)
         return {**self._step(session), **self._accepted()}
 
     def on_redo(self, session: str) -> dict[Any, Any]:
-        """To the step after, of the branch that was shown last."""
+        """Go to the next step of the branch that was shown last."""
         self.studio.sessions.redo(session)
         return {**self._step(session), **self._accepted()}
 
+    def on_fresh(self, session: str) -> dict[Any, Any]:
+        """A new session in the place of this one, whose edits go on. The form stays."""
+        current = self.studio.sessions.current(self.studio.join(session))
+        if current is not None:  # an empty one is as good as a new one
+            session = self.studio.join()
+        return {self.session: session, **self._step(session), **self._accepted(), **self._noted("")}
+
     def on_choose(self, session: str, order: list[int], event: gr.SelectData) -> dict[Any, Any]:
-        """A step was chosen in the tree."""
+        """Show the step that was chosen in the tree."""
         try:
             if event.index < len(order):
                 self.studio.sessions.show(session, order[event.index])
@@ -368,7 +380,7 @@ class Page:
         return {**self._step(session), **self._accepted()}
 
     def on_reuse(self, session: str, shown: int | None) -> dict[Any, Any]:
-        """The settings of the step that is shown, into the form."""
+        """Fill the form with the settings of the step that is shown."""
         try:
             entry = self.studio.entry(session, self.studio.sessions.step(session, int(shown or 0)))
         except TopropeError:
@@ -378,19 +390,19 @@ class Page:
     # Edits
 
     async def on_edit(self, session: str, shown: int | None, *given: Any) -> dict[Any, Any]:
-        """Ask for an edit of the step that is shown."""
+        """Request an edit of the step that is shown."""
         return await self._asked(self.studio.edit, session, self.values(given), shown)
 
     async def on_again(self, session: str, shown: int | None, *given: Any) -> dict[Any, Any]:
-        """Ask for an edit of the step before, with the form as it is: a branch."""
+        """Request an edit of the step before with the current form, which makes a branch."""
         return {**await self._asked(self.studio.branch, session, self.values(given), shown), **self._step(session)}
 
     async def on_edit_all(self, session: str, images: list[str] | None, *given: Any) -> dict[Any, Any]:
-        """Ask for an edit of several pictures."""
+        """Request an edit of several pictures."""
         return await self._asked(self.studio.edit_all, session, self.values(given), list(images or []))
 
     async def on_resume(self, session: str) -> dict[Any, Any]:
-        """Ask again for the edits that a server did not end."""
+        """Request the interrupted edits again."""
         return {**await self._asked(self.studio.again, session), **self._step(session)}
 
     async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> dict[Any, Any]:
@@ -401,7 +413,7 @@ class Page:
         return self._accepted() | self._listed(arguments[0])
 
     async def on_follow(self, request: gr.Request, session: str) -> AsyncIterator[dict[Any, Any]]:
-        """Show every step of the session's edits until none is open. Each tab has one follower."""
+        """Show every step of the session's edits until all have ended. Each tab has one such handler."""
         tab, mine = str(request.session_hash), object()
         self._following[tab] = mine
         yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
@@ -439,13 +451,13 @@ class Page:
             yield told | (self._step(session) if view.state.over else {})
 
     def on_cancel(self, session: str) -> None:
-        """Stop what this session asked for."""
+        """Stop all edits of this session."""
         self.studio.cancel(session)
 
     # The form and the device
 
     def on_pick(self, picked: list[str] | None) -> list[Any]:
-        """A slider for each LoRA that is picked."""
+        """Show a slider for each selected LoRA."""
         names, words = list(picked or [])[:SLOTS], self.words()
         labels = [words("scale", name=name) for name in names]
         return [
@@ -454,12 +466,12 @@ class Page:
         ]
 
     def on_preset(self, name: str) -> list[Any]:
-        """The values of a preset, into the form."""
+        """Fill the form with the values of a preset."""
         values = preset(name, self.studio.options() or {})
         return [values.get(knob, gr.skip()) for knob in KNOBS]
 
     def on_example(self, name: str, session: str | None) -> dict[Any, Any]:
-        """An example, into the form, with a hint; and a picture where there is none."""
+        """Fill the form with an example and a hint; adds an example picture if there is none."""
         shown = example(name, self.studio.family(), self.studio.options() or {})
         found = self.studio.join(session)
         told: dict[Any, Any] = {self.fields[knob]: value for knob, value in shown.values.items()}
@@ -471,13 +483,13 @@ class Page:
         return told | self._accepted()
 
     def on_tick(self, session: str | None) -> tuple[str, str, Any]:
-        """The line below the title, the panel, and the queue."""
+        """Update the line below the title, the panel, and the queue."""
         facts, words = self.studio.facts(), self.words()
         queue = queue_html(self.studio.places(session), words)
         return status_html(facts, words), panel_html(facts, words), gr.update(value=queue, visible=bool(queue))
 
     def on_ready(self, session: str | None) -> list[Any]:
-        """Once the model is there: the knobs that it has, and the timer that asked for them stops."""
+        """Show the model's knobs once it is loaded, and stop the timer that waits for it."""
         options = self.studio.options()
         if options is None:
             stop = self.studio.loader.state == "failed"
@@ -514,12 +526,12 @@ class Page:
         }
 
     def _masked(self, told: dict[Any, Any], mask: str | None = None) -> dict[Any, Any]:
-        """Updates with those of a mask: a file, or none; what was painted and the rectangle go."""
+        """Add updates of the mask: a file, or none; the painted mask and the rectangle are cleared."""
         painted = told.get(self.painted, gr.update()) | {"value": ""}
         return {**told, self.mask: mask, self.painted: painted, **dict(zip(self.box, BOX, strict=True))}
 
     def _filled(self, values: Mapping[str, Any], others: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Updates with those of the form for these values; fields that they do not have stay as they are."""
+        """Add updates of the form for these values; other fields stay."""
         words = self.words()
         loras = list(zip(values.get("loras") or (), values.get("scales") or (), strict=False))[:SLOTS]
         told = {self.fields[name]: values[name] for name in FIELDS if values.get(name) is not None}
@@ -533,7 +545,7 @@ class Page:
         return self._masked({**others, **told, **scales}, values.get("mask"))
 
     def _step(self, session: str | None) -> dict[Any, Any]:
-        """The session's current step, and the tree."""
+        """Updates of the session's current step and the tree."""
         steps, found = self.studio.sessions, self.studio.join(session)
         current = steps.current(found)
         tree = [
@@ -556,7 +568,7 @@ class Page:
         return told | self._listed(found) | self._pictures(found, current)
 
     def _listed(self, session: str) -> dict[Any, Any]:
-        """The session's edits without a picture: what runs and waits, and why others have none."""
+        """Updates of the list of edits without a picture: running, waiting and failed ones."""
         without = without_picture(self.studio.sessions.steps(session))
         return {
             self.ended: gr.update(value=ended_html(without, self.words()), visible=bool(without)),
@@ -592,12 +604,12 @@ class Page:
 
 
 def make_app(studio: Studio, language: str | None = None) -> Any:
-    """The application of Gradio for a studio, not launched yet.
+    """Make the Gradio application for a studio, without launching it.
 
     Args:
-        studio: does the work; closed by whoever made it.
-        language: of the page, one of `LANGUAGES`; None for the browser's.
+        studio: does the work; its owner closes it.
+        language: language of the page, one of `LANGUAGES`; None for the browser's.
     """
-    page = Page(studio, language)
+    page = EditorPage(studio, language)
     page.blocks.queue(default_concurrency_limit=None, max_size=None)
     return page.blocks

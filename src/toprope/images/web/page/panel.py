@@ -1,4 +1,4 @@
-"""The live panel: what is in use and how full the device is, as facts and as HTML."""
+"""The live panel: device, model and memory use, as HTML."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["bar", "panel_html", "problem_html", "progress_html", "status_html"]
 
 
 def bar(part: float, kind: str = "") -> str:
-    """A bar that is filled for a part from 0 to 1."""
+    """A bar that is filled to a fraction from 0 to 1."""
     wide = 100 * min(max(part, 0.0), 1.0)
     return f'<div class="bar {escape(kind)}"><div style="width:{wide:.1f}%"></div></div>'
 
 
 def problem_html(problem: Problem, words: Words = ENGLISH) -> str:
     """An error with what helps against it."""
-    rows = [f"<b>{escape(problem.what)}</b>"]
+    rows = [f"<b>{escape(words.message(problem.what))}</b>"]
     if problem.do:
-        rows.append(f'<span class="do">{words("do")}</span> {escape(problem.do)}')
+        rows.append(f'<span class="do">{words("do")}</span> {escape(words.message(problem.do))}')
     if problem.looked_at:
         rows.append(f'<span class="do">{words("looked_at")}</span> {escape(problem.looked_at)}')
     return f'<div class="problem" role="alert">{"<br>".join(rows)}</div>'
 
 
 def status_html(facts: Mapping[str, Any], words: Words = ENGLISH) -> str:
-    """The line below the page's title: what loads, what is ready, or why it failed."""
+    """The line below the page's title: the model's state, or the reason of its failure."""
     model = facts["model"]
     title = f"<h1>{words('title')}</h1>"
     name = f"<b>{escape(str(model['name']))}</b>"
@@ -39,7 +39,7 @@ def status_html(facts: Mapping[str, Any], words: Words = ENGLISH) -> str:
             f'<div class="status" data-state="failed">{title}{problem_html(Problem(**model["problem"]), words)}</div>'
         )
     if model["state"] == "loading":
-        said = f"{escape(str(model['note']))} · {words('seconds', seconds=model['seconds'])}"
+        said = f"{escape(words.message(str(model['note'])))} · {words('seconds', seconds=model['seconds'])}"
         lamp = '<span class="dot loading"></span>'
         return f'<div class="status" data-state="loading">{title}{lamp}{name} {words("is_loading")}: {said}</div>'
     about = [escape(str(each)) for each in (facts.get("pipeline"), facts.get("device"), facts.get("dtype")) if each]
@@ -94,12 +94,12 @@ def queue_text(queue: Mapping[str, Any], words: Words = ENGLISH) -> str:
 
 
 def progress_html(view: View | None, parts: int = 0, notes: Sequence[str] = (), words: Words = ENGLISH) -> str:
-    """Where a job is, as the line above the results.
+    """Progress of a job, for the line above the results.
 
     Args:
-        view: of the job; None before the first.
-        parts: of how many parts it is, for a batch; 0 for one edit.
-        notes: what there is to know about what came of it.
+        view: snapshot of the job; None before the first job.
+        parts: number of parts of a batch; 0 for a single edit.
+        notes: remarks on the result.
         words: texts in the language of the page.
     """
     if view is None:
@@ -128,7 +128,7 @@ def progress_html(view: View | None, parts: int = 0, notes: Sequence[str] = (), 
         if parts:
             told.append(words("picture_of", at=min(view.parts + 1, parts), of=parts))
         if step is None:
-            told.append(view.note or words("beginning"))
+            told.append(words.message(view.note) or words("beginning"))
         else:
             told += [words("step_of", step=step.number, of=step.of), words("each_step", seconds=step.seconds_each)]
             if step.stage not in ("", "edit"):
@@ -140,5 +140,5 @@ def progress_html(view: View | None, parts: int = 0, notes: Sequence[str] = (), 
             done = (view.parts + done) / parts
     if step is not None:
         marks += f' data-step="{step.number}" data-of="{step.of}"'
-    said = "".join(f'<span class="note">{escape(note)}</span>' for note in notes)
+    said = "".join(f'<span class="note">{escape(words.message(note))}</span>' for note in notes)
     return f'<div class="progress" {marks}>{bar(done)}<span>{escape(" · ".join(told))}</span>{said}</div>'

@@ -24,7 +24,7 @@ PRESETS: dict[str, dict[str, float]] = {
 EXAMPLES = {
     "weather": ("make it snow", "authors"),
     "style": ("turn it into a watercolour painting", "stronger"),
-    "part": ("make the door green", "closer"),
+    "part": ("make the house red", "closer"),
 }
 """An instruction and a preset, by the names of the examples. Models read English."""
 

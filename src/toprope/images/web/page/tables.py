@@ -1,4 +1,4 @@
-"""Tables and texts of the page, as HTML: the pictures of a batch, the parameters of one, what a refiner said."""
+"""Tables and texts of the page, as HTML: pictures of a batch, parameters of a picture, a refiner's result."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def rows_html(
     state: State = State.WAITING,
     running: Sequence[int] = (),
 ) -> str:
-    """The pictures of a batch: those that are over with what came of them, those that run, those that wait.
+    """The pictures of a batch: finished ones with their results, running ones, and waiting ones.
 
     Args:
-        rows: those that are over.
-        names: of all files.
+        rows: the finished pictures.
+        names: names of all files.
         words: texts in the language of the page.
-        state: of the batch. Where it ended early, pictures whose turn did not come are cancelled.
-        running: numbers of the pictures that run, from 0.
+        state: state of the batch. If it ended early, pictures that had not begun are cancelled.
+        running: indices of the running pictures.
     """
     lines, over = [], {row.at: row for row in rows}
     for at, name in enumerate(names):
@@ -48,7 +48,9 @@ def rows_html(
 
 
 def _problem(what: str, do: str, words: Words) -> str:
-    return escape(what) + (f' <span class="do">{words("do")}</span> {escape(do)}' if do else "")
+    return escape(words.message(what)) + (
+        f' <span class="do">{words("do")}</span> {escape(words.message(do))}' if do else ""
+    )
 
 
 def parameters_html(found: Mapping[str, Any] | None, words: Words = ENGLISH) -> str:
@@ -57,21 +59,26 @@ def parameters_html(found: Mapping[str, Any] | None, words: Words = ENGLISH) -> 
         return f'<div class="hint">{words("choose")}</div>'
     lines = []
     for name, value in found.items():
-        said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(said)}</td></tr>")
+        if name == "notices":
+            said = "; ".join(words.message(each) for each in value)
+        elif name == "reworded":
+            said = words.message(str(value))
+        else:
+            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"<tr><th>{escape(words.message(name.replace('_', ' ')))}</th><td>{escape(said)}</td></tr>")
     return f'<table class="facts">{"".join(lines)}</table>'
 
 
 def refined_text(instruction: str, refinement: Mapping[str, Any] | None, words: Words = ENGLISH) -> str:
-    """What the model was told, and why it was not refined where it was not."""
+    """Instruction that the model got, with the reason where it was not refined."""
     if refinement is None or refinement.get("refined", True):
         return instruction
     reason = refinement.get("reason")
-    return f"{instruction}\n({words('unrefined', reason=reason)})" if reason else instruction
+    return f"{instruction}\n({words('unrefined', reason=words.message(str(reason)))})" if reason else instruction
 
 
 def ended_html(steps: Sequence[Step], words: Words = ENGLISH) -> str:
-    """The edits that ended without a picture: what was asked for, and why there is none."""
+    """The edits without a picture: the request, and the reason."""
     lines = []
     for step in steps:
         problem = step.problem or {}

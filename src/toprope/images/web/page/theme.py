@@ -1,4 +1,4 @@
-"""What the page looks like: a theme whose letters are on every machine, and the style of our own parts."""
+"""Theme of the page, with fonts that every machine has, and CSS of our own components."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MONO = ["ui-monospace", "Consolas", "DejaVu Sans Mono", "monospace"]
 
 LIGHT = {"--good": "#1b7a50", "--bad": "#b8390a"}
 DARK = {"--good": "#4fc38f", "--bad": "#f98a5c"}
-"""Colours of texts that say how something ended, by the mode of the page."""
+"""Colours of texts about success and failure, by the mode of the page."""
 
 
 def _set(colours: dict[str, str]) -> str:
@@ -24,7 +24,10 @@ CSS += """
 .gradio-container { width: 100% !important; max-width: 1360px !important; margin: 0 auto !important;
   padding: 0 1rem !important; }
 footer { display: none !important; }
-#status { padding: 0.6rem 0 0.2rem; }
+#languages { text-align: right; font-size: 0.86rem; padding-top: 0.3rem; }
+#languages a { color: var(--body-text-color-subdued); text-decoration: none; padding: 0.3rem 0.2rem; }
+#languages a:hover, #languages a:focus-visible { text-decoration: underline; }
+#status { padding: 0.2rem 0; }
 #status h1 { display: inline; font-size: 1.25rem; font-weight: 600; margin: 0 1rem 0 0; }
 .status { color: var(--body-text-color-subdued); }
 .status .dot { display: inline-block; width: 0.6rem; height: 0.6rem; border-radius: 50%; margin-right: 0.5rem; }

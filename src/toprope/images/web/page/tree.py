@@ -29,7 +29,7 @@ class Node:
 
 
 def nodes(steps: Sequence[Step]) -> list[Node]:
-    """The steps with pictures, each followed by what was made from it, and this by what came later."""
+    """The steps with pictures, depth first: each step is followed by the steps that were made from it."""
     children: dict[int | None, list[Step]] = {}
     for step in steps:
         if step.state.has_picture:

@@ -1,7 +1,7 @@
-"""Parameters that a module takes from the modules in it and uses without calling those: `x @ self.proj.weight`.
+"""Find parameters of submodules that a module uses without calling the submodule: `x @ self.proj.weight`.
 
-Found in the bytecode of `forward` and of the methods that it calls: chains of attributes that begin at the first
-argument. A chain that ends in what needs no values, such as a shape or a dtype, is none.
+They are found in the bytecode of `forward` and of the methods that it calls, as chains of attributes that begin at the
+first argument. Chains that end in metadata, such as a shape or a dtype, are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METADATA = frozenset((
 
 
 def read_directly(module: nn.Module) -> list[str]:
-    """Names of parameters of modules in this one that its own code uses, such as "proj.weight"."""
+    """Names of submodules' parameters that a module's own code uses, such as "proj.weight"."""
     found: dict[str, None] = {}
     kind: Any = type(module)
     for chain in _chains(kind):
@@ -43,7 +43,7 @@ def read_directly(module: nn.Module) -> list[str]:
 
 @cache
 def _chains(cls: Hashable) -> tuple[tuple[str, ...], ...]:
-    """Chains of attributes in the code of a class; none of torch's own classes."""
+    """Chains of attributes in the code of a class, without the code of torch's own base classes."""
     assert isinstance(cls, type)
     functions: dict[str, CodeType] = {}
     for base in reversed(cls.__mro__):

@@ -1,6 +1,6 @@
-"""Folders of transformers' and diffusers' models that are no plain safetensors of the model: read by those libraries.
+"""Read model folders whose files do not match the model's tensors, with the loaders of transformers and diffusers.
 
-They rename tensors, fuse experts, tie weights, read `.bin` files and dequantise FP8 with scales.
+The libraries rename tensors, fuse experts, tie weights, read `.bin` files and dequantise FP8 with scales.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def layouts(module: nn.Module, names: Iterable[str]) -> dict[str, list[str]] | N
         found: dict[str, dict[str, list[str]]] = {}
         for name in sorted(names, key=loading.dot_natural_key):
             if name.endswith(("_scale_inv", ".activation_scale")):
-                continue  # of the tensor without that
+                continue  # a part of the tensor that has this name without the ending
             options = (model.base_model_prefix, own)
             target, pattern = loading.rename_source_key(name, renamings, converters, *options)
             if target not in own and name in own:
@@ -133,7 +133,7 @@ def _stacks(loading: Any, converter: Any) -> bool:
 
 @contextmanager
 def _quiet(library: str) -> Iterator[None]:
-    """Without the library's progress bars and reports: what it finds is reported once, by an error of ours."""
+    """Context without the library's progress bars and reports; problems are reported once, in our own error."""
     log: Any = import_module(f"{library}.utils.logging")
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(CRITICAL)
@@ -234,7 +234,7 @@ def _transformers_options(module: Any, folder: Path) -> dict[str, Any]:
 
 
 def _first_quantised(module: nn.Module, folder: Path) -> str:
-    """The first weight that is stored in another form, with the tensors that hold it; empty where files do not tell."""
+    """Text about the first quantised weight and the tensors that hold it; empty if the files do not show it."""
     try:
         stored = {each.name: each for each in read_folder(folder)}
     except WeightsError:

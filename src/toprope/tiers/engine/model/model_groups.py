@@ -1,7 +1,7 @@
-"""A model as groups of weights: by blocks, such as the layers of a transformer, and by modules where there are none.
+"""Divide a model into groups of weights: by blocks, such as the layers of a transformer, else by modules.
 
-A weight is a memory: parameters that are tied, or views of one memory, are one weight. What a module needs while it
-runs are its own parameters; a block brings those of all modules in it at once.
+A weight is one piece of memory: tied parameters, and views of the same memory, are one weight. A module needs its own
+parameters while it runs; a block loads the parameters of all modules in it at once.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from toprope.tiers.store.memory import is_dense, without_values
 __all__ = ["CLOSED", "FIXED", "Model", "Weight", "is_closed", "read_model"]
 
 FIXED = "(buffers)"
-"""The group of all that never leaves the device and is no weight."""
+"""Name of the group of tensors that always stay on the device and are no weights."""
 
 _EXPERT = re.compile(r"(.*\bexperts\.\d+)\.")
 
 CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Modules that use parameters of the modules in them without calling those, and look for hooks to choose a path."""
+"""Modules that use parameters of their submodules without calling these, and choose a code path by their hooks."""
 
 
 @dataclass(eq=False)
 class Weight:
-    """One memory that parameters have.
+    """One piece of memory that one parameter has, or several that are tied.
 
     Attributes:
-        name: of the first parameter, as in the model's state_dict.
-        names: of all.
-        parameters: the parameters, which stay the objects that they are.
-        like: its shape, strides and dtype, on meta.
-        kind: for the planner.
-        home: where it lies between its uses; None where it stays on the device.
-        placeholder: what parameters hold between its uses.
-        version: of its parameter when it came to the device to stay.
-        changed: its values are others than when the model was attached.
+        name: the first parameter's name, as in the model's state_dict.
+        names: the names of all its parameters.
+        parameters: the parameters, which stay the same objects.
+        like: tensor on meta with its shape, strides and dtype.
+        kind: its kind for the planner.
+        home: its place between uses; None if it stays on the device.
+        placeholder: tensor without memory that the parameters hold between uses.
+        version: its parameter's version when it came to the device to stay.
+        changed: True once its values differ from those when the model was attached.
     """
 
     name: str
@@ -62,32 +62,32 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Of its values."""
+        """Bytes of its values."""
         return self.like.numel() * self.like.dtype.itemsize
 
     def withdraw(self) -> None:
-        """Let its parameters, which are on the device, have no values: reading and writing them is an error."""
+        """Leave its parameters on the device without values, so that reading or writing them is an error."""
         assert self.placeholder is not None
         for each in self.parameters:
             withdraw(each, self.placeholder, self.absence)
 
     @cached_property
     def absence(self) -> Absence:
-        """Facts for errors about it; made once, since it is withdrawn after each use."""
+        """Facts for errors about its missing values; cached, as the weight is withdrawn after each use."""
         return Absence.of(self.name)
 
 
 @dataclass
 class Model:
-    """A model, taken apart.
+    """The weights and groups of a model.
 
     Attributes:
-        weights: by the name of their first parameter.
-        groups: for the planner, in the order in which they are defined, which is not known to be that of their uses.
+        weights: weights by the name of their first parameter.
+        groups: groups for the planner in the order of their definition, which need not be the order of use.
         owners: modules with parameters of their own: name, module, and the names of its weights.
         blocks: modules that are a whole group: name and module.
-        atoms: modules whose weights are needed all at once, with those of the modules in them: by the owners' names.
-        left: parameters that are left where they are, as they are no plain dense tensors.
+        atoms: by the owner's name, the module around it whose weights, submodules included, are needed all at once.
+        left: parameters that stay where they are, as they are no plain dense tensors.
     """
 
     weights: dict[str, Weight] = field(default_factory=dict)
@@ -97,20 +97,20 @@ class Model:
     atoms: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     read: dict[str, list[str]] = field(default_factory=dict)
-    """By the names of modules, weights of modules in them that they use without calling those."""
+    """By a module's name, the weights of its submodules that it uses without calling these."""
     members: dict[str, list[Weight]] = field(default_factory=dict)
-    """Weights by the key of their member of a group: those that a module uses at the same time are one."""
+    """Weights by the key of their group's member; weights that a module uses at the same time are one member."""
     coded: dict[str, Home] = field(default_factory=dict)
-    """Weights that lie on the host as codes, by name, and where they lie in their files."""
+    """By name, the weights that stay encoded on the host, with their home in their files."""
     decoding: int = 0
-    """Bytes of the device that codes are decoded in."""
+    """Bytes of the device for decoding codes."""
     reserved: int = 0
-    """Bytes of the device for slots that no plan has."""
+    """Bytes of the device for slots that are not in the plan."""
     _whole: tuple[list[Group], dict[str, list[Weight]]] | None = None
-    """Groups and members before some weights were divided."""
+    """Groups and members before weights that are computed in pieces were taken out."""
 
     def divide(self, weights: Sequence[Weight], reserved: int) -> None:
-        """Take weights out of the groups, since they are computed in pieces, and reserve slots for those."""
+        """Take weights that are computed in pieces out of the groups, and reserve memory for slots of pieces."""
         if self._whole is None:
             self._whole = self.groups, self.members
         groups, members = self._whole
@@ -130,11 +130,11 @@ class Model:
                 self.groups.append(replace(group, members=left))
 
     def coded_bytes(self, key: str) -> int | None:
-        """Bytes of a member of a group where it is not on the device; None for as many as there."""
+        """Bytes of a group's member outside the device; None if they are the same as on the device."""
         for each in self.members[key]:
             first = each.parameters[0]
             if each.home is None and not first.is_meta and first._version != each.version:
-                self.coded.pop(each.name, None)  # it stays on the device, and was given other values there
+                self.coded.pop(each.name, None)  # it stays on the device, and its values were changed there
         if not any(each.name in self.coded for each in self.members[key]):
             return None
         sizes = [
@@ -143,7 +143,7 @@ class Model:
         return sum(map(aligned, sizes))
 
     def fixed_bytes(self, module: nn.Module) -> int:
-        """Bytes on the device of all that never leaves it and is no weight: buffers, `left`, and reserved memory."""
+        """Bytes of what always stays on the device and is no weight: buffers, `left` and reserved memory."""
         mine = {id(each) for weight in self.weights.values() for each in weight.parameters}
         parts: dict[object, int] = {}
         others = [each for each in module.parameters() if id(each) not in mine]
@@ -157,7 +157,7 @@ class Model:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that a tensor consists of, such as the codes and the scales of a quantised one."""
+    """The dense tensors inside a tensor subclass, such as the codes and scales of a quantised tensor."""
     whole: Any = tensor
     if not is_traceable_wrapper_subclass(whole):
         return [tensor]
@@ -185,24 +185,24 @@ def _plain(parameter: torch.Tensor) -> bool:
 
 
 def _kind(name: str, parameter: torch.Tensor) -> Kind:
-    """What a parameter is to its module; whole numbers, such as codes of few bits, are a weight in any shape."""
+    """The kind of a parameter; integers, such as codes of few bits, are a weight in any shape."""
     if name.endswith("bias"):
         return "bias"
     return "norm" if parameter.dim() <= 1 and parameter.is_floating_point() else "weight"
 
 
 def is_closed(module: nn.Module) -> bool:
-    """Whether nothing may be put on the modules in it: it is compiled, or looks for hooks."""
+    """True if its submodules must get no hooks: the module is compiled, or chooses a code path by hooks."""
     compiled = getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
     return compiled or isinstance(module, nn.TransformerEncoderLayer)
 
 
 def read_model(model: nn.Module, small: int, resident: Collection[str] = ()) -> Model:
-    """Take a model apart.
+    """Find the weights of a model, and divide them into groups.
 
     Args:
         model: the model.
-        small: weights of fewer bytes stay on the device, and are not bundled with others.
+        small: weights of fewer bytes stay on the device, and are not combined with others into one member.
         resident: names of modules whose weights stay on the device.
     """
     found = Model()
@@ -273,7 +273,7 @@ def _group(model: nn.Module, found: Model, small: int) -> None:
     for prefix, _, some in found.owners:
         for name in some:
             users[name].add(found.atoms[prefix])
-            if prefix in around:  # it would have to stay through all that the module runs
+            if prefix in around:  # its group would have to stay loaded while all modules in it run
                 found.weights[name].kind = "buffer"
     homes = _groups_of(found, group_of)
     for prefix, some in found.read.items():
@@ -325,7 +325,7 @@ def _is_in(module: str, other: str) -> bool:
 
 
 def _together(found: Model, group_of: dict[str, str]) -> dict[str, list[tuple[str, ...]]]:
-    """By group, the keys of members that a module and those around it need at the same time."""
+    """By group, the keys of members that a module and the modules around it need at the same time."""
     key_of = {weight.name: key for key, weights in found.members.items() for weight in weights}
     keys: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     for prefix, _, some in found.owners:
@@ -344,7 +344,9 @@ def _together(found: Model, group_of: dict[str, str]) -> dict[str, list[tuple[st
 
 
 def _blocks(owned: Iterable[tuple[str, str]], sizes: dict[str, int], total: int) -> dict[str, str]:
-    """The group of each owner's name: the outermost block that is not most of the model, an expert, or itself."""
+    """Choose the group of each owner: its expert; else the outermost block with at most a third of the model's bytes;
+    else the innermost block, or the owner itself.
+    """
     below: dict[str, int] = defaultdict(int)
     prefixes: dict[str, list[str]] = {}
     for prefix, name in owned:
@@ -372,7 +374,7 @@ def _numbered(prefix: str) -> Iterator[str]:
 
 
 def _around(owners: Iterable[tuple[str, nn.Module, list[str]]], group_of: dict[str, str]) -> set[str]:
-    """Owners, and groups, whose module has modules of other groups in it."""
+    """Owners and groups whose module contains modules of other groups."""
     prefixes = list(group_of)
     found = set()
     for prefix in {*prefixes, *group_of.values()}:

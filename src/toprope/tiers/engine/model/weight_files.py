@@ -1,4 +1,4 @@
-"""Models without memory: built on meta, matched with the files of a folder."""
+"""Models on meta, and the match of their weights with the files of a folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Files", "fill_buffers", "skeleton"]
 
 @contextmanager
 def skeleton() -> Iterator[None]:
-    """Build models in this: their parameters take no memory (they are on meta), their buffers have their values."""
+    """Context in which models are built without memory for parameters (they are on meta); buffers get their values."""
     plain = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -46,15 +46,15 @@ def skeleton() -> Iterator[None]:
 
 
 _COUNTS = frozenset(("I32", "I64"))
-"""Whole numbers that are no codes of weights, such as positions."""
+"""Integer dtypes that are no codes of weights; they hold positions, for instance."""
 
 _SCALED = frozenset(("F8_E5M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ"))
 
 _SCALE = "_scale_inv"
-"""End of the name of the scales of FP8 weights; codes are multiplied by them."""
+"""Ending of the names of FP8 weights' scales, by which codes are multiplied."""
 
 _FEW = 64
-"""Codes with one scale, at least: the scales stay in memory as fp32, a sixteenth of the codes' bytes at most."""
+"""Fewest codes for one scale: scales stay in memory as fp32, so they take at most 1/16 of the codes' bytes."""
 
 _FLOATS = frozenset(DTYPES[each] for each in FLOATS)
 
@@ -62,14 +62,13 @@ _FLOATS = frozenset(DTYPES[each] for each in FLOATS)
 class Files:
     """The weights of a folder that belong to a model.
 
-    Names in the files are those of the model, or have one prefix more or less, the same for all of them, as those of
-    base models have.
+    Names in the files are those of the model; or all of them have one prefix more or less, as in base models.
 
     Args:
-        folder: with safetensors files, or one such file.
-        model: the model, taken apart.
+        folder: a folder with safetensors files, or one such file.
+        model: the model's weights.
         module: the model.
-        stored: what the files hold, where they are of another format: they are compared with the model, and not read.
+        stored: the tensors of files in another format: they are compared with the model, and not read.
 
     Raises:
         WeightsError: a file is damaged, or there is none.
@@ -81,10 +80,10 @@ class Files:
         self._open: dict[Path, DiskFile] = {}
         self.homes: dict[str, DiskHome | CodedHome | JoinedHome] = {}
         self.refused: list[str] = []
-        """Weights whose values are stored as something that is no number of the model's dtype."""
+        """Weights that are stored in a form that cannot be converted to the model's dtype."""
         self._reshaped: list[tuple[str, Stored, Weight]] = []
         self._used: set[str] = set()
-        """Tensors of the files that belong to others, or have other names than in the model."""
+        """Tensors of the files that are used under another name, or belong to another tensor, such as scales."""
         self._renamed: dict[str, str] = {}
         self._stored_name, self._part = self._names()
         self._quantization = quantization(folder)
@@ -108,7 +107,7 @@ class Files:
                     break
 
     def _find_codes(self) -> None:
-        """Weights whose codes and scales are there as the model's library has them, under the names of the model."""
+        """Find weights whose codes and scales are stored under the model's names."""
         for weight in self.model.weights.values():
             for name in weight.names:
                 found = self.find(name)
@@ -120,7 +119,7 @@ class Files:
                     break
 
     def _coded(self, stored: Stored, dtype: torch.dtype) -> CodedHome | None:
-        """The home of codes of 8 bits with scales for blocks of them; None for what is not stored so."""
+        """The home of a weight stored as 8-bit codes with scales for blocks; None if it is stored otherwise."""
         scales = self.stored.get(f"{stored.name}{_SCALE}")
         if not self._scaled or stored.dtype not in _SCALED or scales is None or len(stored.shape) < 2:
             return None
@@ -134,18 +133,18 @@ class Files:
             return None
         if rows % block[0] and matrices > 1:
             return None
-        if factors * _FEW > prod(stored.shape):  # scales stay in memory, and these would take much of it
+        if factors * _FEW > prod(stored.shape):  # scales stay in memory, and these would be too large
             return None
         values = self._values(scales)
         values = (values.to(torch.float32) - 127).exp2() if scales.dtype == "U8" else values.to(torch.float32)
-        table = values.reshape(-1, grid[1]).clone()  # not in a mapping of its own: a system has few of those
+        table = values.reshape(-1, grid[1]).clone()  # not in a memory mapping of its own: their number is limited
         coding = Coding(DTYPES[stored.dtype], columns, table, block, (dtype,))
         self._used |= {scales.name, f"{stored.name.removesuffix('weight')}activation_scale"}
         count = prod(stored.shape)
         return CodedHome(DiskHome(self._file(stored.file), stored.begin, torch.uint8, count), coding)
 
     def _without_scales(self) -> list[Stored]:
-        """Codes that no scale belongs to, under any name that it has in such checkpoints."""
+        """Codes without a scale under any of the names that such checkpoints use."""
         return [
             each
             for name, each in self.stored.items()
@@ -155,7 +154,7 @@ class Files:
         ]
 
     def _block(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
-        """Rows and columns that have one scale: as the configuration says, else as many scales as there are say."""
+        """Rows and columns of a block with one scale: from the configuration, else from the number of scales."""
         said: Any = (self._quantization or {}).get("weight_block_size")
         blocks = isinstance(said, list) and len(said) == 2 and all(type(each) is int and each > 0 for each in said)
         if blocks and all(-(-size // each) == count for size, each, count in zip(shape, said, grid, strict=True)):
@@ -168,10 +167,10 @@ class Files:
         """Take weights from tensors with other names, or from several: fused experts.
 
         Args:
-            layouts: by the name of a tensor of the model, those of the files that it consists of, one after another.
+            layouts: by the name of a tensor of the model, the names of the files' tensors that it consists of.
 
         Returns:
-            True if all of the model is found then.
+            True if the whole model was found.
         """
         if not layouts:
             return False
@@ -213,9 +212,9 @@ class Files:
         return self.stored.get(self._renamed.get(name) or self._stored_name(name))
 
     def _names(self) -> tuple[Callable[[str], str], str]:
-        """How names of the model become those of the files, and the part of the files that is the model's.
+        """Find the rule from the model's names to the files' names, and the prefix of the model's part of the files.
 
-        One rule for all weights: the one that finds most of them, and none twice.
+        It is one rule for all weights: the one that finds most of them, and none twice.
         """
 
         def shorter(prefix: str) -> Callable[[str], str]:
@@ -243,13 +242,13 @@ class Files:
         return best
 
     def check(self, *, whole: bool) -> None:
-        """Raise where the files and the model do not fit together; by the headers of the files alone.
+        """Raise if the files do not match the model; only the headers of the files are read.
 
         Args:
-            whole: the model has no values of its own: it needs all of them, and all of the files has to be its own.
+            whole: the model has no values of its own: it needs all its tensors, and every tensor has to belong to it.
 
         Raises:
-            WeightsError: names what has another shape, is missing, is of no use, or cannot be converted.
+            WeightsError: a tensor has another shape, is missing, is unknown to the model, or cannot be converted.
         """
         for name, stored, weight in self._reshaped:
             raise WeightsError(
@@ -273,7 +272,7 @@ class Files:
             for what, some in (
                 ("weights of the model are not in the files, or have no values there", missing),
                 ("tensors of the files are of no use to the model", unused),
-                ("are stored as what is no number", self.refused),
+                ("are stored in a form that cannot be converted", self.refused),
             )
             if some
         ]
@@ -286,7 +285,7 @@ class Files:
         raise WeightsError(f"{self.folder} does not hold this model.", looked_at="; ".join(facts), do=do)
 
     def _unused(self) -> list[str]:
-        """Tensors of the files, of the model's part of them, that nothing in the model is named like."""
+        """Tensors in the model's part of the files whose name the model does not have."""
         known = {self._stored_name(name) for weight in self.model.weights.values() for name in weight.names}
         known |= {self._stored_name(name) for name in self.model.left}
         known |= {self._stored_name(name) for name, _ in self.module.named_buffers()}
@@ -305,10 +304,11 @@ class Files:
         return [re.compile(each) for module in self.module.modules() for each in getattr(module, attribute, None) or ()]
 
     def may_be_converted(self) -> bool:
-        """Tell if the model's library could make the weights of these files, where `check` raises.
+        """True if the model's library may be able to convert these files, for which `check` raises.
 
-        It renames tensors, fuses, splits and transposes them: the number of their elements stays the same. So what is
-        missing and what is of no use have as many, or something else is wrong, which needs no reading to be known.
+        The library renames, fuses, splits and transposes tensors, which keeps the number of their elements. So if the
+        missing and the unknown tensors have the same number of elements, a conversion is possible; else it is not, and
+        the files need not be read to know that.
         """
         scaled = self._scaled
         if self._quantization is not None and not scaled:
@@ -341,7 +341,7 @@ class Files:
         return missing <= sum(prod(each.shape) for each in unused) <= missing + twice
 
     def _converts(self, stored: str, dtype: torch.dtype) -> bool:
-        """Tell if stored values are numbers that a dtype rounds, and no codes that have a scale elsewhere."""
+        """True if stored values can be rounded to a dtype; False for codes with separate scales."""
         return dtype in _FLOATS and (stored in FLOATS or (stored in _SCALED and self._quantization is None))
 
     def _home(self, stored: Stored, dtype: torch.dtype) -> DiskHome:
@@ -356,7 +356,7 @@ class Files:
         return self._open[path]
 
     def value(self, name: str) -> torch.Tensor | None:
-        """A tensor's values; None where it is not there."""
+        """Read a tensor's values; None if it is not in the files."""
         stored = self.find(name)
         return None if stored is None else self._values(stored)
 
@@ -387,7 +387,7 @@ def _any(patterns: list[re.Pattern[str]], name: str) -> bool:
 
 
 def persistent_buffers(module: nn.Module) -> list[str]:
-    """The names of buffers that belong to a model's state; those that count batches may be missing in old files."""
+    """Names of the buffers in a model's state, without counters of batches, which old files may lack."""
     return [
         f"{prefix}.{short}" if prefix else short
         for prefix, owner in module.named_modules()
@@ -401,11 +401,11 @@ def fill_buffers(module: nn.Module, values: Callable[[str], torch.Tensor | None]
 
     Args:
         module: the model.
-        values: of a buffer by its name; None where the files have none.
-        all_of_them: the model has its values from the files; else only buffers on meta.
+        values: function from a buffer's name to its values; None if the files have none.
+        all_of_them: fill all buffers, as the model gets its values from the files; else only those on meta.
 
     Raises:
-        WeightsError: those of buffers on meta are not there.
+        WeightsError: the files have no values for a buffer on meta.
     """
     missing = []
     for prefix, owner in module.named_modules():

@@ -1,8 +1,8 @@
-"""Slots on the device that groups come into, are read in, and make room from.
+"""Ring of device buffers ("slots") into which weight groups are prefetched.
 
-A group in a slot is on its way (`load` has not ended) or there. A slot takes another group only when nobody holds it,
-nobody has a view of its memory, and, on a device, after the work that was queued by then. Of those that can be taken,
-the one whose group is used the latest from now.
+A group in a slot is being loaded (`load` has not ended) or is there. A slot is reused only when no holder needs its
+group, there are no views of its memory, and, on a device, after the work that was queued by then. Of the slots that can
+be reused, the one whose group has its next use the furthest in the future is taken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Holder", "Ring", "Slot", "Unit", "outside_transforms"]
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """Leave the transforms of torch.func while parameters get and lose their values, which belong to none of them."""
+    """Leave the transforms of torch.func while parameters get and lose their values, which is no part of them."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         return nullcontext()
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -37,22 +37,22 @@ def outside_transforms() -> AbstractContextManager[Any]:
 
 
 PATIENCE = 5.0
-"""Seconds to wait for views of a slot's memory to go, where no thread is known that has them."""
+"""Seconds to wait until views of a slot's memory are freed, if no known thread has them."""
 
 
 @dataclass(eq=False)
 class Unit:
-    """What is loaded at once: a group, or a part of one.
+    """Weights that are loaded in one piece: a group, or a part of one.
 
     Attributes:
-        name: as in the plan.
-        weights: what of it comes and goes.
-        offsets: where each weight begins in a slot.
-        nbytes: of a slot that it takes.
-        slot: where it is, or is on its way to.
-        held: who hold it. A set, and no number: to let go once more, after an interruption, does no harm.
-        stale: its weights have other values than its slot: it is loaded again for its next use.
-        versions: of its weights' parameters when their values were there.
+        name: its name in the plan.
+        weights: its weights, without those that stay on the device.
+        offsets: begin of each weight in a slot, in bytes.
+        nbytes: bytes that it takes in a slot.
+        slot: the slot that it is in, or is being loaded into.
+        held: its holders. A set, not a count, so that a second `release` after an interruption does no harm.
+        stale: True if its weights have changed since it was loaded: it is loaded again for its next use.
+        versions: versions of its weights' parameters when they got their values.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Unit:
 
     @property
     def loaded(self) -> int:
-        """Bytes that a load brings."""
+        """Bytes of one load."""
         return sum(each.nbytes for each in self.weights)
 
 
 class Holder:
-    """One who holds units: the modules of a thread, or its hooks of autograd. Made in that thread."""
+    """A holder of units: the modules of one thread, or its autograd hooks. Created in that thread."""
 
     __slots__ = ("thread",)
 
@@ -80,7 +80,7 @@ class Holder:
 
 
 class Slot:
-    """A stretch of the device's memory with a storage of its own, so that who else has it can be counted."""
+    """One buffer of the ring, with a storage of its own so that the views of its memory can be counted."""
 
     def __init__(self, number: int, memory: Memory, device: Device) -> None:
         self.number, self.memory = number, memory
@@ -95,7 +95,7 @@ class Slot:
 
     @property
     def kept(self) -> int:
-        """Views of its memory that somebody else has."""
+        """Number of views of its memory outside this object."""
         return int(torch._C._storage_Use_Count(self.storage._cdata)) - self._alone
 
     def view(self, unit: Unit) -> list[torch.Tensor]:
@@ -112,20 +112,20 @@ class Slot:
         return found
 
     def at(self, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-        """A tensor in this slot's memory."""
+        """Make a tensor in this slot's memory."""
         made = torch.empty(0, dtype=dtype, device=self.memory.tensor.device)
         return made.set_(self.storage, (self.start + offset) // dtype.itemsize, tuple(shape), tuple(stride))
 
 
 class Ring:
-    """The slots.
+    """The slots, and the loads into them.
 
     Args:
-        memories: of the slots.
-        device: whose memory it is.
-        transfers: who loads.
-        order: in which units are used.
-        poison: fill a slot with 0xFF before it is loaded: what is read too early is NaN.
+        memories: memory of each slot.
+        device: the device that has the memory.
+        transfers: the threads that load.
+        order: expected order in which units are used.
+        poison: fill a slot with 0xFF before it is loaded, so that values read too early are NaN.
         limit: seconds that a load may take.
     """
 
@@ -145,27 +145,27 @@ class Ring:
         self.units: dict[str, Unit] = {}
         self.lock = threading.RLock()
         self._waiting: dict[int, Unit] = {}
-        """The unit that each thread waits for, by the thread's number."""
+        """By thread number, the unit that the thread waits for."""
         self.waited = 0.0
         self.loads = self.hits = self.unexpected = 0
         self.watch: Callable[[str, Slot, Unit], None] | None = None
         """Called with "load", "ready", "use", "free" for the timeline."""
 
     def add(self, units: Sequence[Unit]) -> None:
-        """What comes and goes."""
+        """Register the units that will be loaded."""
         self.units.update({each.name: each for each in units})
 
     # Use
 
     def hold(self, unit: Unit, who: object) -> Slot:
-        """Bring a unit to the device and keep it there until `let_go`.
+        """Load a unit if needed, wait for it, and keep it on the device until `release`.
 
         Args:
-            unit: what.
-            who: holds it; the same again is the same.
+            unit: the unit.
+            who: its holder; a holder counts once, however often it asks.
 
         Raises:
-            TierError: it cannot be brought.
+            TierError: it cannot be loaded.
         """
         with self.lock:
             self.order.advance(unit.name)
@@ -202,8 +202,8 @@ class Ring:
             self.watch("use", slot, unit)
         return slot
 
-    def let_go(self, unit: Unit, who: object) -> None:
-        """One who holds it less, if it does."""
+    def release(self, unit: Unit, who: object) -> None:
+        """Remove a holder of a unit; does nothing if it holds none."""
         with self.lock:
             unit.held.discard(who)
             if self.watch is not None and unit.slot is not None and not unit.held:
@@ -212,7 +212,7 @@ class Ring:
                 self.drop(unit)
 
     def drop(self, unit: Unit) -> None:
-        """Let a unit be loaded again for its next use, as its weights have other values now."""
+        """Discard a unit's values on the device, as its weights have changed: its next use loads it again."""
         with self.lock:
             slot = unit.slot
             unit.stale = slot is not None and bool(unit.held)
@@ -223,7 +223,7 @@ class Ring:
             self._empty(slot)
 
     def _fetch(self, unit: Unit) -> Slot:
-        """Begin to load what is needed now."""
+        """Wait for a free slot, and begin to load a unit that is needed now."""
         begin, collected, me = time.perf_counter(), False, threading.get_ident()
         try:
             while True:
@@ -238,12 +238,12 @@ class Ring:
                     loading = [each.load for each in self.slots if each.load is not None and not each.load.done]
                     held = [each.unit for each in self.slots if each.unit is not None and each.unit.held]
                     self._waiting[me] = unit
-                    # Threads that hold slots and do not wait for one themselves will release theirs. One whose unit
-                    # another thread has loaded in the meantime holds it and has only to notice.
+                    # Threads that hold slots and do not wait for one will release theirs. A thread whose unit another
+                    # thread has loaded in the meantime holds it already and will notice.
                     stuck = {thread for thread, wanted in self._waiting.items() if wanted.slot is None}
                     running = {getattr(who, "thread", me) for each in held for who in each.held} - stuck
                     if not running and len(held) == len(self.slots):
-                        # One of those that wait for each other ends: to the others it runs, and releases its own.
+                        # All threads wait for each other: this one gives up, and releases its slots for the others.
                         self._waiting.pop(me, None)
                         raise self._busy(unit)
                 waited = time.perf_counter() - begin
@@ -262,22 +262,22 @@ class Ring:
                 self._waiting.pop(me, None)
 
     def _busy(self, unit: Unit) -> TierBusyError:
-        told = []
+        facts = []
         for slot in self.slots:
             if slot.unit is not None:
                 kept = f"{slot.kept} views of its weights are kept" if slot.kept else "free by now"
                 why = "in use" if slot.unit.held else kept
-                told.append(f"{slot.unit.name}: {why}")
+                facts.append(f"{slot.unit.name}: {why}")
         return TierBusyError(
             f"no slot becomes free for {unit.name}.",
-            looked_at=f"{len(self.slots)} slots; " + "; ".join(told),
-            do="let go of views of weights (clone what you keep), or give the device a larger budget",
+            looked_at=f"{len(self.slots)} slots; " + "; ".join(facts),
+            do="delete views of weights (clone what you keep), or give the device a larger budget",
         )
 
-    # What comes next
+    # Prefetch
 
     def prefetch(self) -> None:
-        """Begin to load what is used next, as far as there are slots whose groups are used later."""
+        """Begin to load the units that are used next, into slots whose groups are used later than these."""
         with self.lock:
             if not len(self.order):
                 return
@@ -290,11 +290,15 @@ class Ring:
                     return
                 try:
                     self._load(slot, unit)
-                except Exception:  # who needs it will see
+                except Exception:  # the unit's next use loads it again, and raises the error then
                     return
 
     def _free_slot(self, before: int | None) -> Slot | None:
-        """A slot that can be taken, for what is used after so many uses; of several the one that is used the latest."""
+        """The free slot whose unit has its next use the furthest away.
+
+        Args:
+            before: only slots whose unit is used later than this, counted in uses from now; None for any.
+        """
         best: Slot | None = None
         latest = -1 if before is None else before
         for slot in self.slots:
@@ -346,10 +350,10 @@ class Ring:
         slot.unit = slot.load = None
 
     def clear(self) -> None:
-        """Forget what is in the slots, once nothing is on its way and nobody reads.
+        """Empty all slots, once no load is running and no unit is held.
 
         Raises:
-            TierBusyError: somebody does.
+            TierBusyError: a unit is still held, or there are views of a slot's memory.
         """
         begin = time.perf_counter()
         for slot in self.slots:

@@ -1,11 +1,12 @@
-"""Weights larger than the device can hold, computed in pieces, in inference: rows of linear layers and embeddings, and
-experts that are one tensor in a model, one by one.
+"""Compute weights that are larger than the device in pieces, in inference.
 
-A linear layer's output columns are those of its weight's rows, each a sum of its own; a row of an embedding is a copy.
-Whether a product with some rows has the bits of the product with all of them is up to the library that multiplies: it
-is measured where it is used, and rows are cut at multiples of `ROWS`. Two slots of their own bring the pieces, one is
-computed from while the other is loaded. A module that takes its experts by their numbers, `weights[number]`, gets one
-expert as a view of a slot, whose address has the alignment that it has in the whole tensor.
+Pieces are rows of linear layers and embeddings, and single experts of a tensor that has all experts of a layer.
+
+Each row of a linear layer's weight gives one output column, a sum of its own; a row of an embedding is copied. It is up
+to the library that multiplies whether a product with some rows has the same bits as the product with all of them. So
+this is tried on the device, and rows are cut at multiples of `ROWS`. Pieces have two slots of their own: one is
+computed from while the other is loaded. A module that takes its experts by number, `weights[number]`, gets one expert
+as a view of a slot, with the same alignment as in the whole tensor.
 """
 
 from __future__ import annotations
@@ -38,25 +39,24 @@ from toprope.tiers.store.transfer import Chunk, Transfers
 __all__ = ["ROWS", "SLOTS", "RowPieces", "divisible", "fused_experts", "same_bits", "slot_bytes"]
 
 ROWS = 64
-"""Pieces have a multiple of N rows: others were seen to have other bits, in fp32 with one to three inputs."""
+"""Pieces have a multiple of this number of rows: with others, fp32 results differed in some bits for 1 to 3 inputs."""
 
 SLOTS = 2
-"""Of their own: one piece is computed from while the next one is loaded."""
+"""Slots for pieces: one piece is computed from while the next one is loaded."""
 
 _INPUTS = (1, 2, 3, 4, 7, 8, 16, 17, 33, 64, 128)
-"""Rows of activations that are tried."""
+"""Numbers of activation rows with which `same_bits` compares products."""
 
 _LINE = 64
-"""Bytes at whose multiples torch's tensors begin on a CPU; products read memory that does not begin there otherwise."""
+"""Alignment of torch's tensors on a CPU, in bytes; with another alignment products may take another code path."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def divisible(model: Model) -> list[Weight]:
-    """The weights that can be computed in pieces: tables that only linear layers and embeddings use, and experts.
+    """List the weights that can be computed in pieces, the largest first.
 
-    Returns:
-        The largest first.
+    These are tables that only linear layers and embeddings use, and experts.
     """
     users: dict[str, list[tuple[str, nn.Module]]] = {}
     for prefix, module, names in model.owners:
@@ -80,7 +80,7 @@ def divisible(model: Model) -> list[Weight]:
 
 
 def fused_experts(model: Model) -> list[str]:
-    """Weights with all experts of a layer that cannot come one by one, as their modules multiply by all of them."""
+    """Names of weights with all experts of a layer that cannot be loaded one by one: their modules use all at once."""
     return [
         name
         for _, module, names in model.owners
@@ -135,7 +135,7 @@ def _takes_rows(module: nn.Module) -> bool:
 
 
 def slot_bytes(weights: Sequence[Weight], wanted: int) -> int:
-    """Bytes of a slot of about the wanted size: for each weight some pieces' rows, and what may be left at its end."""
+    """Bytes of a slot of about the wanted size; the piece at the end of a weight may have up to `ROWS` more rows."""
     return max(
         aligned(_row_bytes(each) + _LINE)
         if _has_experts(each)
@@ -145,12 +145,12 @@ def slot_bytes(weights: Sequence[Weight], wanted: int) -> int:
 
 
 def _row_bytes(weight: Weight) -> int:
-    """Of a row of a table, or of an expert."""
+    """Bytes of one row of a table, or of one expert."""
     return weight.nbytes // int(weight.like.shape[0])
 
 
 def _stretches(total: int, weight: Weight, size: int) -> list[tuple[int, int]]:
-    """Pieces of a table with N rows, of which a few at its end go with the piece before; of experts each is one."""
+    """Begin and end of each piece: rows of a table, the last few joined to the piece before; or single experts."""
     if _has_experts(weight):
         return [(number, number + 1) for number in range(total)]
     rows = (size // _row_bytes(weight) // ROWS - 1) * ROWS
@@ -161,9 +161,9 @@ def _stretches(total: int, weight: Weight, size: int) -> list[tuple[int, int]]:
 
 
 def same_bits(weight: Weight, size: int, device: Device) -> bool:
-    """Tell if products with pieces of a weight have the bits of products with more of its rows, on this device.
+    """True if, on this device, products with pieces of a weight have the same bits as products with more of its rows.
 
-    Tried are two pieces of the usual size, and the one at the end. An expert is a product of its own.
+    Two pieces of the usual size and the last one are tried. Experts are separate products anyway.
     """
     if _has_experts(weight):
         return True
@@ -190,7 +190,7 @@ def same_bits(weight: Weight, size: int, device: Device) -> bool:
 
 @dataclass(frozen=True)
 class _PartHome(Home):
-    """The bytes of some rows, wherever their weight lies now."""
+    """The bytes of some rows in the current home of their weight."""
 
     weight: Weight
     start: int
@@ -216,12 +216,12 @@ class _PartHome(Home):
         self._whole.check()
 
     def release(self) -> None:
-        """Nothing: the weight's home is the weight's."""
+        """Do nothing: the home belongs to the weight."""
 
 
 @dataclass
 class _Piece:
-    """Some rows of a weight, in a slot of their own."""
+    """Some rows of a weight, loaded as one unit."""
 
     first: int
     last: int
@@ -232,9 +232,9 @@ class RowPieces:
     """The weights of a model that are computed in pieces.
 
     Args:
-        device: that computes.
-        transfers: who copies.
-        tiers: where each of the weights lies.
+        device: the device that computes.
+        transfers: the threads that copy.
+        tiers: the tier of each weight.
         size: bytes of a slot.
         poison, limit: as for `Ring`.
     """
@@ -272,7 +272,7 @@ class RowPieces:
         return _Piece(first, last, Unit(part.name, [part], [offset], offset + part.nbytes))
 
     def _in_order(self) -> Iterator[Unit]:
-        """All pieces; those of an expert one after another."""
+        """All pieces in order; the pieces of one expert follow each other."""
         modules: dict[str, list[list[Unit]]] = {}
         for weight, pieces in self._pieces.items():
             owner = weight.name.rpartition(".")[0] if _has_experts(weight) else weight.name
@@ -299,12 +299,12 @@ class RowPieces:
         )
 
     def expert(self, weight: Weight, number: Any) -> torch.Tensor:
-        """One expert, on the device as long as the tensor that this gives is kept.
+        """Return one expert, which stays on the device as long as the tensor is kept.
 
         Raises:
             IndexError: a number that no expert has.
             TierAbsentError: the call records gradients, or asks for several experts at once.
-            TierError: it cannot be brought.
+            TierError: it cannot be loaded.
         """
         self._check(weight, weight.like, None)
         one = isinstance(number, int) or (isinstance(number, torch.Tensor) and number.dim() == 0)
@@ -324,7 +324,7 @@ class RowPieces:
 
         Raises:
             TierAbsentError: the call records gradients.
-            TierError: a piece cannot be brought.
+            TierError: a piece cannot be loaded.
         """
         self._check(weight, x, bias)
         parts = []
@@ -340,7 +340,7 @@ class RowPieces:
         Raises:
             IndexError: an index that the table does not have.
             TierAbsentError: the call records gradients.
-            TierError: a piece cannot be brought.
+            TierError: a piece cannot be loaded.
         """
         self._check(weight, indices, None)
         found: torch.Tensor | None = None
@@ -376,18 +376,18 @@ class RowPieces:
             )
 
     def holder(self) -> Holder:
-        """Holder of pieces of this thread."""
+        """The holder of this thread's pieces."""
         found: Holder | None = getattr(self._holders, "mine", None)
         if found is None:
             found = self._holders.mine = Holder()
         return found
 
     def clear(self) -> None:
-        """Forget what is in the slots: weights lie elsewhere, or have other values."""
+        """Empty the slots, as weights have moved or changed."""
         self.ring.clear()
 
     def close(self) -> None:
-        """Give the slots back."""
+        """Release the slots."""
         self.ring.slots.clear()
 
 
@@ -408,6 +408,6 @@ class _Held:
 
     def __exit__(self, *_: Any) -> None:
         ring = self.pieces.ring
-        ring.let_go(self.unit, self.who)
+        ring.release(self.unit, self.who)
         with outside_transforms():
             ring.prefetch()

@@ -1,4 +1,4 @@
-"""What was in which slot when: recorded as it happens, drawn as SVG."""
+"""Timeline of the slots' contents: recorded while the model runs, drawn as SVG."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _STYLE = ".load{fill:#9cc9f0}.use{fill:#2a78b8}.ready{fill:$s7}"  # pale and dar
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time of a slot.
+    """One state of a slot over time.
 
     Attributes:
         slot: its number.
-        unit: what was loaded or used.
-        what: "load", "ready" (loaded and not used yet or no more) or "use".
+        unit: the unit that was loaded or used.
+        what: "load", "ready" (loaded, not used yet or not any more) or "use".
         begin, end: seconds since the timeline began.
     """
 
@@ -37,7 +37,7 @@ class Timeline:
     """The last events of the slots.
 
     Args:
-        most: how many events are kept.
+        most: number of events that are kept.
     """
 
     def __init__(self, most: int = 8192) -> None:
@@ -45,18 +45,18 @@ class Timeline:
         self._since = time.perf_counter()
 
     def note(self, what: str, slot: Slot, unit: Unit) -> None:
-        """Something happens to a slot: "load" begins, it is "ready", a "use" begins, it is "free" again."""
+        """Record an event of a slot: a "load" begins, it is "ready", a "use" begins, it is "free" again."""
         self._events.append((time.perf_counter() - self._since, what, slot.number, unit.name))
 
     def spans(self) -> list[Span]:
-        """What the events say, in the order in which it began."""
+        """The states of all slots, by their begin."""
         found: list[Span] = []
         last: dict[int, tuple[float, str, str]] = {}
         for at, what, slot, unit in sorted(self._events):
             known = last.get(slot)
             if known is not None:
                 if what == "ready" and (known[2] != unit or known[1] == "use"):
-                    continue  # who waited for it was faster than the thread that tells of it
+                    continue  # the waiting module was faster than the thread that records the event
                 found.append(Span(slot, known[2], known[1], known[0], at))
             last[slot] = (at, _STATES.get(what, "ready"), unit)
         now, latest = time.perf_counter() - self._since, max((at for at, *_ in self._events), default=0.0)
@@ -68,7 +68,7 @@ class Timeline:
         """A picture: a row for each slot, pale while it is loaded, dark while it is used, grey while it is kept.
 
         Args:
-            seconds: of the end that are drawn; None for all that is kept.
+            seconds: draw only this many seconds at the end; None for everything recorded.
             note: a line below it.
         """
         spans = self.spans()

@@ -1,4 +1,4 @@
-"""In which order groups are used, step by step: what was seen, and what is expected next. Pure."""
+"""Recorded order of the groups in a step, and prediction of the next uses. Pure: no torch, no threads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Order", "Trace"]
 
 
 class Order:
-    """A step's uses, which repeat.
+    """The uses of a step, which repeats.
 
     Args:
-        uses: names in their order; the same name several times in a row is one use in so many parts.
+        uses: names in their order; the same name N times in a row is one use in N parts.
     """
 
     def __init__(self, uses: Iterable[str]) -> None:
@@ -29,21 +29,21 @@ class Order:
         for place, each in enumerate(self.uses):
             self.places[each].append(place)
         self.at = 0
-        """The place of the next use."""
+        """Index of the next use."""
         self.part = 0
-        """How many parts of the last use have come."""
+        """Number of parts of the last use so far."""
         self.missed = 0
-        """Uses that came otherwise than expected."""
+        """Number of uses that were not expected."""
 
     def __len__(self) -> int:
         return len(self.uses)
 
     def restart(self) -> None:
-        """A step begins."""
+        """Go back to the begin of the step."""
         self.at = self.part = 0
 
     def advance(self, use: str) -> None:
-        """This is used now: what comes next follows it."""
+        """Move to the place after the next use of this name; called when it is used."""
         places = self.places.get(use)
         if places is None:
             self.missed += 1
@@ -62,7 +62,10 @@ class Order:
         self.at = (places[found] + 1 if found < len(places) else places[0] + 1) % count
 
     def distance(self, use: str) -> int:
-        """How many uses from now until this one, 0 while parts of it are to come; where not known, more than a step."""
+        """Number of uses until the next use of this name.
+
+        0 while parts of its last use are missing; more than a step for an unknown name.
+        """
         places = self.places.get(use)
         count = len(self.uses)
         if not places:
@@ -73,7 +76,7 @@ class Order:
         return places[found] - self.at if found < len(places) else places[0] + count - self.at
 
     def upcoming(self, wanted: Collection[str], most: int) -> list[str]:
-        """The next different ones of these, as many as `most`, in the order of their use."""
+        """The next names among `wanted`, each once and at most `most`, in the order of their use."""
         found: dict[str, None] = {}
         count = len(self.uses)
         for step in range(count):
@@ -86,7 +89,7 @@ class Order:
 
 
 class Trace:
-    """What one step did: uses, forward or backward, and how long each computed."""
+    """Record of one step: its uses, forward or backward, and the computing time of each."""
 
     def __init__(self) -> None:
         self.uses: list[tuple[str, bool]] = []
@@ -94,7 +97,7 @@ class Trace:
         self._since = 0.0
 
     def enter(self, name: str, backward: bool) -> None:
-        """A group is on the device, and is used from now on."""
+        """Record that the computation of a group begins."""
         now = time.perf_counter()
         if self.uses and self.uses[-1] == (name, backward):
             self._since = now
@@ -104,7 +107,7 @@ class Trace:
         self._since = now
 
     def leave(self) -> None:
-        """It is not used any more, or something else is waited for."""
+        """Record that the computation of the group ends, or waits for something else."""
         if self.uses and self._since:
             self.seconds[-1] += time.perf_counter() - self._since
         self._since = 0.0

@@ -1,0 +1,6 @@
+"""A tiny trained model that follows three instructions, in the folder of a real one, for trying and for demos."""
+
+from toprope.images.demo.copying import write
+from toprope.images.demo.scenes import EDITS, TEST_SEEDS, draw_scene
+
+__all__ = ["EDITS", "TEST_SEEDS", "draw_scene", "write"]

@@ -1,0 +1,37 @@
+"""Copying the demo model out of the package, with a picture to edit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from toprope.errors import UsageError
+from toprope.images.demo.scenes import TEST_SEEDS, draw_scene
+
+__all__ = ["EXAMPLE", "MODEL", "write"]
+
+MODEL = Path(__file__).with_name("model")
+"""The model's folder in the package, written by scripts/train_demo.py."""
+
+EXAMPLE = "example.png"
+
+
+def write(folder: str | os.PathLike[str]) -> Path:
+    """Write the demo model, of less than 2 MB, and a picture that it was not trained on.
+
+    Args:
+        folder: is made; it must not hold anything yet.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: the folder holds something.
+    """
+    path = Path(folder)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UsageError(f"{path} is there already.", do="name a folder that is empty or is not there")
+    shutil.copytree(MODEL, path, dirs_exist_ok=True)
+    draw_scene(TEST_SEEDS[0]).save(path / EXAMPLE)
+    return path
