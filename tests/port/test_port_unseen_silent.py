@@ -30,7 +30,8 @@ def text_of(text, name, **named):
 def files(tmp_path, **texts):
     """The port of several files: `a__b_py` is a/b.py."""
     for name, text in texts.items():
-        path = tmp_path / (name.replace("__", "/")[::-1].replace("_", ".", 1)[::-1])
+        parts = name.replace("__init__", "INIT").replace("__", "/")[::-1].replace("_", ".", 1)[::-1]
+        path = tmp_path / parts.replace("INIT", "__init__")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(text).strip("\n") + "\n")
     return {each.path.rpartition("/")[2]: each for each in port_files(find([tmp_path]))}
@@ -245,6 +246,12 @@ def test_the_driver_of_cuda_by_its_name_is_reported():
     assert [line[:5] for line in lines] == ["TR097"] * 2
 
 
+def test_a_platform_of_openmm_by_its_name_is_reported():
+    _, lines = ported('import openmm\nopenmm.Platform.getPlatformByName("CUDA" if use_gpu else "CPU")\n')
+    assert [line[:13] for line in lines] == ["TR084 OpenMM "]
+    assert port(b'import openmm\nopenmm.Platform.getPlatformByName("OpenCL")\n').findings == []
+
+
 # False
 
 
@@ -370,6 +377,18 @@ def test_an_option_that_is_not_read_is_named_in_its_report():
     assert line == "TR019 resolve it where it is read: portable.resolve(args.vllm.sync_backend)"
 
 
+def test_a_device_that_a_function_of_the_project_compares_is_said_to_be_one(tmp_path):
+    done = files(
+        tmp_path,
+        a_py='def load(path, device="cuda"):\n    if device == "cuda":\n        go()\n    return path.to(device)\n',
+        b_py='from a import load\nm = load(p, device="cuda")\nn = load(p, "cuda")\nload(p, key="cuda")\n',
+    )
+    assert said(done["b.py"]) == [
+        'TR101 "cuda" is compared in load: left as it is', 'TR101 "cuda" is compared in load: left as it is',
+        'TR101 "cuda" is not seen to be a device: left as it is',
+    ]  # fmt: skip
+
+
 # Needless and useless
 
 
@@ -492,3 +511,15 @@ def test_options_that_are_only_shown_are_not_handed_on(use, wanted):
     )
     _, lines = ported(f"{program}args = p.parse_args()\nx = x.to(args.device)\n{use}\n")
     assert len([line for line in lines if "hands device on" in line]) == wanted
+
+
+def test_a_package_of_the_project_hides_one_for_cuda_of_the_same_name(tmp_path):
+    done = files(
+        tmp_path,
+        warp____init___py="def f(): return 1\n",
+        kaolin_py="def g(): return 1\n",
+        tools__cupy_py="def h(): return 1\n",
+        triton__readme_md="no package\n",
+        main_py="from warp import f\nimport kaolin\nimport cupy\nimport triton\n",
+    )
+    assert [(each.line, each.rule.code) for each in done["main.py"].findings] == [(3, "TR084"), (4, "TR082")]

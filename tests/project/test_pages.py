@@ -248,3 +248,7 @@ def test_claims_are_found(text):
 @pytest.mark.parametrize("text", ["a device that is not there", "the plan", "a later run", "not given"])
 def test_other_sentences_are_no_claims(text):
     assert not MISSING.search(text)
+
+
+def test_the_page_of_changes_was_a_copy_that_stayed_behind() -> None:
+    assert (ROOT / "docs" / "changelog.md").readlink() == pathlib.Path("../CHANGELOG.md")

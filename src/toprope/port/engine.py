@@ -178,10 +178,11 @@ def _asked(file: File, rules: Table, node: ast.AST) -> Collection[Handler]:
             found += rules.strings.get(node.value, ())
             found += [handler for prefix, handler in rules.prefixes if node.value.startswith(prefix)]
     elif isinstance(node, ast.Import):
-        for name in {alias.name.partition(".")[0] for alias in node.names}:
+        for name in {alias.name.partition(".")[0] for alias in node.names} - file.project.at_top:
             found += rules.modules.get(name, ())
     elif isinstance(node, ast.ImportFrom) and not node.level:
-        found += rules.modules.get((node.module or "").partition(".")[0], ())
+        name = (node.module or "").partition(".")[0]
+        found += rules.modules.get(name, ()) if name not in file.project.at_top else ()
     return found
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,7 +25,7 @@ from toprope.port.files import FileKind, kind_of, port_text
 from toprope.port.finding import Finding, Ported
 from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook, program_of
 from toprope.port.project.context import Context, Target
-from toprope.port.project.facts import WORDS, Facts, Project, facts_of, project_of
+from toprope.port.project.facts import SCRIPTS, WORDS, Facts, Project, facts_of, project_of
 from toprope.port.project.folders import EXCLUDED, LeftAlone, Pattern, why_left_alone
 from toprope.port.runtime.vendor import is_vendored
 from toprope.port.syntax.source import Source, UnreadableError
@@ -179,9 +181,11 @@ def project_in(files: Sequence[Path], programs: Iterable[bytes] | None = None) -
     modules = _modules(files)
     programs = list(map(_program, files) if programs is None else programs)
     if not any(map(WORDS.search, programs)):
-        return Project(modules=modules)
+        return Project(modules=modules, at_top=_at_top(files))
     folders = [path.absolute().parent.name for path in files]
-    return project_of(map(_facts, programs), modules, [_module(path) for path in files], folders)
+    facts = partial(_facts, scripts=any(map(SCRIPTS.search, programs)))
+    project = project_of(map(facts, programs), modules, [_module(path) for path in files], folders)
+    return replace(project, at_top=_at_top(files))
 
 
 def _program(path: Path) -> bytes:
@@ -199,9 +203,9 @@ def _program(path: Path) -> bytes:
     return program_of(data) if is_notebook else data
 
 
-def _facts(data: bytes) -> Facts:
+def _facts(data: bytes, *, scripts: bool) -> Facts:
     try:
-        return facts_of(Source(data).parse())
+        return facts_of(Source(data).parse(), scripts=scripts)
     except (UnreadableError, RecursionError):
         return Facts()
 
@@ -224,6 +228,17 @@ def _modules(files: Sequence[Path]) -> frozenset[str]:
     for path in files:
         found |= {*path.absolute().parent.relative_to(top).parts, path.stem}
     return frozenset(found)
+
+
+def _at_top(files: Sequence[Path]) -> frozenset[str]:
+    """The files and packages in the outermost folder: programs that run there import these, not what is installed."""
+    files = [path.absolute() for path in files if path.suffix == ".py"]
+    if len(files) < 2:
+        return frozenset()
+    top = Path(os.path.commonpath([path.parent for path in files]))
+    folders = {path.relative_to(top).parts[0] for path in files if path.parent != top}
+    packages = {name for name in folders if (top / name / "__init__.py").exists()}
+    return frozenset(packages | {path.stem for path in files if path.parent == top})
 
 
 def port_files(
@@ -249,20 +264,24 @@ def port_files(
     choice, context = choice or Choice(), Context.of(files, card)
     programs = {path: _program(path) for path in files}
     project = project_in(files, programs.values())
-    look = partial(_look, choice=choice, project=project, context=context)
-    elsewhere = answers_elsewhere(programs, look) | devices_elsewhere(programs, look)
+    looked = _Looked(programs, choice, project, context)
+    elsewhere = answers_elsewhere(programs, looked) | devices_elsewhere(programs, looked)
+    done = {} if modules else looked.unchanged(elsewhere)
     one = partial(_one, choice=choice, modules=modules, project=project, context=context, elsewhere=elsewhere)
-    del programs
+    del programs, looked
     said: set[str] = set()
-    if jobs <= 1 or len(files) < 2 * jobs:
+    rest = [path for path in files if path not in done]
+    if jobs <= 1 or len(rest) < 2 * jobs:
+        ported: Iterator[Ported] = map(one, rest)
         for number, path in enumerate(files, 1):
-            yield _once(one(path), said)
+            yield _once(done.pop(path) if path in done else next(ported), said)
             if progress is not None:
                 progress(number)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for number, ported in enumerate(pool.map(one, files, chunksize=8), 1):
-            yield _once(ported, said)
+        ported = pool.map(one, rest, chunksize=8)
+        for number, path in enumerate(files, 1):
+            yield _once(done.pop(path) if path in done else next(ported), said)
             if progress is not None:
                 progress(number)
 
@@ -296,8 +315,30 @@ def _nearby(path: Path) -> bytes:
     return b""
 
 
-def _look(data: bytes, foreign: frozenset[str], choice: Choice, project: Project, context: Context) -> Ported:
-    return port(data, project=project, leave=choice.leaves, context=context, foreign=foreign)
+class _Looked:
+    """The port of files that were looked at for the sake of others, which is not made twice."""
+
+    def __init__(self, programs: Mapping[Path, bytes], choice: Choice, project: Project, context: Context) -> None:
+        self._programs = programs
+        self._port = partial(port, project=project, leave=choice.leaves, context=context)
+        self._ported: dict[Path, Ported] = {}
+
+    def __call__(self, path: Path, foreign: frozenset[str]) -> Ported:
+        """The port of one file, with what answers of other files guard in it."""
+        if path not in self._ported or foreign:
+            with _without_collection():
+                self._ported[path] = self._port(self._programs[path], str(path), foreign=foreign)
+        return self._ported[path]
+
+    def unchanged(self, elsewhere: Mapping[str, str]) -> dict[Path, Ported]:
+        """Those of them that are ported in the same way whatever other files guard."""
+        names = sorted({key.strip("@.()").encode() for key in elsewhere})
+        word = re.compile(rb"\b(?:" + b"|".join(names) + rb")\b") if names else None
+        return {
+            path: ported for path, ported in self._ported.items()
+            if kind_of(path.as_posix()) is FileKind.PYTHON and not is_vendored(self._programs[path])
+            and (word is None or not word.search(self._programs[path]))
+        }  # fmt: skip
 
 
 def _one(
@@ -330,14 +371,21 @@ def _one(
         if twin is not None and twin.is_file():
             ported = port_text(data, name, kind, choice.leaves, has_twin=True, vendored=vendored)
         return ported
-    collects = gc.isenabled()
-    gc.disable()  # trees are large, and gone at the end of each file
-    try:
-        one = port_notebook if kind is FileKind.NOTEBOOK else port
-        module = modules.get(path, RUNTIME)
+    one = port_notebook if kind is FileKind.NOTEBOOK else port
+    module = modules.get(path, RUNTIME)
+    with _without_collection():
         return one(
             data, name, runtime=module, project=project, leave=choice.leaves, context=context, elsewhere=elsewhere
         )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: trees are large, and gone at the end of each file."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collects:
             gc.enable()

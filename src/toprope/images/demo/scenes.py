@@ -115,7 +115,7 @@ EDITS: dict[str, Callable[[str, Colour], Colour]] = {
     "make it night": _night,
     "make the house red": _red_house,
 }
-"""What the demo model can do: the instruction, and the colour that each part has afterwards."""
+"""Edits of the demo model: the instruction, and the function that gives the colour of each part afterwards."""
 
 
 def _mixed(colour: Colour, other: Colour, part: float) -> Colour:

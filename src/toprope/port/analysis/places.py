@@ -17,7 +17,7 @@ __all__ = [
     "function_for", "index_name", "index_name_of", "is_argument", "is_asked_about", "is_card", "is_constant_cuda",
     "is_index",
     "is_listed", "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said",
-    "texts_of", "use",
+    "texts_of", "use", "why_unknown",
 ]  # fmt: skip
 
 _TEXT = re.compile(r"cuda(?::(\d+))?")
@@ -511,6 +511,19 @@ def _keyword_use(file: File, keyword: ast.keyword) -> Use:
     if name in TAKES_KIND or names_kind(keyword.arg):
         return Use.KIND
     return Use.DEVICE if takes and name not in _TAKES_NAME else Use.TEXT
+
+
+def why_unknown(file: File, node: ast.expr) -> str:
+    """Return why the use of the text of a device is not known, for a reader."""
+    around = file.parent(node)
+    call = file.parent(around) if isinstance(around, ast.keyword) else around
+    if isinstance(call, ast.Call) and node is not call.func:
+        argument = (
+            around.arg if isinstance(around, ast.keyword) else call.args.index(node) if node in call.args else None
+        )
+        if argument is not None and _is_compared(file, call, argument):
+            return f"is compared in {file.text(call.func)}"
+    return "is not seen to be a device"
 
 
 def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:

@@ -35,14 +35,12 @@ def keys_in(text: str) -> set[str]:
     return found
 
 
-def answers_elsewhere(
-    programs: Mapping[Path, bytes], look: Callable[[bytes, frozenset[str]], Ported]
-) -> dict[str, str]:
+def answers_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, frozenset[str]], Ported]) -> dict[str, str]:
     """Find the answers that guard code of another file that stays CUDA's, or that a file uses which cannot be read.
 
     Args:
         programs: the code of each file.
-        look: the port of a program, which is given the keys of answers that come from other files.
+        look: the port of a file, which is given the keys of answers that come from other files.
 
     Returns:
         The file by the key of the answer, with what is guarded there.
@@ -57,7 +55,7 @@ def answers_elsewhere(
         keys = every - own.get(path, frozenset())
         if not keys or not word.search(data):
             continue
-        ported = look(data, keys)
+        ported = look(path, keys)
         if ported.skipped:
             used = keys & keys_in(data.decode("utf-8", "replace"))
             found |= dict.fromkeys(used - found.keys(), f"{path.name}, which cannot be read")
@@ -66,9 +64,7 @@ def answers_elsewhere(
     return found
 
 
-def devices_elsewhere(
-    programs: Mapping[Path, bytes], look: Callable[[bytes, frozenset[str]], Ported]
-) -> dict[str, str]:
+def devices_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, frozenset[str]], Ported]) -> dict[str, str]:
     """Find the functions that give a device, such as `get_device`, and whose question about CUDA stays.
 
     Returns:
@@ -78,7 +74,7 @@ def devices_elsewhere(
     for path, data in programs.items() if len(programs) > 1 else ():
         if not (_GIVES.search(data) and _ASKS.search(data)):
             continue
-        held = [each for each in look(data, frozenset()).findings if each.rule.code in _CHOICES and each.held_back]
+        held = [each for each in look(path, frozenset()).findings if each.rule.code in _CHOICES and each.held_back]
         functions = [each for each in ast.walk(Source(data).parse()) if isinstance(each, _Function)] if held else []
         for each in functions:
             inside = any(each.lineno <= finding.line <= (each.end_lineno or 0) for finding in held)

@@ -96,7 +96,7 @@ _REMOVES = re.compile(
     r"\b(?:pip3?|conda|mamba|uv|apt(?:-get)?|yum|dnf)\b[^\n;&|]*?\b(?:uninstall|remove|purge)\b(?:\\\r?\n|[^\n;&|])*"
 )
 """Packages that a command removes, over the lines that it goes on in."""
-_FROM_INDEX = re.compile(r"(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*[\"']?\S*/whl/(?:\S*/)?cu\d+\S*")
+_FROM_INDEX = re.compile(r"(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*[\"']?\S*/whl/(?:\S*/)?cu\d+[^\s\"',]*")
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
 
 _Found = Iterator[tuple[Rule, int, int, tuple[Edit, ...]]]

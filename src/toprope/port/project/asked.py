@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 __all__ = ["OTHERS", "Answers", "Argument", "answers_of", "closure", "is_one_device", "option_of"]
@@ -75,68 +75,89 @@ def closure(
         found |= more
 
 
-def answers_of(tree: ast.Module) -> Answers:
-    """Return what the functions of a file ask of their arguments."""
+def answers_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Answers:
+    """Return what the functions of a file ask of their arguments.
+
+    Args:
+        tree: the file.
+        nodes: all of its nodes.
+    """
+    tests = [(node, name) for node in nodes for name in _names_in(node)]
+    given = [(call, name, target) for call in nodes for name, target in _handed(call)]
+    if not tests and not given:
+        return Answers()
+    parents = {inner: outer for outer in nodes for inner in ast.iter_child_nodes(outer)}
+    places = _Places(parents)
     compared: set[Argument] = set()
     decided: set[Argument] = set()
     handed: set[tuple[Argument, Argument]] = set()
-    for around in ast.walk(tree):
-        body = getattr(around, "body", ())
-        for function in body if isinstance(body, list) else ():
-            if not isinstance(function, _Function):
-                continue
-            owner = around if isinstance(around, ast.ClassDef) else None
-            called = owner.name if owner is not None and function.name == "__init__" else function.name
-            names = _names(function, owner)
-            asked = _asked(function)
-            parents = _parents(function) if asked else {}
-            for name, tests in asked.items():
-                if any(_is_equality(each) for each in tests):
-                    compared |= {(called, each) for each in names.get(name, ())}
-                if any(_decides(each, name, parents) for each in tests if _stays(function, name, each)):
-                    decided |= {(called, each) for each in names.get(name, ())}
-            for name, target in _handed(function):
-                handed |= {((called, each), target) for each in names.get(name, ())}
-            kept = list(_kept(function)) if owner is not None and function.name == "__init__" else []
-            if owner is None or not kept:
-                continue
-            parents = _parents(owner)
-            tests_of, handed_by = _asked(owner), list(_handed(owner))
-            for name, attribute in kept:
-                own = tests_of.get(f"self.{attribute}", [])
-                if any(_decides(each, f"self.{attribute}", parents) for each in own if _stays(owner, attribute, each)):
-                    decided |= {(called, each) for each in names.get(name, ())}
-                targets = [target for one, target in handed_by if one == f"self.{attribute}"]
-                handed |= {((called, each), target) for target in targets for each in names.get(name, ())}
-    asked = {name: tests for name, tests in _asked(tree).items() if name.startswith(".")}
-    parents = _parents(tree) if asked else {}
-    of_two = set(_of_two_kinds(tree)) if asked else set()
-    settings = set()
-    for name, tests in asked.items():
-        attribute = name.removeprefix(".")
-        if attribute not in of_two and any(
-            _decides(each, name, parents) for each in tests if _stays(tree, attribute, each)
-        ):
-            settings.add(attribute)
+    settings: set[str] = set()
+    for test, name in tests:
+        around, arguments = places.arguments(test, name)
+        if arguments and _is_equality(test):
+            compared |= arguments
+        bare = name.rpartition(".")[2]
+        if (arguments or name.startswith(".")) and _stays(around or tree, bare, test) and _decides(test, name, parents):
+            decided |= arguments
+            settings |= {bare} if name.startswith(".") else set()
+    for call, name, target in given:
+        handed |= {(argument, target) for argument in places.arguments(call, name)[1]}
+    settings -= set(_of_two_kinds(nodes)) if settings else set()
     return Answers(frozenset(compared), frozenset(decided), frozenset(handed), frozenset(settings))
 
 
-def _of_two_kinds(tree: ast.AST) -> Iterator[str]:
+class _Places:
+    """The functions and classes around the nodes of a file."""
+
+    def __init__(self, parents: dict[ast.AST, ast.AST]) -> None:
+        self._parents = parents
+        self._kept: dict[ast.ClassDef, dict[str, set[Argument]]] = {}
+
+    def arguments(self, node: ast.AST, name: str) -> tuple[ast.AST | None, set[Argument]]:
+        """The function or class around a node whose argument has a name there, with that argument in a call."""
+        attribute = name.removeprefix("self.") if name.startswith("self.") else ""
+        at = self._parents.get(node)
+        while at is not None:
+            if attribute and isinstance(at, ast.ClassDef):
+                return at, self._keeps(at).get(attribute, set())
+            if not attribute and isinstance(at, _Function):
+                called, names = self._names(at)
+                if name in names:
+                    return at, {(called, each) for each in names[name]}
+            at = self._parents.get(at)
+        return None, set()
+
+    def _names(self, function: _Function) -> tuple[str, dict[str, list[str | int]]]:
+        """The name under which a function is called, and the arguments of a call by the names of the parameters."""
+        around = self._parents.get(function)
+        owner = around if isinstance(around, ast.ClassDef) else None
+        static = any(getattr(each, "id", "") == "staticmethod" for each in function.decorator_list)
+        positional = [*function.args.posonlyargs, *function.args.args][owner is not None and not static :]
+        names: dict[str, list[str | int]] = {each.arg: [place, each.arg] for place, each in enumerate(positional)}
+        names |= {each.arg: [each.arg] for each in function.args.kwonlyargs}
+        return owner.name if owner is not None and function.name == "__init__" else function.name, names
+
+    def _keeps(self, owner: ast.ClassDef) -> dict[str, set[Argument]]:
+        """The arguments that a class keeps as attributes when it is made."""
+        if owner not in self._kept:
+            kept: dict[str, set[Argument]] = {}
+            for function in owner.body:
+                if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+                    called, names = self._names(function)
+                    for name, attribute in _kept(function):
+                        kept.setdefault(attribute, set()).update((called, each) for each in names.get(name, ()))
+            self._kept[owner] = kept
+        return self._kept[owner]
+
+
+def _of_two_kinds(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The options whose choices are "cuda" and "cpu": a comparison with "cuda" is converted."""
-    for call in ast.walk(tree):
+    for call in nodes:
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
             given = next((each.value for each in call.keywords if each.arg == "choices"), None)
-            texts = (
-                {each.value for each in given.elts if isinstance(each, ast.Constant)}
-                if isinstance(given, ast.List | ast.Tuple)
-                else set()
-            )
-            if texts in ({"cuda"}, {"cuda", "cpu"}):
+            words = given.elts if isinstance(given, ast.List | ast.Tuple) else []
+            if {each.value for each in words if isinstance(each, ast.Constant)} in ({"cuda"}, {"cuda", "cpu"}):
                 yield option_of(call)
-
-
-def _parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
-    return {inner: outer for outer in ast.walk(tree) for inner in ast.iter_child_nodes(outer)}
 
 
 def _is_equality(test: ast.AST) -> bool:
@@ -149,25 +170,10 @@ def _is_equality(test: ast.AST) -> bool:
     return isinstance(test, ast.Match)
 
 
-def _names(function: _Function, owner: ast.ClassDef | None) -> dict[str, list[str | int]]:
-    """The names and places of the arguments of a call by the names of the parameters."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    static = any(getattr(each, "id", "") == "staticmethod" for each in function.decorator_list)
-    positional = positional[owner is not None and not static :]
-    found: dict[str, list[str | int]] = {each.arg: [place, each.arg] for place, each in enumerate(positional)}
-    return found | {each.arg: [each.arg] for each in function.args.kwonlyargs}
-
-
-def _asked(function: ast.AST) -> dict[str, list[ast.AST]]:
-    """The names that are compared with "cuda", or chosen by, each with the comparisons."""
-    found: dict[str, list[ast.AST]] = {}
-    for node in ast.walk(function):
-        for name in _names_in(node):
-            found.setdefault(name, []).append(node)
-    return found
-
-
 def _names_in(node: ast.AST) -> Iterator[str]:
+    """The names that a node compares with "cuda", or chooses by."""
+    if not isinstance(node, ast.Compare | ast.Call | ast.Match):
+        return
     match node:
         case ast.Compare(left=left, ops=[_], comparators=[right]):
             for one, other in ((left, right), (right, left)):
@@ -266,23 +272,22 @@ def _places(node: ast.AST) -> bool:
     return any(map(_places, ast.iter_child_nodes(node)))
 
 
-def _handed(function: ast.AST) -> Iterator[tuple[str, Argument]]:
-    """The names that are handed on to a function, with the function and the argument."""
-    for call in ast.walk(function):
-        if not isinstance(call, ast.Call):
-            continue
-        called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-        if not called or called in _OF_OTHERS:
-            continue
-        given: list[tuple[str | int, ast.expr]] = []
-        for place, each in enumerate(call.args):
-            if isinstance(each, ast.Starred):
-                break
-            given.append((place, each))
-        given += [(each.arg, each.value) for each in call.keywords if each.arg is not None]
-        for argument, value in given:
-            if _MAY_BE_DEVICE.search(name := _text_of(value)):
-                yield name, (called, argument)
+def _handed(call: ast.AST) -> Iterator[tuple[str, Argument]]:
+    """The names that a call hands on to a function, with the function and the argument."""
+    if not isinstance(call, ast.Call):
+        return
+    called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+    if not called or called in _OF_OTHERS:
+        return
+    given: list[tuple[str | int, ast.expr]] = []
+    for place, each in enumerate(call.args):
+        if isinstance(each, ast.Starred):
+            break
+        given.append((place, each))
+    given += [(each.arg, each.value) for each in call.keywords if each.arg is not None]
+    for argument, value in given:
+        if _MAY_BE_DEVICE.search(name := _text_of(value)):
+            yield name, (called, argument)
 
 
 def _kept(function: _Function) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
 
 __all__ = [
-    "OTHERS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name",
+    "OTHERS", "SCRIPTS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name",
     "option_of", "project_of",
 ]  # fmt: skip
 
@@ -30,6 +30,9 @@ WORDS = re.compile(
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
 default is a device, torch through another file, TorchScript."""
+
+SCRIPTS = re.compile(rb"\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b")
+"""Words of files that have something to do with TorchScript."""
 
 Fingerprint = tuple[tuple[str, int], ...]
 """The functions of a file with their lines."""
@@ -110,6 +113,7 @@ class Project:
     Attributes:
         classes: the classes by their names.
         modules: the names under which programs may import the project's own files.
+        at_top: those of them that stand for a file or package in the outermost folder, and hide what is installed.
         scripted: functions, classes and methods ("Net.forward") that TorchScript compiles or may compile.
         scripted_in: the same of each file, by its fingerprint.
         compared: functions and their arguments that are compared with "cuda".
@@ -124,6 +128,7 @@ class Project:
 
     classes: dict[str, Class] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
+    at_top: frozenset[str] = frozenset()
     scripted: frozenset[str] = frozenset()
     scripted_in: Mapping[Fingerprint, frozenset[str]] = field(default_factory=dict)
     compared: frozenset[Argument] = frozenset()
@@ -234,25 +239,31 @@ def project_of(
     return replace(project, scripted=frozenset[str]().union(*reach), scripted_in=scripted_in)
 
 
-def facts_of(tree: ast.Module) -> Facts:
-    """Return what a file says."""
+def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
+    """Return what a file says.
+
+    Args:
+        tree: the file.
+        scripts: whether any file of the project has to do with TorchScript.
+    """
     classes: dict[str, Class] = {}
-    imports = imports_of(tree)
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    imports = imports_of(nodes)
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             found = _class(node, imports)
             classes[node.name] = classes[node.name] | found if node.name in classes else found
-    options = frozenset(filter(None, map(_defaulted, ast.walk(tree)))) | frozenset(settings_of(tree))
+    options = frozenset(filter(None, map(_defaulted, nodes))) | frozenset(settings_of(tree))
     read = frozenset(
         node.attr
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_options(node.value)
     )
-    kinds = frozenset(filter(None, map(_of_kinds, ast.walk(tree))))
-    answers = answers_of(tree)
+    kinds = frozenset(filter(None, map(_of_kinds, nodes)))
+    answers = answers_of(tree, nodes)
     return Facts(
-        classes, scripts_of(tree), answers.compared, answers.decided, answers.handed, answers.settings, options, read,
-        exports_of(tree), kinds, frozenset(_assigned(tree)),
+        classes, scripts_of(tree, nodes) if scripts else Scripts(), answers.compared, answers.decided, answers.handed,
+        answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -58,14 +58,23 @@ class Scripts:
 
 def fingerprint(tree: ast.AST) -> tuple[tuple[str, int], ...]:
     """The functions of a file with their lines: which file it is, for one who has its tree alone."""
-    return tuple((name, function.lineno) for function, name in _functions(tree, ""))
+    return _lines_of(_functions(tree))
 
 
-def scripts_of(tree: ast.Module) -> Scripts:
-    """Return what a file has compiled, and what calls what in it."""
-    names = _jit_names(tree)
-    own = {each.name for each in ast.walk(tree) if isinstance(each, ast.ClassDef | _Function)}
-    imports = {name: full for name, full in imports_of(tree).items() if name not in own}
+def _lines_of(functions: list[tuple[_Function, str]]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, function.lineno) for function, name in functions)
+
+
+def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
+    """Return what a file has compiled, and what calls what in it.
+
+    Args:
+        tree: the file.
+        nodes: all of its nodes.
+    """
+    names = _jit_names(nodes)
+    own = {each.name for each in nodes if isinstance(each, ast.ClassDef | _Function)}
+    imports = {name: full for name, full in imports_of(nodes).items() if name not in own}
     compiles: set[str] = set()
     calls: dict[str, frozenset[str]] = {}
     bases: dict[str, tuple[str, ...]] = {}
@@ -75,7 +84,7 @@ def scripts_of(tree: ast.Module) -> Scripts:
     values: dict[str, list[ast.expr]] = {}
     wrapped: dict[ast.AST, str] = {}
     stars = False
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name | ast.Attribute):
@@ -89,7 +98,8 @@ def scripts_of(tree: ast.Module) -> Scripts:
                 compiles.add(f"{node.name}.forward")
         elif isinstance(node, ast.ImportFrom):
             stars |= any(each.name == "*" for each in node.names)
-    for function, name in _functions(tree, ""):
+    functions = _functions(tree)
+    for function, name in functions:
         does = {names.get(_dotted(each)) for each in function.decorator_list}
         does |= {names.get(_dotted(each.func)) for each in function.decorator_list if isinstance(each, ast.Call)}
         if does & _LEFT_OUT:
@@ -99,18 +109,19 @@ def scripts_of(tree: ast.Module) -> Scripts:
             compiles.add(name)
             if "export" in does and owner:
                 compiles.add(owner)
-        called = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
+        inside = list(ast.walk(function))
+        called = [each for each in inside if isinstance(each, ast.Call)]
         calls[name] = calls.get(name, frozenset()) | {_called(each, imports) for each in called} - {""}
         decorators[name] = frozenset(
             filter(None, (_meant(getattr(each, "func", each), imports) for each in function.decorator_list))
         )
-        if not does & _COMPILES and _is_refused(function, imports):
+        if not does & _COMPILES and _is_refused(function, inside, imports):
             refused.add(name)
         arguments = {each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
         for each in called:
             if each.args and isinstance(each.args[0], ast.Name) and each.args[0].id in arguments:
                 wrapped[each] = owner if owner and each.args[0].id == "self" else f"{WRAPPED}{name}"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             if {names.get(_dotted(each)) for each in node.decorator_list} & _COMPILES:
                 compiles.add(node.name)
@@ -127,7 +138,7 @@ def scripts_of(tree: ast.Module) -> Scripts:
             callee = _meant(node.func, imports)
             given |= {(callee, each) for each in _argument(node.args[0], values, imports, 4)} if callee else set()
     return Scripts(
-        frozenset(compiles), calls, bases, frozenset(refused), decorators, frozenset(given), stars, fingerprint(tree)
+        frozenset(compiles), calls, bases, frozenset(refused), decorators, frozenset(given), stars, _lines_of(functions)
     )
 
 
@@ -146,14 +157,14 @@ _HOSTS = {
 """Packages whose functions TorchScript cannot call."""
 
 
-def _is_refused(function: _Function, imports: Mapping[str, str]) -> bool:
+def _is_refused(function: _Function, nodes: Sequence[ast.AST], imports: Mapping[str, str]) -> bool:
     """Return whether TorchScript cannot compile a function: by its syntax, or by what it calls.
 
     One that asks whether it is scripted has code for Python next to code for TorchScript, and is not judged.
     """
     if isinstance(function, ast.AsyncFunctionDef):
         return True
-    inside = [each for statement in function.body for each in ast.walk(statement)]
+    inside = nodes[1:]  # but for the function itself
     if any(isinstance(each, ast.Attribute | ast.Name) and _last(each) in _ASKS for each in inside):
         return False
     given = function.args
@@ -176,24 +187,25 @@ def _is_refused(function: _Function, imports: Mapping[str, str]) -> bool:
 _ASKS = {"is_scripting", "is_tracing", "_IgnoreContextManager"}
 
 
-def _functions(node: ast.AST, owner: str) -> list[tuple[_Function, str]]:
-    """The functions of a tree, those in classes with the class's name before their own."""
+def _functions(node: ast.AST, owner: str = "") -> list[tuple[_Function, str]]:
+    """The functions of a tree, those in classes with the class's name before their own. They are statements alone."""
     found: list[tuple[_Function, str]] = []
-    for each in ast.iter_child_nodes(node):
-        if isinstance(each, _Function):
-            found.append((each, f"{owner}.{each.name}" if owner else each.name))
-            found += _functions(each, "")
-        else:
-            found += _functions(each, each.name if isinstance(each, ast.ClassDef) else owner)
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, block, ()):
+            if isinstance(each, _Function):
+                found.append((each, f"{owner}.{each.name}" if owner else each.name))
+                found += _functions(each)
+            else:
+                found += _functions(each, each.name if isinstance(each, ast.ClassDef) else owner)
     return found
 
 
 def scripted_functions(tree: ast.AST, scripted: frozenset[str]) -> list[_Function]:
     """The functions of a tree that are among the scripted ones."""
-    names = _jit_names(tree)
+    names = _jit_names(list(ast.walk(tree)))
     return [
         function
-        for function, name in _functions(tree, "")
+        for function, name in _functions(tree)
         if name in scripted and not {names.get(_dotted(each)) for each in function.decorator_list} & _LEFT_OUT
     ]
 
@@ -214,7 +226,7 @@ def styled_functions(tree: ast.AST, data: bytes) -> list[_Function]:
     if not (b"torch.ops." in data or b"jit" in data or _TYPE_COMMENT.search(data)):
         return []
     comments = {number for number, line in enumerate(data.splitlines(), 1) if _TYPE_COMMENT.search(line)}
-    return [function for function, name in _functions(tree, "") if _is_styled(function, name, comments)]
+    return [function for function, name in _functions(tree) if _is_styled(function, name, comments)]
 
 
 def _is_styled(function: _Function, name: str, comments: set[int]) -> bool:
@@ -246,11 +258,11 @@ def _outermost(node: ast.AST) -> list[ast.AST]:
     return [each for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.expr) for each in _outermost(inner)]
 
 
-def _jit_names(tree: ast.AST) -> dict[str, str]:
+def _jit_names(nodes: Sequence[ast.AST]) -> dict[str, str]:
     """The names in torch.jit by the texts under which a file has them, such as "jit.script"."""
     every = (*_COMPILES, *_LEFT_OUT)
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -264,7 +276,7 @@ def _jit_names(tree: ast.AST) -> dict[str, str]:
                         found |= {f"{alias.asname or 'jit'}.{name}": name for name in every}
             case ast.ImportFrom(module="torch.jit", names=aliases):
                 found |= {alias.asname or alias.name: alias.name for alias in aliases if alias.name in every}
-    for node in ast.walk(tree):  # script = torch.jit.script, or another one where it is not wanted
+    for node in nodes:  # script = torch.jit.script, or another one where it is not wanted
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             for each in _chosen(node.value):
                 if _dotted(each) in found:
@@ -293,10 +305,10 @@ def _last(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def imports_of(tree: ast.AST) -> dict[str, str]:
-    """The full names of what a file imports, by its own names for them."""
+def imports_of(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """The full names of what the nodes of a file import, by its own names for them."""
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]

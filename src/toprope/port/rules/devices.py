@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from toprope.port.analysis import places
 from toprope.port.analysis.places import Said, Use, begins_device, function_for, is_listed, is_template, said, use
 from toprope.port.analysis.receivers import is_for_own_to
 from toprope.port.family import Family
@@ -328,15 +329,7 @@ def _but_for(file: File, node: ast.expr, named: Said) -> bool:
 
 
 @FAMILY.node(ast.IfExp, ast.JoinedStr, ast.BinOp)
-def _composed(file: File, node: ast.expr) -> bool | None:
-    return _text(file, node)
-
-
 @FAMILY.method("format")
-def _format(file: File, node: ast.Call) -> bool | None:
-    return _text(file, node)
-
-
 @FAMILY.string("cuda", "cuda:*")
 def _text(file: File, node: ast.expr) -> bool:
     named = said(file, node)
@@ -349,7 +342,7 @@ def _text(file: File, node: ast.expr) -> bool:
     how = use(file, node)
     if how is Use.UNKNOWN and not named.chosen:
         if not is_listed(file, node) and not _is_taken_by_runtime(file, node):
-            file.report(UNUSED, node, f"{file.text(node)} is not seen to be a device: left as it is")
+            file.report(UNUSED, node, f"{file.text(node)} {places.why_unknown(file, node)}: left as it is")
             return _but_for(file, node, named)
         return False
     rule = _rule(file, node, named, how)

@@ -7,7 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.facts import last_name
-from toprope.port.rule import Example, Kind
+from toprope.port.rule import Example, Kind, Rule
 from toprope.port.runtime.stand_ins import refused, signatures
 from toprope.support.replacements import for_module
 
@@ -291,7 +291,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) -> None:
+def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) -> Rule:
     rule = FAMILY.rule(
         code,
         Kind.NOT_CONVERTIBLE,
@@ -310,6 +310,8 @@ def _add(code: str, title: str, why: str, names: tuple[str, ...], example: str) 
         file.report(rule, node, _said(module, guarded, known and f"known to replace it: {known}"))
         return False
 
+    return rule
+
 
 def _said(module: str, *facts: str) -> str:
     """Put the name of a module in front of what is known of it; "" where there is nothing."""
@@ -317,9 +319,24 @@ def _said(module: str, *facts: str) -> str:
     return f"{module}: {known}" if known else ""
 
 
+_RULES = {package[0]: _add(*package) for package in _PACKAGES}
 for _package in _PACKAGES:
-    _add(*_package)
     FAMILY.words += tuple(name.encode() for name in _package[3])  # a file may have no other word of CUDA
+
+FAMILY.words += (b"getPlatformByName",)
+
+
+@FAMILY.method("getPlatformByName")
+def _platform(file: File, node: ast.Call) -> bool:
+    """`openmm.Platform.getPlatformByName("CUDA" if use_gpu else "CPU")`."""
+    if any(isinstance(each, ast.Constant) and each.value == "CUDA" for part in node.args for each in ast.walk(part)):
+        file.report(
+            _RULES["TR084"],
+            node,
+            'OpenMM computes by itself: no platform of it runs on NPUs; "CPU" is on every machine',
+        )
+    return False
+
 
 ASKED = FAMILY.rule(
     "TR084b",
