@@ -132,3 +132,20 @@ def test_what_follows_a_member_of_a_collective_follows_all_that_came_before_the_
     streams[0] = ("0", [local("A", 1, records=["a"])])
     streams[2] = ("1", [member("X", "x", waits=["a"])])
     assert (0, 1) in pairs_apart(streams, "01", {"x": "01"})
+
+
+def test_an_operator_starts_after_the_last_of_those_that_it_waits_for():
+    program = on({"0": (2, 4)}, {}, [
+        ("0", [local("Short", 1, records=["a"])]), ("0", [local("Long", 1, records=["b"])]),
+        ("0", [local("Both", 1, waits=["a", "b"])]),
+    ])  # fmt: skip
+    chain = longest_chain(graph := Graph.of(program), order_of(graph), [2.0, 5.0, 1.0])
+    assert (chain.microseconds, chain.ops) == (6.0, ((1, 0), (2, 0)))
+
+
+def test_streams_that_take_turns_are_apart_from_each_other_and_not_from_a_third():
+    third = ("0", [local("T", 1), local("U", 1)])
+    one = [local("A", 1, records=["a"]), local("C", 1, waits=["b"], records=["c"])]
+    other = [local("B", 1, waits=["a"], records=["b"]), local("D", 1, waits=["c"])]
+    assert pairs_apart([third, ("0", one), ("0", other)]) == {(1, 2)}
+    assert pairs_apart([third, ("0", one), ("0", [other[0], local("D", 1)])]) == set()
