@@ -1,4 +1,4 @@
-"""`toprope images`: what belongs to editing pictures and is no edit."""
+"""`toprope images`: commands for models to try editing with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = group()
 
 @app.callback()
 def _images() -> None:
-    """Editing pictures by instruction: toprope edit, toprope ui, and what belongs to them.
+    """Models to try editing pictures with; toprope edit and toprope ui do the editing.
 
     More: toprope explain images.
     """
