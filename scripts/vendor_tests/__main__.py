@@ -1,12 +1,14 @@
 """Run the vendor's tests on the simulated card, and write results.toml and its table in docs/compat.md.
 
-    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--limit SECONDS] [--each SECONDS] [--again]
+    python scripts/vendor_tests VENDOR [--suite TEXT] [--files PATTERN ...] [--failed [PATTERN ...]]
+                                [--limit SECONDS] [--each SECONDS] [--again]
 
 VENDOR holds copies of the repositories, each in a folder named OWNER+NAME: a clone, or a bare one in `repo`. A missing
 one is skipped by name. Each file runs in a process of its own; so does each Python program in a page of documentation.
 What it gave is kept in VENDOR/.results by the content of the file and of toprope, so that a run that was stopped goes
-on where it was. With --suite or --files the results of the other files stay as they are written. Some files want einops
-and torchvision, which are no requirement of toprope.
+on where it was. With --suite or --files the results of the other files stay as they are written; with --failed only
+tests that failed are run, or those of them whose names match, and the results of the others stay. Some files want
+einops and torchvision, which are no requirement of toprope.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +109,23 @@ def _run(
 
 
 def _results(
-    suite: Suite, clone: Path, kept: Path, sources: str, arguments: argparse.Namespace
+    suite: Suite,
+    clone: Path,
+    kept: Path,
+    sources: str,
+    arguments: argparse.Namespace,
+    failed: dict[str, list[str]] | None,
 ) -> Iterator[tuple[str, Results]]:
+    """Yield each file that is run, with its results.
+
+    Args:
+        suite: of the files.
+        clone: copy of the repository.
+        kept: folder of the results.
+        sources: hash of what they depend on besides.
+        arguments: of the command line.
+        failed: the tests of each file that are run; None for all.
+    """
     with tempfile.TemporaryDirectory() as name, started(suite.start) as variables:
         folder, limit = Path(name), suite.limit or arguments.limit
         each = arguments.each or limit / 2
@@ -120,8 +137,12 @@ def _results(
         for path, tests in _drawn(suite, clone).items():
             if arguments.files and not any(fnmatch.fnmatch(Path(path).name, each) for each in arguments.files):
                 continue
+            if failed is not None:
+                tests = failed.get(path, [])
+                if not tests:
+                    continue
             source = (folder / path).read_bytes()
-            only = tests if suite.sample else []
+            only = tests if suite.sample or failed is not None else []
             key = hashlib.sha256(source + sources.encode() + " ".join(only).encode()).hexdigest()[:24]
             file = kept / f"{Path(path).stem}-{key}.json"
             if file.exists() and not arguments.again:
@@ -196,6 +217,47 @@ def _merged(summary: dict[str, Any], before: dict[str, Any] | None) -> dict[str,
     return summary | _sums(by_file) | {"by_file": by_file, "failures": failures}
 
 
+def _with_failed_again(
+    summary: dict[str, Any], before: dict[str, Any], failed: dict[str, list[str]], disabled: set[tuple[str, str]]
+) -> dict[str, Any]:
+    """A summary of tests that failed before, among the results of the others.
+
+    Args:
+        summary: of the tests that were run again.
+        before: of all.
+        failed: the tests that were run again, by file.
+        disabled: class and name of those that the vendor disables.
+    """
+    by_file, failures = dict(before["by_file"]), dict(before["failures"])
+    for path, row in summary["by_file"].items():
+        again = failed[path]
+        of_disabled = sum((test.rpartition(".")[0], test.rpartition(".")[2]) in disabled for test in again)
+        removed = (0, len(again), 0, 0, 0, of_disabled)
+        columns = itertools.zip_longest(by_file[path], row, removed, fillvalue=0)
+        by_file[path] = [was + now - gone for was, now, gone in columns]
+        for test in again:
+            del failures[f"{path}::{test}"]
+    failures = dict(sorted((failures | summary["failures"]).items()))
+    return summary | _sums(by_file) | {"by_file": by_file, "failures": failures}
+
+
+def _failed(suite: Suite, before: dict[str, Any] | None, patterns: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The tests of a suite that failed, by file; programs are run by file, and not again one by one.
+
+    Args:
+        suite: of the tests.
+        before: its results.
+        patterns: of names of tests that are wanted; none for all.
+    """
+    found: dict[str, list[str]] = {}
+    if before is not None and before["commit"] == suite.commit and not suite.blocks and not suite.prints:
+        for entry in before["failures"]:
+            path, _, test = entry.partition("::")
+            if not patterns or any(fnmatch.fnmatch(test.rpartition(".")[2], pattern) for pattern in patterns):
+                found.setdefault(path, []).append(test)
+    return found
+
+
 def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -244,24 +306,40 @@ def _main() -> None:
     parser.add_argument("vendor", type=Path)
     parser.add_argument("--suite", default="", help="only suites whose name contains this")
     parser.add_argument("--files", nargs="+", help="only files of these names (* and ? as in a shell)")
+    parser.add_argument("--failed", nargs="*", metavar="PATTERN", help="only tests that failed, with these names")
     parser.add_argument("--limit", type=float, default=300, help="seconds for a file")
     parser.add_argument("--each", type=float, help="seconds for a test (half of those for its file)")
     parser.add_argument("--again", action="store_true", help="run files whose results are kept, too")
     arguments = parser.parse_args()
     known = tomllib.loads(Path(__file__).with_name("suites.toml").read_text(encoding="utf-8"))
+    written = _written()
     excluded, sources = _excluded(known), _sources()
-    summaries = []
+    ran = []
     for suite, clone in chosen(known["suite"], arguments.vendor, arguments.suite):
         kept = arguments.vendor / ".results" / suite.name.replace(" ", "-").replace(",", "")
         kept.mkdir(parents=True, exist_ok=True)
         disabled = disabled_tests(suite.source(clone, suite.disabled)) if suite.disabled else set()
-        summaries.append(_summary(suite, dict(_results(suite, clone, kept, sources, arguments)), excluded, disabled))
-        say(_page(summaries[-1:]))
-    before = {each["suite"]: each for each in tomllib.loads(TABLE.read_text(encoding="utf-8"))["suite"]}
-    if arguments.files:
-        summaries = [_merged(each, before.get(each["suite"])) for each in summaries if each["by_file"]]
-    found = before | {each["suite"]: each for each in summaries}
+        failed = None if arguments.failed is None else _failed(suite, written.get(suite.name), arguments.failed)
+        results = dict(_results(suite, clone, kept, sources, arguments, failed))
+        summary = _summary(suite, results, excluded, disabled)
+        say(_page([summary]))
+        ran.append((summary, failed, disabled))
+    found = _written()  # another run may have ended meanwhile
+    for summary, failed, disabled in ran:
+        name = summary["suite"]
+        if failed is not None:
+            if summary["by_file"]:
+                found[name] = _with_failed_again(summary, found[name], failed, disabled)
+        elif not arguments.files:
+            found[name] = summary
+        elif summary["by_file"]:
+            found[name] = _merged(summary, found.get(name))
     _write([found[entry["name"]] for entry in known["suite"] if entry["name"] in found])
+
+
+def _written() -> dict[str, dict[str, Any]]:
+    """The results that are written, by suite."""
+    return {each["suite"]: each for each in tomllib.loads(TABLE.read_text(encoding="utf-8"))["suite"]}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from PIL import Image
 
 from toprope.errors import EditCancelled
 from toprope.images import EditResult
-from toprope.images.web import Limits, Studio, serve
+from toprope.images.web import Controller, Limits, serve
 from toprope.progress import Step
 
 
@@ -57,14 +57,14 @@ def slow(*_arguments, **_options):
 
 def main(folder: Path) -> None:
     httpx.head = slow
-    studio = Studio("m", lambda tell: StandIn(folder), limits=Limits(upload=2**20, files=2, uploads=3))
-    studio.load()
-    served = serve(studio, port=0)
-    print(served.url, studio.scratch, flush=True)
+    controller = Controller("m", lambda tell: StandIn(folder), limits=Limits(upload=2**20, files=2, uploads=3))
+    controller.load()
+    served = serve(controller, port=0)
+    print(served.url, controller.scratch, flush=True)
     sys.stdin.read()
     served.stop()
     assert not served.thread.is_alive()
-    assert studio.close()
+    assert controller.close()
     print("stopped", flush=True)
 
 

@@ -10,7 +10,7 @@ from toprope.progress import Step
 
 
 class StandIn:
-    """What `toprope.images.engine.Engine` is to a studio.
+    """What `toprope.images.engine.Engine` is to a controller.
 
     Attributes:
         edits: requests that were begun.

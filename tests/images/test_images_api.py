@@ -15,7 +15,7 @@ from PIL import Image
 from images_tiny import picture
 from toprope.errors import PackageError
 from toprope.images.request import KNOBS, RANGES
-from toprope.images.web import Studio, serve
+from toprope.images.web import Controller, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 LONG = 240.0
@@ -155,9 +155,9 @@ def test_without_fastapi_there_is_one_error(monkeypatch) -> None:
     monkeypatch.setenv("DO_NOT_TRACK", "1")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.delitem(sys.modules, "toprope.images.web.api", raising=False)
-    studio = Studio("m", lambda tell: None)
+    controller = Controller("m", lambda tell: None)
     try:
         with pytest.raises(PackageError, match="cannot be imported"):
-            serve(studio, port=0)
+            serve(controller, port=0)
     finally:
-        studio.close(LONG)
+        controller.close(LONG)

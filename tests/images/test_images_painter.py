@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from images_tiny import picture
 from images_web_stand_in import StandIn
 from toprope.errors import UsageError
-from toprope.images.web import Studio
+from toprope.images.web import Controller
 from toprope.images.web.painter import SIDE, painted_mask, shown_copy
 
 LONG = 30.0
@@ -56,36 +56,36 @@ def test_the_copy_that_is_painted_on_has_the_shape_of_the_picture_and_fits_the_l
 )  # fmt: skip
 def test_what_is_no_painted_layer_is_one_error_and_leaves_no_file(given, said, tmp_path):
     picture(40, 30).save(tmp_path / "cat.png")
-    studio = Studio("tiny", lambda tell: StandIn(), out_dir=tmp_path / "out")
+    controller = Controller("tiny", lambda tell: StandIn(), out_dir=tmp_path / "out")
     try:
-        mine = studio.join()
-        studio.bring(mine, str(tmp_path / "cat.png"))
+        mine = controller.join()
+        controller.bring(mine, str(tmp_path / "cat.png"))
         with pytest.raises(UsageError, match=said) as found:
-            studio.edit(mine, {"instruction": "snow", "painted": given})
-        assert str(studio.scratch) not in str(found.value)
-        assert len(studio.sessions.steps(mine)) == 1
-        assert not list(studio.scratch.glob("mask-*"))
+            controller.edit(mine, {"instruction": "snow", "painted": given})
+        assert str(controller.scratch) not in str(found.value)
+        assert len(controller.sessions.steps(mine)) == 1
+        assert not list(controller.scratch.glob("mask-*"))
     finally:
-        assert studio.close(LONG)
+        assert controller.close(LONG)
 
 
 def test_a_painted_mask_is_kept_once_and_two_kinds_of_mask_are_refused(tmp_path):
     picture(40, 30).save(tmp_path / "cat.png")
     engine = StandIn()
-    studio = Studio("tiny", lambda tell: engine, out_dir=tmp_path / "out")
+    controller = Controller("tiny", lambda tell: engine, out_dir=tmp_path / "out")
     try:
-        studio.load()
-        mine = studio.join()
-        studio.bring(mine, str(tmp_path / "cat.png"))
+        controller.load()
+        mine = controller.join()
+        controller.bring(mine, str(tmp_path / "cat.png"))
         painted = {"instruction": "snow", "painted": layer((20, 15), (0, 0, 9, 14))}
         for _ in range(2):
-            assert studio.edit(mine, painted, 1).wait(LONG)
-        step = studio.sessions.steps(mine)[-1]
+            assert controller.edit(mine, painted, 1).wait(LONG)
+        step = controller.sessions.steps(mine)[-1]
         assert engine.edits[0].mask == engine.edits[1].mask == str(tmp_path / "out" / step.request["mask"])
         assert "painted" not in step.request
         with pytest.raises(UsageError, match="a rectangle and a painted mask"):
-            studio.edit(mine, {**painted, "box": [0, 0, 50, 50]}, 1)
+            controller.edit(mine, {**painted, "box": [0, 0, 50, 50]}, 1)
         with pytest.raises(UsageError, match="a batch has no mask"):
-            studio.edit_all(mine, painted, [str(tmp_path / "cat.png")])
+            controller.edit_all(mine, painted, [str(tmp_path / "cat.png")])
     finally:
-        assert studio.close(LONG)
+        assert controller.close(LONG)

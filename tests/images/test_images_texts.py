@@ -11,7 +11,7 @@ import toprope.images.web as web
 from images_tiny import picture
 from images_web_stand_in import StandIn
 from toprope.images.request import KNOBS, RANGES
-from toprope.images.web import Studio
+from toprope.images.web import Controller
 from toprope.images.web.job_queue import State
 from toprope.images.web.page.panel import panel_html, progress_html, status_html
 from toprope.images.web.page.presets import EXAMPLES, PRESETS, example, preset
@@ -80,15 +80,15 @@ def test_the_language_is_the_first_of_the_browser_and_the_servers_goes_before(ac
 
 def test_no_english_is_left_on_a_chinese_page_but_names(tmp_path) -> None:
     words = Words("zh")
-    facts = Studio("m", lambda tell: StandIn()).facts()
+    facts = Controller("m", lambda tell: StandIn()).facts()
     shown = [status_html(facts, words), panel_html(facts, words)]
-    studio = Studio("m", lambda tell: StandIn())
+    controller = Controller("m", lambda tell: StandIn())
     try:
-        job = studio.desk.submit("a", lambda job: None)
+        job = controller.job_queue.submit("a", lambda job: None)
         assert job.wait(LONG)
         shown.append(progress_html(job.view(), words=words))
     finally:
-        assert studio.close(LONG)
+        assert controller.close(LONG)
     texts = re.sub(r"<[^>]+>", " ", " ".join(shown))
     assert CHINESE.search(texts)
     assert re.findall(r"[A-Za-z]{2,}", texts) == []
@@ -125,30 +125,30 @@ def test_each_session_sees_the_whole_queue_and_only_its_own_instructions(tmp_pat
     """Of the edits of others, a page showed a number at most."""
     picture(40, 30).save(tmp_path / "cat.png")
     engine = StandIn(steps=2, held=True)
-    studio = Studio("tiny", lambda tell: engine)
+    controller = Controller("tiny", lambda tell: engine)
     try:
-        studio.load()
-        mine, other = studio.join(), studio.join()
+        controller.load()
+        mine, other = controller.join(), controller.join()
         for session in (other, mine):
-            studio.bring(session, str(tmp_path / "cat.png"))
+            controller.bring(session, str(tmp_path / "cat.png"))
         jobs = [
-            studio.edit(other, {"instruction": "a <secret>"}),
-            studio.edit(mine, {"instruction": "make it <b>snow"}),
+            controller.edit(other, {"instruction": "a <secret>"}),
+            controller.edit(mine, {"instruction": "make it <b>snow"}),
         ]
-        jobs.append(studio.edit_all(mine, {"instruction": "all"}, [str(tmp_path / "cat.png")] * 3))
-        found = queue_html(studio.places(mine))
+        jobs.append(controller.edit_all(mine, {"instruction": "all"}, [str(tmp_path / "cat.png")] * 3))
+        found = queue_html(controller.places(mine))
         assert re.findall(r'data-owner="(\w+)"', found) == ["of_page", "yours", "yours"]
         assert "secret" not in found
         assert "make it &lt;b&gt;snow" in found
         assert "3. waiting" in found
         assert "3 pictures" in found
-        assert "a &lt;secret&gt;" in queue_html(studio.places(other))
-        assert "你的" in queue_html(studio.places(mine), Words("zh"))
+        assert "a &lt;secret&gt;" in queue_html(controller.places(other))
+        assert "你的" in queue_html(controller.places(mine), Words("zh"))
         for job in jobs:
             job.cancel()
         engine.let_go(9)
         assert all(job.wait(LONG) for job in jobs)
-        assert queue_html(studio.places(mine)) == ""
+        assert queue_html(controller.places(mine)) == ""
     finally:
         engine.let_go(9)
-        assert studio.close(LONG)
+        assert controller.close(LONG)

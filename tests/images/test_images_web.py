@@ -21,11 +21,11 @@ from images_web_stand_in import StandIn
 from toprope.errors import EditCancelled, EditError, ImageError, PackageError, SeedError, TopropeError, UsageError
 from toprope.extras import advice
 from toprope.images.runs.output import SOURCES
-from toprope.images.web import Limits, Row, Studio, serve
+from toprope.images.web import Controller, Limits, Row, serve
 from toprope.images.web.controller import FORGET_AFTER
 from toprope.images.web.entries import Entry, form_of, loras_of, parameters, settings_missing
 from toprope.images.web.form import dice, knobs, picked_loras, read_form, read_seed, seed_text
-from toprope.images.web.job_queue import Desk, Problem, State, View, follow
+from toprope.images.web.job_queue import JobQueue, Problem, State, View, follow
 from toprope.images.web.loading import Loader
 from toprope.images.web.page.panel import bar, panel_html, progress_html, status_html
 from toprope.images.web.page.tables import ended_html, parameters_html, refined_text, rows_html
@@ -49,8 +49,8 @@ def collect(job):
 
 
 @pytest.fixture
-def desk():
-    made = Desk(most=4, most_each=3)
+def job_queue():
+    made = JobQueue(most=4, most_each=3)
     yield made
     assert made.close(LONG)
 
@@ -70,46 +70,46 @@ class Held:
         return "made"
 
 
-# The desk
+# The queue of jobs
 
 
-def test_a_job_tells_every_step_once_and_in_order(desk):
+def test_a_job_tells_every_step_once_and_in_order(job_queue):
     def work(job):
         job.tell("encoding")
         for number in range(1, 201):
             job.step(Step(number, 200, number / 100))
         return 42
 
-    job = desk.submit("a", work)
+    job = job_queue.submit("a", work)
     views = collect(job)
     assert [view.step.number for view in views if view.step and view.state is State.RUNNING] == list(range(1, 201))
     assert "encoding" in [view.note for view in views]
     assert views[-1].state is State.DONE
     assert views[-1].step.number == 200
     assert job.result == 42
-    assert desk.describe()["done"] == 1
+    assert job_queue.describe()["done"] == 1
 
 
-def test_steps_that_begin_anew_are_told_anew_after_the_reason(desk):
+def test_steps_that_begin_anew_are_told_anew_after_the_reason(job_queue):
     def work(job):
         job.step(Step(1, 2, 0.1))
         job.tell("the model gave black in fp16; it goes on in fp32")
         job.step(Step(1, 2, 0.2))
 
-    views = collect(desk.submit("a", work))
+    views = collect(job_queue.submit("a", work))
     told = [(view.note, view.step.number if view.step else None) for view in views if view.state is State.RUNNING]
     reason = "the model gave black in fp16; it goes on in fp32"
     assert told == [("", 1), (reason, None), (reason, 1)]
     assert reason in progress_html(next(view for view in views if view.note == reason))
 
 
-def test_jobs_run_one_at_a_time_in_the_order_they_came_and_know_their_place(desk):
+def test_jobs_run_one_at_a_time_in_the_order_they_came_and_know_their_place(job_queue):
     first, second = Held(), Held()
-    jobs = [desk.submit("a", first), desk.submit("b", second), desk.submit("c", Held())]
+    jobs = [job_queue.submit("a", first), job_queue.submit("b", second), job_queue.submit("c", Held())]
     assert first.began.wait(LONG)
     assert [job.view().ahead for job in jobs] == [0, 1, 2]
     assert [job.state for job in jobs] == [State.RUNNING, State.WAITING, State.WAITING]
-    assert desk.describe() | {"step": None, "of": None} == {
+    assert job_queue.describe() | {"step": None, "of": None} == {
         "waiting": 2, "running": True, "step": None, "of": None, "done": 0, "failed": 0, "cancelled": 0,
     }  # fmt: skip
     places = []
@@ -129,31 +129,31 @@ def test_jobs_run_one_at_a_time_in_the_order_they_came_and_know_their_place(desk
     assert jobs[1].result == "made"
 
 
-def test_a_job_that_waits_leaves_the_queue_at_once(desk):
+def test_a_job_that_waits_leaves_the_queue_at_once(job_queue):
     held = Held()
-    running, waiting = desk.submit("a", held), desk.submit("b", Held())
+    running, waiting = job_queue.submit("a", held), job_queue.submit("b", Held())
     assert held.began.wait(LONG)
-    assert desk.cancel("b") == 1
+    assert job_queue.cancel("b") == 1
     assert waiting.state is State.CANCELLED
     assert waiting.wait(0)
     assert running.state is State.RUNNING
-    assert desk.describe()["waiting"] == 0
+    assert job_queue.describe()["waiting"] == 0
     held.go.set()
     assert running.wait(LONG)
     assert running.state is State.DONE
     running.cancel()
     assert running.state is State.DONE  # too late, and no harm
-    assert desk.cancel("b") == 0
+    assert job_queue.cancel("b") == 0
 
 
-def test_a_cancelled_job_that_was_never_run_lets_go_of_what_it_was_given(desk):
+def test_a_cancelled_job_that_was_never_run_lets_go_of_what_it_was_given(job_queue):
     import gc
     import weakref
 
     held, given_to_it = Held(), Held()
     gone = weakref.ref(given_to_it)
-    desk.submit("a", held)
-    job = desk.submit("b", given_to_it)
+    job_queue.submit("a", held)
+    job = job_queue.submit("b", given_to_it)
     job.cancel()
     del given_to_it
     gc.collect()
@@ -161,15 +161,15 @@ def test_a_cancelled_job_that_was_never_run_lets_go_of_what_it_was_given(desk):
     held.go.set()
 
 
-def test_an_error_fails_its_job_alone_and_says_what_helps(desk, caplog):
+def test_an_error_fails_its_job_alone_and_says_what_helps(job_queue, caplog):
     def bad(job):
         raise UsageError("no.", looked_at="steps=0", do="give 1")
 
     def unforeseen(job):
         raise ZeroDivisionError("by  zero")
 
-    jobs = [desk.submit("a", work) for work in (bad, unforeseen)]
-    good = desk.submit("b", lambda job: "made")
+    jobs = [job_queue.submit("a", work) for work in (bad, unforeseen)]
+    good = job_queue.submit("b", lambda job: "made")
     with caplog.at_level(logging.ERROR, "toprope"):
         assert good.wait(LONG)
         assert good.result == "made"
@@ -179,39 +179,39 @@ def test_an_error_fails_its_job_alone_and_says_what_helps(desk, caplog):
     assert [job.state for job in jobs] == [State.FAILED] * 2
     assert "ZeroDivisionError" in caplog.text
     assert "unforeseen" in caplog.text
-    assert desk.describe()["failed"] == 2
+    assert job_queue.describe()["failed"] == 2
 
 
-def test_limits_of_the_queue(desk):
+def test_limits_of_the_queue(job_queue):
     held = Held()
-    desk.submit("a", held)
+    job_queue.submit("a", held)
     assert held.began.wait(LONG)
-    desk.submit("a", Held()), desk.submit("a", Held())
+    job_queue.submit("a", Held()), job_queue.submit("a", Held())
     with pytest.raises(UsageError, match="3 of your edits"):
-        desk.submit("a", Held())
-    desk.submit("b", Held()), desk.submit("b", Held())
+        job_queue.submit("a", Held())
+    job_queue.submit("b", Held()), job_queue.submit("b", Held())
     with pytest.raises(UsageError, match="the queue is full"):
-        desk.submit("c", Held())
-    assert desk.cancel("a") == 3
+        job_queue.submit("c", Held())
+    assert job_queue.cancel("a") == 3
 
 
 def test_closing_cancels_what_waits_and_what_runs():
-    desk, held = Desk(), Held()
-    jobs = [desk.submit("a", held), desk.submit("b", Held())]
+    job_queue, held = JobQueue(), Held()
+    jobs = [job_queue.submit("a", held), job_queue.submit("b", Held())]
     assert held.began.wait(LONG)
-    assert desk.close(LONG)
+    assert job_queue.close(LONG)
     assert [job.state for job in jobs] == [State.CANCELLED] * 2
     with pytest.raises(UsageError, match="stopping"):
-        desk.submit("a", held)
+        job_queue.submit("a", held)
 
 
 @given(st.lists(st.sampled_from(["submit", "cancel", "go"]), max_size=12))
 def test_whatever_comes_every_job_ends_once_and_is_counted(actions):
-    desk, jobs, held = Desk(most=50, most_each=50), [], []
+    job_queue, jobs, held = JobQueue(most=50, most_each=50), [], []
     for at, action in enumerate(actions):
         if action == "submit":
             held.append(Held(steps=2))
-            jobs.append(desk.submit(str(at % 2), held[-1]))
+            jobs.append(job_queue.submit(str(at % 2), held[-1]))
         elif action == "cancel" and jobs:
             jobs[at % len(jobs)].cancel()
         elif held:
@@ -219,9 +219,9 @@ def test_whatever_comes_every_job_ends_once_and_is_counted(actions):
     for each in held:
         each.go.set()
     assert all(job.wait(LONG) for job in jobs)
-    assert desk.close(LONG)
+    assert job_queue.close(LONG)
     ends = [job.state for job in jobs]
-    assert desk.ended == {state: ends.count(state) for state in desk.ended}
+    assert job_queue.ended == {state: ends.count(state) for state in job_queue.ended}
     assert all((job.result == "made") == (job.state is State.DONE) for job in jobs)
 
 
@@ -415,7 +415,7 @@ def test_the_panel_says_what_is_in_use_and_how_full_the_device_is():
     cpu = FACTS | {"memory": {"allocated": 5, "reserved": None, "peak": None, "free": None, "total": None}}
     assert 'data-what="peak"' not in panel_html(cpu)
     assert 'data-what="used"' not in panel_html(cpu)
-    assert "nothing runs; 0 waiting" in panel_html({"queue": Desk().describe()})
+    assert "nothing runs; 0 waiting" in panel_html({"queue": JobQueue().describe()})
     ready = status_html(FACTS)
     assert "&lt;m&gt;" in ready
     assert "<m>" not in ready
@@ -512,7 +512,7 @@ def test_rows_of_a_batch_and_refined_texts():
     assert "time-out" in refined_text("words", {"refined": False, "reason": "time-out"})
 
 
-# The studio
+# The controller
 
 
 @pytest.fixture
@@ -531,37 +531,37 @@ def same_environment(monkeypatch):
 
 
 @pytest.fixture
-def make_studio(tmp_path):
+def make_controller(tmp_path):
     made = []
 
     def make(engine, **options):
-        made.append(Studio("m", lambda tell: engine, out_dir=tmp_path / "out", **options))
+        made.append(Controller("m", lambda tell: engine, out_dir=tmp_path / "out", **options))
         made[-1].load()
         return made[-1]
 
     yield make
-    for studio in made:
-        assert studio.close(LONG)
-        assert not studio.scratch.exists()
+    for controller in made:
+        assert controller.close(LONG)
+        assert not controller.scratch.exists()
 
 
 def values(**changed):
     return {"instruction": "snow", "seed": "5", "num_images": 1, "size": "model", "fit": "stretch"} | changed
 
 
-def brought(studio, *images):
+def brought(controller, *images):
     """A session with these pictures; the last is its current step."""
-    session = studio.join()
+    session = controller.join()
     for image in images:
-        studio.bring(session, image)
+        controller.bring(session, image)
     return session
 
 
-def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
+def test_an_edit_leaves_a_picture_and_its_record(make_controller, cat, tmp_path):
     engine = StandIn(steps=5)
-    studio = make_studio(engine)
-    mine = brought(studio, cat)
-    job = studio.edit(mine, values(num_images=2))
+    controller = make_controller(engine)
+    mine = brought(controller, cat)
+    job = controller.edit(mine, values(num_images=2))
     views = collect(job)
     assert [view.step.number for view in views if view.step and view.state is State.RUNNING] == [1, 2, 3, 4, 5]
     made = job.result.entries
@@ -570,12 +570,12 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     assert (record["picture"], record["request"]["image"]) == ("cat-0002.png", "cat.png")
     assert record["seed"] == 6
     assert record["request"]["instruction"] == "snow"
-    source, *steps = studio.sessions.steps(mine)
+    source, *steps = controller.sessions.steps(mine)
     assert [(each.state, each.request["seed"], each.parent) for each in steps] == [
         (StepState.DONE, "5", source.number), (StepState.DONE, "6", source.number),
     ]  # fmt: skip
-    assert studio.sessions.current(mine) == steps[0]
-    assert studio.sessions.steps(studio.join()) == []
+    assert controller.sessions.current(mine) == steps[0]
+    assert controller.sessions.steps(controller.join()) == []
     assert made[0].before.exists()
     assert len(list((tmp_path / "out" / SOURCES).iterdir())) == 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.suffix in (".png", ".json")) == [
@@ -586,9 +586,9 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     ]
     # what pages show are copies: the folder may hold what is nobody's business
     assert (tmp_path / "out") not in made[0].picture.parents
-    assert studio.scratch in made[0].picture.parents
-    assert studio.scratch in made[0].before.parents
-    assert studio.close(LONG)
+    assert controller.scratch in made[0].picture.parents
+    assert controller.scratch in made[0].before.parents
+    assert controller.close(LONG)
     assert engine.closed
     assert not made[0].picture.exists()
     assert sorted(path.name for path in (tmp_path / "out").iterdir())[4:] == [
@@ -598,31 +598,31 @@ def test_an_edit_leaves_a_picture_and_its_record(make_studio, cat, tmp_path):
     assert job.result.notes == ["cat.png: turned upright", "the stand-in is no model"]
 
 
-def test_copies_that_were_made_room_for_are_made_again(make_studio, cat, tmp_path):
-    studio = make_studio(StandIn())
-    mine = brought(studio, cat)
-    assert studio.edit(mine, values()).wait(LONG)
-    studio._copies._most = 3
-    step = studio.sessions.current(mine)
-    first = studio.entry(mine, step)
-    assert studio.small(step).is_file()
+def test_copies_that_were_made_room_for_are_made_again(make_controller, cat, tmp_path):
+    controller = make_controller(StandIn())
+    mine = brought(controller, cat)
+    assert controller.edit(mine, values()).wait(LONG)
+    controller._copies._most = 3
+    step = controller.sessions.current(mine)
+    first = controller.entry(mine, step)
+    assert controller.small(step).is_file()
     assert not all(path.exists() for path in (first.picture, first.sidecar, first.before))
-    again = studio.entry(mine, step)
+    again = controller.entry(mine, step)
     assert all(path.exists() for path in (again.picture, again.sidecar, again.before))
-    assert len(list((studio.scratch / "made").iterdir())) == 3
+    assert len(list((controller.scratch / "made").iterdir())) == 3
     (tmp_path / "out" / "cat-0001.png").unlink()
-    studio._copies.drop(["cat-0001.png"])
+    controller._copies.drop(["cat-0001.png"])
     with pytest.raises(ImageError, match=r"cat-0001.png is no longer in the folder"):
-        studio.entry(mine, step)
+        controller.entry(mine, step)
     with pytest.raises(ImageError, match="no longer"):
-        studio.edit(mine, values())
+        controller.edit(mine, values())
 
 
-def test_cancel_stops_within_one_step_and_the_next_one_runs(make_studio, cat):
+def test_cancel_stops_within_one_step_and_the_next_one_runs(make_controller, cat):
     engine = StandIn(steps=10, held=True)
-    studio = make_studio(engine)
-    mine = brought(studio, cat)
-    job = studio.edit(mine, values())
+    controller = make_controller(engine)
+    mine = brought(controller, cat)
+    job = controller.edit(mine, values())
     seen = []
 
     async def watch():
@@ -631,102 +631,102 @@ def test_cancel_stops_within_one_step_and_the_next_one_runs(make_studio, cat):
             if view.step and view.state is State.RUNNING:
                 seen.append(view.step.number)
             if seen == [1, 2] and not job.cancelled():
-                assert studio.cancel(mine) == 1
+                assert controller.cancel(mine) == 1
                 engine.let_go()
 
     asyncio.run(asyncio.wait_for(watch(), LONG))
     assert job.state is State.CANCELLED
     assert seen == [1, 2, 3]
-    assert studio.sessions.steps(mine)[1].state is StepState.CANCELLED
-    after = studio.edit(mine, values(steps=1))
+    assert controller.sessions.steps(mine)[1].state is StepState.CANCELLED
+    after = controller.edit(mine, values(steps=1))
     engine.let_go(1)
     assert after.wait(LONG)
     assert after.state is State.DONE
 
 
-def test_two_clients_are_queued_and_one_thread_does_the_work(make_studio, cat):
+def test_two_clients_are_queued_and_one_thread_does_the_work(make_controller, cat):
     engine = StandIn(steps=1, held=True)
-    studio = make_studio(engine)
-    mine, other = brought(studio, cat), brought(studio, cat)
-    first, second = studio.edit(mine, values()), studio.edit(other, values())
+    controller = make_controller(engine)
+    mine, other = brought(controller, cat), brought(controller, cat)
+    first, second = controller.edit(mine, values()), controller.edit(other, values())
     while not engine.edits:
         time.sleep(0.001)
     assert second.view().state is State.WAITING
     assert second.view().ahead == 1
-    facts = studio.facts()
+    facts = controller.facts()
     assert facts["queue"]["waiting"] == 1
     assert facts["queue"]["running"]
     engine.let_go(2)
     assert first.wait(LONG)
     assert second.wait(LONG)
     assert len(engine.threads) == 1
-    assert len(studio.sessions.steps(mine)) == len(studio.sessions.steps(other)) == 2
+    assert len(controller.sessions.steps(mine)) == len(controller.sessions.steps(other)) == 2
 
 
-def test_the_panel_changes_while_edits_are_done(make_studio, cat):
-    studio = make_studio(StandIn())
-    assert studio.loader.wait(LONG)
-    before = json.loads(json.dumps(studio.facts()))
+def test_the_panel_changes_while_edits_are_done(make_controller, cat):
+    controller = make_controller(StandIn())
+    assert controller.loader.wait(LONG)
+    before = json.loads(json.dumps(controller.facts()))
     assert before["device"] == "npu:1"
     assert before["model"]["state"] == "ready"
     assert before["memory"]["peak"] == 0
-    assert studio.edit(brought(studio, cat), values()).wait(LONG)
-    after = studio.facts()
+    assert controller.edit(brought(controller, cat), values()).wait(LONG)
+    after = controller.facts()
     assert after["memory"]["peak"] > 0
     assert after["queue"]["done"] == 1
     assert panel_html(before) != panel_html(after)
 
 
-def test_the_panel_lives_while_the_model_is_loaded_anew(make_studio):
+def test_the_panel_lives_while_the_model_is_loaded_anew(make_controller):
     engine = StandIn()
-    studio = make_studio(engine)
-    assert studio.loader.wait(LONG)
-    assert studio.options()["steps"] == 3
+    controller = make_controller(engine)
+    assert controller.loader.wait(LONG)
+    assert controller.options()["steps"] == 3
     engine.gone = True
-    facts = studio.facts()
+    facts = controller.facts()
     assert facts["model"]["state"] == "loading"
     assert "device" not in facts
-    assert studio.options() is None
-    assert studio.refiner() is None
+    assert controller.options() is None
+    assert controller.refiner() is None
     engine.gone = False
 
 
-def test_what_cannot_be_is_refused_before_it_waits(make_studio, cat, tmp_path):
+def test_what_cannot_be_is_refused_before_it_waits(make_controller, cat, tmp_path):
     engine = StandIn(held=True)
-    studio = make_studio(engine, limits=Limits(files=2))
-    assert studio.loader.wait(LONG)
+    controller = make_controller(engine, limits=Limits(files=2))
+    assert controller.loader.wait(LONG)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
-    mine = brought(studio, cat)
+    mine = brought(controller, cat)
     for change, kind in (
         ({"instruction": ""}, UsageError), ({"seed": "x"}, SeedError), ({"steps": 0}, UsageError),
         ({"loras": ["x"], "scales": [1]}, UsageError),
     ):  # fmt: skip
         with pytest.raises(kind):
-            studio.edit(mine, values(**change))
+            controller.edit(mine, values(**change))
     for image in (None, str(broken)):
         with pytest.raises(UsageError) as caught:
-            studio.bring(mine, image)
+            controller.bring(mine, image)
         assert str(tmp_path) not in str(caught.value)  # a picture is called by its name
     with pytest.raises(UsageError, match="there is no picture"):
-        studio.edit(studio.join(), values())
-    assert len(studio.sessions.steps(mine)) == 1
+        controller.edit(controller.join(), values())
+    assert len(controller.sessions.steps(mine)) == 1
     with pytest.raises(UsageError, match="3 pictures are too many"):
-        studio.edit_all(mine, values(), [cat] * 3)
+        controller.edit_all(mine, values(), [cat] * 3)
     with pytest.raises(UsageError, match="no picture"):
-        studio.edit_all(mine, values(), [])
-    assert studio.facts()["queue"] | {"step": None, "of": None} == Desk().describe()
+        controller.edit_all(mine, values(), [])
+    assert controller.facts()["queue"] | {"step": None, "of": None} == JobQueue().describe()
     assert engine.edits == []
 
 
-def test_a_corrupt_file_stops_no_other_of_a_batch(make_studio, cat, tmp_path):
+def test_a_corrupt_file_stops_no_other_of_a_batch(make_controller, cat, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     dog = tmp_path / "dog.png"
     picture(20, 20).save(dog)
-    studio = make_studio(StandIn(steps=2))
-    mine = brought(studio, cat)
-    job = studio.edit_all(mine, values(), [cat, str(broken), str(dog)])
+    controller = make_controller(StandIn(steps=2))
+    mine = brought(controller, cat)
+    job = controller.edit_all(mine, values(), [cat, str(broken), str(dog)])
     views = collect(job)
     assert job.state is State.DONE
     assert [(row.name, row.problem is None) for row in job.parts] == [
@@ -735,12 +735,12 @@ def test_a_corrupt_file_stops_no_other_of_a_batch(make_studio, cat, tmp_path):
     assert job.parts[1].problem.what.startswith("broken.png cannot be read")
     assert job.parts[1].problem.do
     # one goes on from the results, and what was looked at stays
-    steps = studio.sessions.steps(mine)
+    steps = controller.sessions.steps(mine)
     assert [(each.name, each.state) for each in steps[1:]] == [
         ("cat.png", StepState.SOURCE), ("cat.png", StepState.DONE), ("dog.png", StepState.SOURCE),
         ("dog.png", StepState.DONE),
     ]  # fmt: skip
-    assert studio.sessions.current(mine) == steps[0]
+    assert controller.sessions.current(mine) == steps[0]
     steps = [(view.parts, view.step.number) for view in views if view.step and view.state is State.RUNNING]
     assert steps == [(0, 1), (0, 2), (2, 1), (2, 2)]
     with zipfile.ZipFile(job.result.packed) as packed:
@@ -748,10 +748,10 @@ def test_a_corrupt_file_stops_no_other_of_a_batch(make_studio, cat, tmp_path):
         assert packed.testzip() is None
 
 
-def test_a_cancelled_batch_keeps_what_was_done(make_studio, cat):
+def test_a_cancelled_batch_keeps_what_was_done(make_controller, cat):
     engine = StandIn(steps=1, held=True)
-    studio = make_studio(engine)
-    job = studio.edit_all(studio.join(), values(), [cat, cat, cat])
+    controller = make_controller(engine)
+    job = controller.edit_all(controller.join(), values(), [cat, cat, cat])
     engine.let_go()
     while len(engine.edits) < 2:
         time.sleep(0.001)
@@ -764,124 +764,124 @@ def test_a_cancelled_batch_keeps_what_was_done(make_studio, cat):
     assert job.result.packed.exists()
 
 
-def test_a_page_that_is_closed_and_opened_again_finds_its_edit(make_studio, cat):
+def test_a_page_that_is_closed_and_opened_again_finds_its_edit(make_controller, cat):
     """A reload cancelled the running edit and lost the picture, the form and the history."""
     engine = StandIn(steps=1, held=True)
-    studio = make_studio(engine)
-    mine = brought(studio, cat)
-    job = studio.edit(mine, values())
-    assert studio.join(mine) == mine  # the page was loaded again
-    assert studio.desk.jobs_of(mine) == [job]
+    controller = make_controller(engine)
+    mine = brought(controller, cat)
+    job = controller.edit(mine, values())
+    assert controller.join(mine) == mine  # the page was loaded again
+    assert controller.job_queue.jobs_of(mine) == [job]
     engine.let_go()
     assert job.wait(LONG)
-    assert studio.sessions.current(mine).state is StepState.DONE
-    assert last_request(studio.sessions.steps(mine))["instruction"] == "snow"
+    assert controller.sessions.current(mine).state is StepState.DONE
+    assert last_request(controller.sessions.steps(mine))["instruction"] == "snow"
 
 
 @pytest.mark.parametrize("session", [None, "", "a", 7, "../../etc/passwd"])
-def test_what_is_no_session_begins_a_new_one(make_studio, session):
-    studio = make_studio(StandIn())
-    assert studio.join(session) != session
+def test_what_is_no_session_begins_a_new_one(make_controller, session):
+    controller = make_controller(StandIn())
+    assert controller.join(session) != session
     with pytest.raises(UsageError, match="no session"):
-        studio.edit(session, values())
+        controller.edit(session, values())
 
 
-def test_a_result_is_edited_further_and_a_branch_begins_at_its_parent(make_studio, cat, tmp_path):
+def test_a_result_is_edited_further_and_a_branch_begins_at_its_parent(make_controller, cat, tmp_path):
     engine = StandIn()
-    studio = make_studio(engine)
-    mine = brought(studio, cat)
-    source = studio.sessions.current(mine)
+    controller = make_controller(engine)
+    mine = brought(controller, cat)
+    source = controller.sessions.current(mine)
     for words in ("snow", "night"):
-        assert studio.edit(mine, values(instruction=words)).wait(LONG)
-    night = studio.sessions.current(mine)
+        assert controller.edit(mine, values(instruction=words)).wait(LONG)
+    night = controller.sessions.current(mine)
     assert Path(engine.edits[1].image).name == "cat-0001.png"
     assert night.files["picture"] == "cat-0002.png"
     assert night.name == "cat.png"
     # a result that is edited further takes no space twice
     assert (tmp_path / "out" / "cat-0001.png").stat().st_nlink == 2
-    assert studio.branch(mine, values(instruction="fog"), night.number).wait(LONG)
-    assert studio.sessions.current(mine).request["instruction"] == "fog"  # it was not shown: its parent was not
-    assert studio.branch(mine, values(instruction="rain"), source.number).wait(LONG)
-    found = [(each.step.request or {}).get("instruction") for each in nodes(studio.sessions.steps(mine))]
+    assert controller.branch(mine, values(instruction="fog"), night.number).wait(LONG)
+    assert controller.sessions.current(mine).request["instruction"] == "fog"  # it was not shown: its parent was not
+    assert controller.branch(mine, values(instruction="rain"), source.number).wait(LONG)
+    found = [(each.step.request or {}).get("instruction") for each in nodes(controller.sessions.steps(mine))]
     assert found == [None, "snow", "night", "fog", "rain"]
-    assert studio.sessions.current(mine).request["instruction"] == "rain"
+    assert controller.sessions.current(mine).request["instruction"] == "rain"
     with pytest.raises(UsageError):
-        studio.branch(mine, values(instruction=""), night.number)
-    assert studio.sessions.current(mine).request["instruction"] == "rain"  # what is refused moves nothing
+        controller.branch(mine, values(instruction=""), night.number)
+    assert controller.sessions.current(mine).request["instruction"] == "rain"  # what is refused moves nothing
 
 
-def test_a_seed_that_is_drawn_is_known_before_the_edit_and_kept(make_studio, cat):
+def test_a_seed_that_is_drawn_is_known_before_the_edit_and_kept(make_controller, cat):
     engine = StandIn()
-    studio = make_studio(engine)
-    mine = brought(studio, cat)
-    assert studio.edit(mine, values(seed="")).wait(LONG)
-    step = studio.sessions.current(mine)
-    assert engine.edits[0].seed == int(step.request["seed"]) == studio.entry(mine, step).seed
+    controller = make_controller(engine)
+    mine = brought(controller, cat)
+    assert controller.edit(mine, values(seed="")).wait(LONG)
+    step = controller.sessions.current(mine)
+    assert engine.edits[0].seed == int(step.request["seed"]) == controller.entry(mine, step).seed
 
 
-def test_a_mask_by_rectangle_or_file_is_kept_with_the_edit_and_comes_back(make_studio, cat, tmp_path):
+def test_a_mask_by_rectangle_or_file_is_kept_with_the_edit_and_comes_back(make_controller, cat, tmp_path):
     from PIL import Image
 
     engine = StandIn()
-    studio = make_studio(engine)
-    mine = brought(studio, cat)
-    source = studio.sessions.current(mine)
-    assert studio.edit(mine, values(box=[50, 0, 100, 50]), source.number).wait(LONG)
+    controller = make_controller(engine)
+    mine = brought(controller, cat)
+    source = controller.sessions.current(mine)
+    assert controller.edit(mine, values(box=[50, 0, 100, 50]), source.number).wait(LONG)
     with Image.open(engine.edits[0].mask) as made:
         assert made.size == (40, 30)
         assert made.getbbox() == (20, 0, 40, 15)
-    step = studio.sessions.current(mine)
+    step = controller.sessions.current(mine)
     assert (tmp_path / "out" / step.request["mask"]).is_file()
-    form = studio.form_of(studio.entry(mine, step).record)
+    form = controller.form_of(controller.entry(mine, step).record)
     assert Path(form["mask"]).read_bytes() == (tmp_path / "out" / step.request["mask"]).read_bytes()
-    assert studio.mask_of(step) == Path(form["mask"])
-    assert studio.edit(mine, values(mask=form["mask"], box=[0, 0, 100, 100]), source.number).wait(LONG)
+    assert controller.mask_of(step) == Path(form["mask"])
+    assert controller.edit(mine, values(mask=form["mask"], box=[0, 0, 100, 100]), source.number).wait(LONG)
     assert engine.edits[1].mask == engine.edits[0].mask  # each content is kept once
-    assert studio.edit(mine, values(box=[None] * 4), source.number).wait(LONG)
+    assert controller.edit(mine, values(box=[None] * 4), source.number).wait(LONG)
     assert engine.edits[2].mask is None
-    found = studio.bring(mine, str(studio.entry(mine, step).picture))
+    found = controller.bring(mine, str(controller.entry(mine, step).picture))
     assert Path(found.values["mask"]).is_file()
     assert found.missing == []
     for change, said in (({"box": [60, 0, 40, 100]}, "no inside"), ({"box": [0, 0, 9, 9], "mask": cat}, "a rectangle"),
                          ({"mask": __file__}, "test_images_web.py cannot be read")):  # fmt: skip
         with pytest.raises(UsageError, match=said):
-            studio.edit(mine, values(**change), source.number)
+            controller.edit(mine, values(**change), source.number)
     with pytest.raises(UsageError, match="a batch has no mask"):
-        studio.edit_all(mine, values(box=[0, 0, 50, 50]), [cat])
-    assert not list(studio.scratch.glob("mask-*"))
+        controller.edit_all(mine, values(box=[0, 0, 50, 50]), [cat])
+    assert not list(controller.scratch.glob("mask-*"))
 
 
-def test_failed_and_cancelled_edits_keep_their_reasons(make_studio, cat):
+def test_failed_and_cancelled_edits_keep_their_reasons(make_controller, cat):
     engine = StandIn(steps=1, held=True)
-    studio = make_studio(engine)
-    mine = brought(studio, cat)
-    runs, fails, waits = (studio.edit(mine, values(instruction=words)) for words in ("snow", "fail", "wait"))
+    controller = make_controller(engine)
+    mine = brought(controller, cat)
+    runs, fails, waits = (controller.edit(mine, values(instruction=words)) for words in ("snow", "fail", "wait"))
     waits.cancel()
-    assert studio.sessions.steps(mine)[3].state is StepState.CANCELLED
+    assert controller.sessions.steps(mine)[3].state is StepState.CANCELLED
     engine.let_go()
     assert runs.wait(LONG)
     assert fails.wait(LONG)
-    failed = studio.sessions.steps(mine)[2]
+    failed = controller.sessions.steps(mine)[2]
     assert failed.state is StepState.FAILED
     assert failed.problem["what"] == "it cannot be."
     assert failed.problem["do"] == "try something else"
 
 
-def test_a_full_queue_leaves_no_edit_that_waits_for_ever(make_studio, cat):
+def test_a_full_queue_leaves_no_edit_that_waits_for_ever(make_controller, cat):
     engine = StandIn(steps=1, held=True)
-    studio = make_studio(engine, limits=Limits(waiting_each=1))
-    mine = brought(studio, cat)
-    job = studio.edit(mine, values())
+    controller = make_controller(engine, limits=Limits(waiting_each=1))
+    mine = brought(controller, cat)
+    job = controller.edit(mine, values())
     with pytest.raises(UsageError, match="wait or run already"):
-        studio.edit(mine, values())
+        controller.edit(mine, values())
     engine.let_go()
     assert job.wait(LONG)
-    assert not any(each.state.is_open for each in studio.sessions.steps(mine))
+    assert not any(each.state.is_open for each in controller.sessions.steps(mine))
 
 
-def test_after_a_restart_the_tree_is_there_and_what_ran_can_be_asked_for_again(make_studio, cat, tmp_path):
+def test_after_a_restart_the_tree_is_there_and_what_ran_can_be_asked_for_again(make_controller, cat, tmp_path):
     engine = StandIn(steps=1, held=True)
-    first = make_studio(engine)
+    first = make_controller(engine)
     mine = brought(first, cat)
     engine.let_go()
     assert first.edit(mine, values()).wait(LONG)
@@ -891,7 +891,7 @@ def test_after_a_restart_the_tree_is_there_and_what_ran_can_be_asked_for_again(m
         time.sleep(0.001)
     threading.Timer(0.1, engine.let_go).start()  # the step that runs
     assert first.close(LONG)
-    second = make_studio(StandIn())
+    second = make_controller(StandIn())
     assert second.join(mine) == mine
     source, snow, night, fog = second.sessions.steps(mine)
     assert [each.state for each in (snow, night, fog)] == [StepState.DONE, *[StepState.INTERRUPTED] * 2]
@@ -907,94 +907,94 @@ def test_after_a_restart_the_tree_is_there_and_what_ran_can_be_asked_for_again(m
     assert str(second.entry(mine, made).seed) == seed  # the same edit as the one that was interrupted
 
 
-def test_a_session_that_nobody_opened_for_a_month_is_forgotten_and_its_pictures_stay(make_studio, cat, tmp_path):
-    first = make_studio(StandIn())
+def test_a_session_that_nobody_opened_for_a_month_is_forgotten_and_its_pictures_stay(make_controller, cat, tmp_path):
+    first = make_controller(StandIn())
     mine, other = brought(first, cat), brought(first, cat)
     assert first.edit(mine, values()).wait(LONG)
     with first.sessions._changing() as db:
         db.execute("UPDATE sessions SET seen = seen - ? WHERE id = ?", (FORGET_AFTER + 60, mine))
     assert first.close(LONG)
-    second = make_studio(StandIn())
+    second = make_controller(StandIn())
     assert second.sessions.steps(mine) == []
     assert len(second.sessions.steps(other)) == 1
     assert (tmp_path / "out" / "cat-0001.png").is_file()
 
 
 def test_without_a_folder_sessions_live_as_long_as_the_server(cat):
-    studio = Studio("m", lambda tell: StandIn())
-    studio.load()
-    mine = brought(studio, cat)
-    assert studio.edit(mine, values()).wait(LONG)
-    assert studio.edit(mine, values(instruction="night")).wait(LONG)
-    assert studio.entry(mine, studio.sessions.current(mine)).before.is_file()
-    assert studio.close(LONG)
-    assert not studio.scratch.exists()
+    controller = Controller("m", lambda tell: StandIn())
+    controller.load()
+    mine = brought(controller, cat)
+    assert controller.edit(mine, values()).wait(LONG)
+    assert controller.edit(mine, values(instruction="night")).wait(LONG)
+    assert controller.entry(mine, controller.sessions.current(mine)).before.is_file()
+    assert controller.close(LONG)
+    assert not controller.scratch.exists()
 
 
-def test_a_dropped_result_brings_its_settings_and_its_source(make_studio, cat, tmp_path):
-    studio = make_studio(StandIn(), loras={"snow": "/l/snow.safetensors"})
-    assert studio.loader.wait(LONG)
-    mine = brought(studio, cat)
-    assert studio.edit(mine, values(seed="77", steps=2, loras=["snow"], scales=[0.5])).wait(LONG)
-    entry = studio.entry(mine, studio.sessions.current(mine))
+def test_a_dropped_result_brings_its_settings_and_its_source(make_controller, cat, tmp_path):
+    controller = make_controller(StandIn(), loras={"snow": "/l/snow.safetensors"})
+    assert controller.loader.wait(LONG)
+    mine = brought(controller, cat)
+    assert controller.edit(mine, values(seed="77", steps=2, loras=["snow"], scales=[0.5])).wait(LONG)
+    entry = controller.entry(mine, controller.sessions.current(mine))
     dropped = tmp_path / "from a friend.png"
     dropped.write_bytes(entry.picture.read_bytes())
-    other = studio.join()
-    found = studio.bring(other, str(dropped))
+    other = controller.join()
+    found = controller.bring(other, str(dropped))
     assert found.step.name == "from a friend.png"
     assert (found.values["instruction"], found.values["seed"], found.values["steps"]) == ("snow", "77", 2)
     assert (found.values["loras"], found.values["scales"]) == (["snow"], [0.5])
     assert found.missing == []
-    source = studio.bring_kept(other, found.source)
+    source = controller.bring_kept(other, found.source)
     assert (tmp_path / "out" / source.files["picture"]).read_bytes() == Path(cat).read_bytes()
-    assert studio.edit(other, values(**found.values)).wait(LONG)
-    again = studio.entry(other, studio.sessions.current(other))
+    assert controller.edit(other, values(**found.values)).wait(LONG)
+    again = controller.entry(other, controller.sessions.current(other))
     assert again.picture.read_bytes() == entry.picture.read_bytes()
-    assert studio.bring(other, cat).values is None
+    assert controller.bring(other, cat).values is None
     with pytest.raises(UsageError, match="not kept here"):
-        studio.bring_kept(other, "0" * 64)
+        controller.bring_kept(other, "0" * 64)
     with pytest.raises(UsageError, match="not kept here"):
-        studio.bring_kept(other, "*")
+        controller.bring_kept(other, "*")
 
 
-def test_errors_of_an_edit_reach_the_page_with_what_helps(make_studio, cat, caplog):
-    studio = make_studio(StandIn())
-    mine = brought(studio, cat)
-    job = studio.edit(mine, values(instruction="fail"))
+def test_errors_of_an_edit_reach_the_page_with_what_helps(make_controller, cat, caplog):
+    controller = make_controller(StandIn())
+    mine = brought(controller, cat)
+    job = controller.edit(mine, values(instruction="fail"))
     last = collect(job)[-1]
     assert last.state is State.FAILED
     assert last.problem == Problem("it cannot be.", "this <b>", "try something else")
     assert "this &lt;b&gt;" in progress_html(last)
     assert "try something else" in progress_html(last)
     with caplog.at_level(logging.ERROR, "toprope"):
-        assert studio.edit(mine, values(instruction="break")).wait(LONG)
+        assert controller.edit(mine, values(instruction="break")).wait(LONG)
     assert "ZeroDivisionError" in caplog.text
-    assert studio.edit(mine, values()).wait(LONG)
-    assert studio.facts()["queue"]["done"] == 1
+    assert controller.edit(mine, values()).wait(LONG)
+    assert controller.facts()["queue"]["done"] == 1
 
 
-def test_loras_are_changed_only_where_others_are_picked(make_studio, cat):
+def test_loras_are_changed_only_where_others_are_picked(make_controller, cat):
     engine = StandIn()
-    studio = make_studio(engine, loras={"snow": "/l/snow.safetensors"})
-    mine = brought(studio, cat)
+    controller = make_controller(engine, loras={"snow": "/l/snow.safetensors"})
+    mine = brought(controller, cat)
     picked = {"loras": ["snow"], "scales": [0.5, 1, 1, 1]}
     for change in (picked, picked, {}, picked | {"scales": [0.25]}):
-        assert studio.edit(mine, values(**change)).wait(LONG)
+        assert controller.edit(mine, values(**change)).wait(LONG)
     assert engine.loras_set == 3
     assert engine.loras == ["/l/snow.safetensors:0.25"]
-    assert studio.facts()["loras"] == ["snow"]
-    newest = studio.entry(mine, studio.sessions.current(mine))
-    assert loras_of(newest.record, studio.loras) == [("snow", 0.25)]
+    assert controller.facts()["loras"] == ["snow"]
+    newest = controller.entry(mine, controller.sessions.current(mine))
+    assert loras_of(newest.record, controller.loras) == [("snow", 0.25)]
     assert loras_of(newest.record, {"other": "/l/other.safetensors"}) == []
     assert parameters(newest)["loras"] == "snow at 0.25"
 
 
-def test_a_refiner_can_be_switched_and_its_words_are_shown(make_studio, cat):
-    studio = make_studio(StandIn(refiner={"provider": "openai:http://localhost"}))
-    assert studio.loader.wait(LONG)
-    assert studio.refiner() == "openai:http://localhost"
-    mine = brought(studio, cat)
-    jobs = [studio.edit(mine, values(refine=refine)) for refine in (True, False)]
+def test_a_refiner_can_be_switched_and_its_words_are_shown(make_controller, cat):
+    controller = make_controller(StandIn(refiner={"provider": "openai:http://localhost"}))
+    assert controller.loader.wait(LONG)
+    assert controller.refiner() == "openai:http://localhost"
+    mine = brought(controller, cat)
+    jobs = [controller.edit(mine, values(refine=refine)) for refine in (True, False)]
     assert all(job.wait(LONG) for job in jobs)
     assert jobs[0].result.instruction == "refined: snow"
     assert jobs[0].result.refinement["refined"]
@@ -1010,27 +1010,27 @@ def test_an_edit_waits_for_the_model_and_hears_when_it_cannot_be_loaded(tmp_path
         assert go.wait(LONG)
         raise UsageError("the weights are cut short.", do="copy them again")
 
-    studio = Studio("m", open_engine, out_dir=tmp_path / "out")
-    job = studio.edit(brought(studio, cat), values())
-    studio.load()
+    controller = Controller("m", open_engine, out_dir=tmp_path / "out")
+    job = controller.edit(brought(controller, cat), values())
+    controller.load()
     while "waiting for the model to be loaded" not in [view.note for view in job.views(0)]:
         time.sleep(0.001)
     assert job.view().note in ("waiting for the model to be loaded", "reading weights")
-    assert studio.facts()["model"]["state"] == "loading"
+    assert controller.facts()["model"]["state"] == "loading"
     go.set()
     assert job.wait(LONG)
     assert job.state is State.FAILED
     assert "cut short" in job.problem.what
     assert job.problem.do == "copy them again"
-    assert studio.facts()["model"]["problem"]["do"] == "copy them again"
-    assert studio.close(LONG)
+    assert controller.facts()["model"]["problem"]["do"] == "copy them again"
+    assert controller.close(LONG)
 
 
 def test_a_studio_that_never_loaded_can_be_closed(tmp_path, cat):
-    studio = Studio("m", lambda tell: 1 / 0)
-    job = studio.edit(brought(studio, cat), values())
-    assert studio.facts()["model"]["state"] == "loading"
-    assert studio.close(LONG)
+    controller = Controller("m", lambda tell: 1 / 0)
+    job = controller.edit(brought(controller, cat), values())
+    assert controller.facts()["model"]["state"] == "loading"
+    assert controller.close(LONG)
     assert job.state is State.CANCELLED
 
 
@@ -1053,24 +1053,24 @@ def test_nothing_is_told_to_others_and_no_proxy_stands_between_the_server_and_it
     assert os.environ["GRADIO_TEMP_DIR"].startswith(str(tmp_path))
 
 
-def test_an_address_that_cannot_be_listened_on_is_one_error_before_anything_is_loaded(make_studio):
-    studio, before = make_studio(StandIn()), "gradio" in sys.modules
+def test_an_address_that_cannot_be_listened_on_is_one_error_before_anything_is_loaded(make_controller):
+    controller, before = make_controller(StandIn()), "gradio" in sys.modules
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UsageError, match="cannot be listened on") as caught:
-            serve(studio, port=taken.getsockname()[1])
+            serve(controller, port=taken.getsockname()[1])
     assert "--port" in caught.value.do
     with pytest.raises(UsageError, match=r"203.0.113.1 cannot be listened on"):
-        serve(studio, host="203.0.113.1", port=0)
+        serve(controller, host="203.0.113.1", port=0)
     assert ("gradio" in sys.modules) == before
 
 
-def test_without_gradio_there_is_one_error_that_names_the_extra(make_studio, monkeypatch):
+def test_without_gradio_there_is_one_error_that_names_the_extra(make_controller, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "toprope.images.web.page.app", raising=False)
     with pytest.raises(PackageError, match=re.escape(advice("ui"))):
-        serve(make_studio(StandIn()), port=0)
+        serve(make_controller(StandIn()), port=0)
 
 
 def test_loras_on_the_command_line(tmp_path):

@@ -11,7 +11,7 @@ from images_tiny import QUIET, picture, tiny
 from images_web_stand_in import StandIn
 from toprope.cli.ui import _devices
 from toprope.errors import EditError, UsageError
-from toprope.images.web import Studio
+from toprope.images.web import Controller
 from toprope.images.web.job_queue import State
 from toprope.images.web.sessions import StepState
 
@@ -29,7 +29,7 @@ def until(true):
 
 @pytest.fixture
 def batch(tmp_path):
-    """A function that makes a studio over engines and asks for a batch of four, of which one is broken."""
+    """A function that makes a controller over engines and asks for a batch of four, of which one is broken."""
     made = []
 
     def begin(*engines, **values):
@@ -42,29 +42,29 @@ def batch(tmp_path):
             return open_engine
 
         first, *others = map(opener, engines)
-        studio = Studio("tiny", first, others=others, out_dir=tmp_path / f"out{len(made)}")
-        made.append((studio, engines))
-        studio.load()
+        controller = Controller("tiny", first, others=others, out_dir=tmp_path / f"out{len(made)}")
+        made.append((controller, engines))
+        controller.load()
         images = []
         for name in "abcd":
             picture(40, 30, shift=ord(name)).save(tmp_path / f"{name}.png")
             images.append(str(tmp_path / f"{name}.png"))
         (tmp_path / "b.png").write_bytes(b"no picture")
-        mine = studio.join()
-        return studio, mine, studio.edit_all(mine, {"instruction": "snow", "seed": "3", **values}, images)
+        mine = controller.join()
+        return controller, mine, controller.edit_all(mine, {"instruction": "snow", "seed": "3", **values}, images)
 
     yield begin
-    for studio, engines in made:
+    for controller, engines in made:
         for engine in engines:
             if isinstance(engine, StandIn) and engine._go is not None:
                 engine.let_go(99)
-        assert studio.close(LONG)
+        assert controller.close(LONG)
         assert all(engine.closed for engine in engines if isinstance(engine, StandIn) and engine.edits)
 
 
 def test_the_pictures_of_a_batch_are_spread_over_all_cards_and_come_back_in_order(batch):
     engines = StandIn(steps=1, held=True), StandIn(steps=1, held=True)
-    studio, mine, job = batch(*engines)
+    controller, mine, job = batch(*engines)
     until(lambda: len(job.view().running) == 2 and len(engines[0].edits) == len(engines[1].edits) == 1)
     assert set(job.view().running) | {row.at for row in job.parts} <= {0, 1, 2}
     for engine in engines[::-1]:
@@ -78,7 +78,7 @@ def test_the_pictures_of_a_batch_are_spread_over_all_cards_and_come_back_in_orde
     assert job.view().running == ()
     assert sum(len(engine.edits) for engine in engines) == 3
     assert len(engines[0].threads | engines[1].threads) == 2
-    states = [step.state for step in studio.sessions.steps(mine) if step.request]
+    states = [step.state for step in controller.sessions.steps(mine) if step.request]
     assert states == [StepState.DONE] * 3
 
 
@@ -93,24 +93,24 @@ def test_a_card_whose_model_cannot_be_loaded_is_left_out_with_a_warning(batch, c
 
 def test_cancelling_a_batch_stops_all_cards_after_their_step(batch):
     engines = StandIn(steps=9, held=True), StandIn(steps=9, held=True)
-    studio, mine, job = batch(*engines)
+    controller, mine, job = batch(*engines)
     until(lambda: engines[0].edits and engines[1].edits)
     job.cancel()
     for engine in engines:
         engine.let_go(1)
     assert job.wait(LONG)
     assert job.state is State.CANCELLED
-    assert {step.state for step in studio.sessions.steps(mine) if step.request} == {StepState.CANCELLED}
+    assert {step.state for step in controller.sessions.steps(mine) if step.request} == {StepState.CANCELLED}
     assert sum(len(engine.edits) for engine in engines) == 2
 
 
 def test_an_edit_of_one_picture_uses_the_first_card_alone(batch, tmp_path):
     engines = StandIn(steps=1), StandIn(steps=1)
-    studio, mine, job = batch(*engines)
+    controller, mine, job = batch(*engines)
     assert job.wait(LONG)
     before = len(engines[1].edits)
-    studio.bring(mine, str(tmp_path / "a.png"))
-    assert studio.edit(mine, {"instruction": "rain"}).wait(LONG)
+    controller.bring(mine, str(tmp_path / "a.png"))
+    assert controller.edit(mine, {"instruction": "rain"}).wait(LONG)
     assert len(engines[1].edits) == before
 
 
@@ -119,7 +119,7 @@ import hashlib, sys
 from pathlib import Path
 from images_tiny import picture
 from toprope.images import Engine
-from toprope.images.web import Studio
+from toprope.images.web import Controller
 
 folder, model = Path(sys.argv[1]), sys.argv[2]
 images = []
@@ -131,18 +131,18 @@ openers = [
     for device in ("npu:0", "npu:1")
 ]
 for cards in (1, 2):
-    studio = Studio("tiny", openers[0], others=openers[1:cards], out_dir=folder / f"out{cards}")
-    studio.load()
-    for worker in studio._workers:
+    controller = Controller("tiny", openers[0], others=openers[1:cards], out_dir=folder / f"out{cards}")
+    controller.load()
+    for worker in controller._workers:
         worker.loader.start()
         worker.loader.wait(240)
-    job = studio.edit_all(studio.join(), {"instruction": "snow", "seed": "3", "steps": 2}, images)
+    job = controller.edit_all(controller.join(), {"instruction": "snow", "seed": "3", "steps": 2}, images)
     assert job.wait(240)
     assert job.state == "done", job.problem
     for row in sorted(job.parts, key=lambda row: row.at):
         assert row.entry is not None, row.problem
         print(cards, row.entry.record["engine"]["device"], hashlib.sha256(row.entry.picture.read_bytes()).hexdigest())
-    assert studio.close(60)
+    assert controller.close(60)
 """
 
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from vendor_tests.__main__ import RUN_FILE, _drawn, _merged, _page, _summary
+from vendor_tests.__main__ import RUN_FILE, _drawn, _failed, _merged, _page, _summary, _with_failed_again
 from vendor_tests.blocks import programs
 from vendor_tests.programs import run_program
 from vendor_tests.suites import Suite, run_limited
@@ -77,6 +77,22 @@ def test_a_run_of_some_files_keeps_the_results_of_the_others():
     assert [found[name] for name in ("files", "tests", "passed", "failed", "skipped", "excluded")] == [3, 7, 5, 1, 1, 0]
     other = summary({"b": [3, 0, 1, 0]}, {}, commit="2")
     assert _merged(other, before) is other
+
+
+def test_tests_that_failed_are_run_again_among_the_results_of_the_others():
+    suite = Suite("s", "o/n", "abc", ["test/test_*.py"])
+    of_b = {"one": "passed", "two": "failed", "three": "failed", "four": "failed"}
+    before = _summary(suite, {"a": Results({"x": "failed"}), "b": Results(of_b)}, {}, {("", "two"), ("", "three")})
+    failed = _failed(suite, before)
+    assert failed == {"a": ["x"], "b": ["two", "three", "four"]}
+    again = {"b": Results({"two": "passed", "three": "skipped", "four": "failed"}, {"four": "why"})}
+    summary = _summary(suite, again, {}, {("", "two"), ("", "three")})
+    found = _with_failed_again(summary, before, failed, {("", "two"), ("", "three")})
+    assert found["by_file"] == {"a": [0, 1, 0, 0, 0, 0], "b": [2, 1, 1, 0, 1, 0]}
+    assert found["failures"] == {"a::x": "", "b::four": "why"}
+    assert (found["tests"], found["passed"], found["failed"], found["disabled_passed"]) == (5, 2, 2, 1)
+    assert _failed(suite, before, ["t*e"]) == {"b": ["three"]}
+    assert _failed(Suite("s", "o/n", "another", []), before) == {}
 
 
 def test_programs_of_a_page_are_the_blocks_that_begin_a_session_without_an_address():

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from toprope.tiers.plan.clock import COMPUTE, DISK, IN, OUT
-from toprope.tiers.plan.model import Budgets, Group, Link, Links, Member, Tier, Traffic, Use, training_order, uses
+from toprope.tiers.plan.model import Budgets, Group, Link, LinkBytes, Links, Member, Tier, Use, training_order, uses
 from toprope.tiers.plan.placement import STEPS, Placement
 from toprope.tiers.plan.units import problem_of
 
@@ -52,7 +52,7 @@ def test_what_is_on_the_device_computes_and_no_more():
     placement = place([group("a"), group("b", 3.0)], {})
     assert placement.loaded == {}
     assert placement.schedule == ((), ())
-    assert placement.traffic == Traffic()
+    assert placement.traffic == LinkBytes()
     assert placement.predicted == placement.limit == placement.compute == 5.0
     assert [(span.resource, span.label, span.begin, span.end) for span in placement.last_step()] == [
         (COMPUTE, "a", 0.0, 2.0), (COMPUTE, "b", 2.0, 5.0),
@@ -70,7 +70,7 @@ def test_a_use_takes_the_seconds_of_its_own_or_of_its_group_and_twice_of_them_ba
 def test_one_slot_loads_and_computes_by_turns():
     placement = place([group("a"), group("b")], weights("host", "ab"))
     assert placement.predicted == 2 * (8 + 2)
-    assert placement.traffic == Traffic(host_to_device=2 * EACH)
+    assert placement.traffic == LinkBytes(host_to_device=2 * EACH)
     assert placement.limits == {
         "compute": 4.0, "the link host -> device": 16.0, "the link device -> host": 0.0, "the disk": 0.0
     }  # fmt: skip
@@ -101,7 +101,7 @@ def test_a_group_on_the_disk_comes_through_a_small_buffer_in_four_pieces():
     placement = place([group("a"), group("b")], weights("disk", "ab"))
     assert placement.loaded == {"a": {"disk": EACH}, "b": {"disk": EACH}}
     assert placement.predicted == 2 * (4 * 6 + 2 + 2)
-    assert placement.traffic == Traffic(2 * EACH, 0, 2 * EACH, 0)
+    assert placement.traffic == LinkBytes(2 * EACH, 0, 2 * EACH, 0)
     assert placement.limits["the disk"] == 2 * 24
     spans = [span for span in placement.last_step() if span.label == "b" and span.resource in (DISK, IN)]
     assert sorted(span.end - span.begin for span in spans) == [2.0] * 4 + [6.0] * 4
@@ -116,9 +116,9 @@ def test_a_slow_link_copies_the_pieces_one_after_another():
 def test_a_read_on_unified_memory_needs_no_copy():
     placement = place([group("a"), group("b")], weights("disk", "ab"), links=UNIFIED)
     assert placement.predicted == 2 * (24 + 2)
-    assert placement.traffic == Traffic(0, 0, 2 * EACH, 0)
+    assert placement.traffic == LinkBytes(0, 0, 2 * EACH, 0)
     placement = place([group("a"), group("b")], weights("host", "ab"), links=UNIFIED)
-    assert placement.traffic == Traffic(2 * EACH, 0, 0, 0)
+    assert placement.traffic == LinkBytes(2 * EACH, 0, 0, 0)
     assert placement.predicted == 2 * (8 + 2)
 
 
@@ -128,7 +128,7 @@ def test_buffers_of_the_host_are_read_ahead_of_the_slot(staging, seconds, links)
     """With one the next read waits for its copy, with two the disk never rests."""
     placement = place([group("a"), group("b")], weights("disk", "ab"), staging=staging, links=links)
     assert placement.predicted == 2 * seconds
-    assert placement.traffic == Traffic(2 * EACH, 0, 2 * EACH, 0)
+    assert placement.traffic == LinkBytes(2 * EACH, 0, 2 * EACH, 0)
     assert placement.limits["the disk"] == 48.0
 
 
@@ -145,7 +145,7 @@ def test_a_group_in_two_tiers_waits_for_both():
     ]  # fmt: skip
     placement = place(groups, {("weights", "a"): "host", ("tied", "table"): "disk", ("weights", "b"): "host"})
     assert placement.loaded == {"a": {"host": EACH, "disk": EACH}, "b": {"host": EACH}, "c": {"disk": EACH}}
-    assert placement.traffic == Traffic(4 * EACH, 0, 2 * EACH, 0)
+    assert placement.traffic == LinkBytes(4 * EACH, 0, 2 * EACH, 0)
     spans = {each: [span for span in placement.last_step() if span.label == each] for each in "abc"}
     assert max(span.end for span in spans["a"]) - min(span.begin for span in spans["a"]) >= 26
 
@@ -153,7 +153,7 @@ def test_a_group_in_two_tiers_waits_for_both():
 def test_codes_take_fewer_bytes_on_the_way():
     groups = [Group(name, (Member(f"{name}.w", EACH, coded=EACH // 4),), 2.0) for name in "ab"]
     placement = place(groups, weights("host", "ab"))
-    assert placement.traffic == Traffic(EACH // 2)
+    assert placement.traffic == LinkBytes(EACH // 2)
     assert placement.predicted == 2 * (2 + 2)
 
 
@@ -166,7 +166,7 @@ def test_copies_read_and_write_the_one_memory():
     trained = place(
         [group("a", states=True)], {("states", "a"): "disk"}, links=SLOW_MEMORY, order=training_order(["a"])
     )  # fmt: skip
-    assert trained.traffic == Traffic(0, EACH, EACH, EACH)
+    assert trained.traffic == LinkBytes(0, EACH, EACH, EACH)
     assert trained.limits["the memory"] == (2 * EACH + EACH + EACH + EACH) / 2 / KB * 4
     assert "the memory" not in place(groups, weights("host", "a")).limits
 
@@ -187,10 +187,10 @@ def test_no_step_is_faster_than_its_slowest_link():
 
 @pytest.mark.parametrize("what", ["gradients", "states", "activations"])
 @pytest.mark.parametrize(("tier", "links", "expected"), [
-    ("host", SEPARATE, Traffic(EACH, EACH, 0, 0)),
-    ("host", UNIFIED, Traffic(EACH, EACH, 0, 0)),
-    ("disk", SEPARATE, Traffic(EACH, EACH, EACH, EACH)),
-    ("disk", UNIFIED, Traffic(0, EACH, EACH, EACH)),
+    ("host", SEPARATE, LinkBytes(EACH, EACH, 0, 0)),
+    ("host", UNIFIED, LinkBytes(EACH, EACH, 0, 0)),
+    ("disk", SEPARATE, LinkBytes(EACH, EACH, EACH, EACH)),
+    ("disk", UNIFIED, LinkBytes(0, EACH, EACH, EACH)),
 ])  # fmt: skip
 def test_what_training_makes_goes_out_and_comes_back_once(what, tier, links, expected):
     made = group("a", gradients=True, states=True, activations=True)
@@ -200,9 +200,9 @@ def test_what_training_makes_goes_out_and_comes_back_once(what, tier, links, exp
 
 def test_weights_of_training_are_loaded_read_again_by_the_optimizer_and_written():
     placement = place([group("a")], weights("host", "a"), order=training_order(["a"]))
-    assert placement.traffic == Traffic(2 * EACH, EACH, 0, 0)
+    assert placement.traffic == LinkBytes(2 * EACH, EACH, 0, 0)
     placement = place([group("a")], weights("disk", "a"), order=training_order(["a"]))
-    assert placement.traffic == Traffic(2 * EACH, EACH, 2 * EACH, EACH)
+    assert placement.traffic == LinkBytes(2 * EACH, EACH, 2 * EACH, EACH)
 
 
 def test_states_are_read_after_backward_and_written_while_the_next_step_computes():

@@ -73,7 +73,7 @@ def ui(
     """
     from toprope.cli.libraries import hush
     from toprope.images.families import find
-    from toprope.images.web import Limits, Studio, serve
+    from toprope.images.web import Controller, Limits, serve
     from toprope.images.web.serving import is_local
     from toprope.settings import Settings
     from toprope.sizes import parse_size
@@ -96,25 +96,27 @@ def ui(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     # From here on Ctrl-C ends the wait below, whatever is going on.
-    studio = Studio(model.resolve().name, openers[0], others=openers[1:], out_dir=out_dir, loras=loras, limits=limits)
+    controller = Controller(
+        model.resolve().name, openers[0], others=openers[1:], out_dir=out_dir, loras=loras, limits=limits
+    )
     try:
         served = serve(
-            studio, host=host, port=port, open_browser=open_browser, allow_hosts=allow_host or [],
+            controller, host=host, port=port, open_browser=open_browser, allow_hosts=allow_host or [],
             language=None if lang == "auto" else lang,
         )  # fmt: skip
-        studio.load()  # after the page is there: both are mostly imports, which do not go side by side
+        controller.load()  # after the page is there: both are mostly imports, which do not go side by side
         _say(f"{served.url}  (Ctrl-C stops it)")
         if not is_local(host):
             _say("everybody who can reach this address can use the page: it asks for no password.")
         said = False
         while not stop.wait(0.2):
-            if not said and studio.loader.state != "loading":
+            if not said and controller.loader.state != "loading":
                 said = True
-                _say(_loaded(studio.facts()))
+                _say(_loaded(controller.facts()))
         _say("stopping after the step that runs")
         served.stop()
     finally:
-        ended = studio.close()
+        ended = controller.close()
     kept = f"; results are in {out_dir}" if out_dir is not None else ""
     _say(f"stopped{kept}" if ended else "stopped while an edit was still running")
 

@@ -163,3 +163,30 @@ def test_out_of_several_results() -> None:
     out = (torch.empty(0, dtype=a.dtype, device=CARD), torch.empty(0, dtype=a.dtype, device=CARD))
     torch.linalg.qr(a.to(CARD), out=out)
     assert_same(out, tuple(torch.linalg.qr(a)))
+
+
+def test_plans_of_fourier_transforms_are_counted_and_the_oldest_goes_first() -> None:
+    """Nothing was counted."""
+    plans = torch.npu.backends.fft_plan_cache
+    plans.clear()
+    x = torch.randn(3, 7, dtype=torch.complex64).to(CARD)
+    torch.fft.ifft(x)
+    torch.fft.ifft(x)
+    assert plans.size == 1
+    torch.fft.fft(x)
+    torch.fft.fft2(x)  # one more: its axis of 7 has a plan
+    torch.fft.rfft(x.real)
+    assert plans.size == 4
+    torch.fft.fft(x[:1], dim=0)  # an axis of one element needs none
+    assert plans.size == 4
+    try:
+        plans.max_size = 2
+        assert plans.size == 2
+        plans.max_size = 0  # passed over, as on a card
+        assert plans.max_size == 2
+    finally:
+        plans.max_size = 10
+    plans.clear()
+    assert plans.size == 0
+    with pytest.raises(RuntimeError, match="read-only"):
+        plans.size = 1

@@ -123,6 +123,19 @@ def test_pinned_memory_is_used_again_only_after_its_copy() -> None:
         assert card.sum().item() == 1000.0 * number
 
 
+@pytest.mark.parametrize("numbers", [1, 1000, 1 << 20])
+def test_a_pinned_block_that_was_freed_is_used_again_for_its_size(numbers: int) -> None:
+    pinned = torch.ones(numbers).pin_memory()
+    address = pinned.data_ptr()
+    del pinned
+    other = torch.ones(4 * numbers).pin_memory()
+    again = torch.full((numbers,), 2.0).pin_memory()
+    assert again.data_ptr() == address
+    assert other.data_ptr() != address
+    assert again.sum().item() == 2.0 * numbers
+    assert again.is_pinned()
+
+
 def test_a_copy_back_that_does_not_block() -> None:
     card = torch.arange(1000.0, device=CARD) * 2
     host = torch.empty(1000, pin_memory=True)

@@ -51,7 +51,7 @@ def test_operands_on_two_devices_are_refused(name: str) -> None:
 
 
 def test_the_refusal_names_both_devices_and_the_operator() -> None:
-    with pytest.raises(RuntimeError, match=r"at least two devices, npu:0 and cpu! .*aten::add"):
+    with pytest.raises(RuntimeError, match=r"Expected NPU tensor, .*at least two devices, npu:0 and cpu! .*aten::add"):
         torch.ones(2, device=CARD) + torch.ones(2)
     with pytest.raises(RuntimeError, match=r"at least two devices, npu:1 and npu:2!"):
         torch.ones(2, device=SECOND) + torch.ones(2, device=THIRD)

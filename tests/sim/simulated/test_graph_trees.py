@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._inductor.cudagraph_utils import CUDAGraphPolicy
 
 SIM = "910B3,refuse=off"
 ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -243,3 +244,124 @@ def test_no_name_of_cuda_is_left_in_torchs_module():
 
     names = {name for name in vars(trees) if "cuda" in name.lower()}
     assert names == set()
+
+
+def graphed(function):
+    return torch.compile(function, backend="npugraphs")
+
+
+def test_the_backend_npugraphs_records_operators_as_they_are():
+    model = net()
+    fast = graphed(model)
+    states = []
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(3, 8, device="npu")
+            torch.testing.assert_close(fast(x), model(x))
+            states.append(state())
+    assert states == ["WARMUP", "RECORDING", "EXECUTION", "EXECUTION"]
+    assert (recordings(), skips()) == (1, 0)
+
+
+def test_the_backend_npugraphs_records_both_passes_of_training():
+    model = net()
+    plain = copy.deepcopy(model)
+    fast = graphed(model)
+    for _ in range(4):
+        x = torch.randn(3, 8, device="npu")
+        for each, parameters in ((fast, model), (plain, plain)):
+            parameters.zero_grad()
+            each(x).square().mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    assert state() == "EXECUTION"
+    assert recordings() == 2
+
+
+def test_the_backend_npugraphs_runs_what_cannot_be_recorded():
+    fast = graphed(lambda x, y: (x * 2, y * 2))
+    with torch.no_grad():
+        found = fast(torch.ones(2, device="npu"), torch.ones(2))
+    assert [each.tolist() for each in found] == [[2.0, 2.0], [2.0, 2.0]]
+    assert skips() == 1
+    assert graph_count() == 0
+
+
+def test_a_reset_of_the_compiler_drops_the_graphs_of_npugraphs():
+    fast = graphed(lambda x: x * 2)
+    with torch.no_grad():
+        for _ in range(3):
+            fast(torch.ones(2, device="npu"))
+    assert graph_count() == 1
+    torch.compiler.reset()
+    assert graph_count() == 0
+
+
+def graph_count() -> int:
+    from toprope.sim.npu.graph_trees import trees
+
+    found = trees.get_manager(0, create_if_none_exists=False)
+    return 0 if found is None else recordings()
+
+
+class Policy(CUDAGraphPolicy):
+    """Notes its calls, and lets torch do what it does without a policy."""
+
+    def __init__(self, wraps: bool = True) -> None:
+        self.wraps = wraps
+        self.calls: list[str] = []
+
+    def cudagraphify(self, model, example_inputs, static_input_idxs, **facts):
+        self.calls.append(f"cudagraphify {example_inputs[0].device.type} {facts['device_index']}")
+        return super().cudagraphify(model, example_inputs, static_input_idxs, **facts)
+
+    def should_wrap(self, compiled_graph):
+        self.calls.append("should_wrap")
+        return self.wraps
+
+    def wrap_output(self, output_code):
+        self.calls.append(f"wrap_output {[*output_code.device_types]}")
+        return output_code
+
+
+def test_a_policy_of_the_program_decides_over_graphs():
+    policy = Policy()
+    x = torch.ones(4, device="npu")
+    with torch._inductor.config.patch("cudagraph_policy", policy), torch.no_grad():
+        fast = reduced(lambda x: x * 2 + 1)
+        states = []
+        for _ in range(3):
+            assert fast(x).tolist() == [3.0] * 4
+            states.append(state())
+    assert policy.calls == ["should_wrap", "cudagraphify npu 0", "wrap_output ['npu']"]
+    assert states == ["WARMUP", "RECORDING", "EXECUTION"]
+
+
+def test_a_policy_that_wraps_no_function_leaves_it_without_graphs():
+    policy = Policy(wraps=False)
+    with torch._inductor.config.patch("cudagraph_policy", policy), torch.no_grad():
+        fast = reduced(lambda x: x * 2 + 1)
+        assert [fast(torch.ones(4, device="npu")).tolist() for _ in range(3)] == [[3.0] * 4] * 3
+    assert policy.calls == ["should_wrap", "wrap_output ['npu']"]
+    assert (graph_count(), skips()) == (0, 1)
+
+
+def test_a_policy_that_wraps_the_output_gets_tensors_of_the_card():
+    seen = []
+
+    class Outer(Policy):
+        def wrap_output(self, output_code):
+            inner = output_code.current_callable
+
+            def called(inputs):
+                seen.append(inputs[0].device.type)
+                return inner(inputs)
+
+            called._boxed_call = True
+            output_code.current_callable = called
+            return output_code
+
+    with torch._inductor.config.patch("cudagraph_policy", Outer(wraps=False)), torch.no_grad():
+        fast = reduced(lambda x: x * 2 + 1)
+        assert fast(torch.ones(4, device="npu")).tolist() == [3.0] * 4
+    assert seen == ["npu"]

@@ -350,12 +350,24 @@ def test_a_graph_of_the_accelerator():
         graph.replay()
 
 
-def test_the_operators_are_written_as_json(tmp_path):
+def test_the_operators_are_written_as_a_trace_and_laid_out_in_a_second_file(tmp_path, monkeypatch, caplog):
     x = torch.ones(4, device="npu")
-    graph, _ = captured(lambda: x + 1)
+    graph, _ = captured(lambda: (x + 1) * 2)
     graph.debug_dump(str(tmp_path / "graph.json"))
-    written = json.loads((tmp_path / "graph.json").read_text())
-    assert [node["name"] for node in written["nodes"]] == ["aten.add.Tensor"]
+    for name in ("graph.json", "graph.aligned.json"):
+        events = json.loads((tmp_path / name).read_text())
+        assert [event["name"] for event in events] == ["aten.add.Tensor", "aten.mul.Tensor"]
+        assert {event["ph"] for event in events} == {"X"}
+    assert [(event["ts"], event["dur"]) for event in events] == [(0.0, 1.0), (1.2, 1.0)]
+
+    def fail(*args):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("toprope.sim.npu._npugraph_utils.align_trace_json", fail)
+    graph.debug_dump(str(tmp_path / "other.json"))
+    assert (tmp_path / "other.json").exists()
+    assert not (tmp_path / "other.aligned.json").exists()
+    assert "Failed to generate aligned trace" in caplog.text
 
 
 def test_a_stream_that_sleeps_holds_up_its_own_work_only():
@@ -579,6 +591,27 @@ def test_functions_of_the_host_are_called_at_each_replay_on_a_stream_that_is_ser
     torch.npu._unsubscribe_report(stream)
     with pytest.raises(RuntimeError, match="107015"):
         torch.npu._launch_host_func(stream, seen.append, 0)
+
+
+def test_pending_functions_of_the_host_get_their_arguments_and_what_tensors_of_the_host_hold_then():
+    """They got one argument, the tuple; and tensors that are named by their address stayed names."""
+    from toprope.sim.npu import graphs
+
+    seen, x = [], torch.ones(2, 3, device="npu")
+    host = torch.zeros(2, 3).pin_memory()
+
+    def note(name, tensors):
+        seen.append((name, [each.tolist() for each in graphs._materialize_npugraph_tensor_arg(tensors)]))
+
+    graph, stream = torch.npu.NPUGraph(), torch.npu.Stream()
+    with torch.npu.graph(graph, stream=stream):
+        host.copy_(x * 2, non_blocking=True)
+        named = [graphs._make_npugraph_tensor_ptr_spec(host), graphs._make_npugraph_tensor_ptr_spec(torch.empty(0))]
+        torch.npu._launch_host_func_pending(stream, note, ("host", named))
+    for value in (1.0, 3.0):
+        x.fill_(value)
+        graph.replay()
+    assert seen == [("host", [[[2.0] * 3] * 2, []]), ("host", [[[6.0] * 3] * 2, []])]
 
 
 def test_a_graph_is_refused_where_pinned_memory_has_expandable_segments(monkeypatch):

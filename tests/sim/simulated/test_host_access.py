@@ -117,23 +117,6 @@ def test_addresses_belong_to_their_card() -> None:
     assert torch.empty(0, device=CARD).data_ptr() == 0
 
 
-COMPRESSED = {
-    "sparse_csr_tensor": lambda: torch.sparse_csr_tensor(
-        torch.tensor([0, 1, 2], device=CARD), torch.tensor([0, 1], device=CARD), torch.ones(2, device=CARD), (2, 2)
-    ),
-    "to_sparse_csr": lambda: torch.eye(3, device=CARD).to_sparse_csr(),
-    "a compressed tensor of the host": lambda: torch.eye(3).to_sparse_csr().to(CARD),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
-@pytest.mark.parametrize("name", COMPRESSED)
-def test_compressed_tensors_are_refused(name: str) -> None:
-    with pytest.raises(NotImplementedError, match="npu"):
-        COMPRESSED[name]()
-    assert_same(torch.ones(2, device=CARD) + 1, torch.full((2,), 2.0))
-
-
 def test_quantized_tensors_and_those_of_mkldnn_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="quantized, is not supported on npu"):
         torch.quantize_per_tensor(torch.ones(2, device=CARD), 0.1, 0, torch.qint8)

@@ -239,18 +239,26 @@ def test_a_snapshot_lists_pieces_and_their_blocks() -> None:
 
 
 def test_the_figures_of_pinned_memory() -> None:
-    before = npu.host_memory_stats()["allocated_bytes.current"]
+    torch.ones(1, device="npu")
+    npu.host_empty_cache()
+    before = npu.host_memory_stats()
     pinned = torch.empty(1000, dtype=torch.uint8).pin_memory()
     stats = npu.host_memory_stats()
-    assert stats["allocated_bytes.current"] == before + 1000
-    assert stats["allocated_bytes.peak"] >= before + 1000
+    for group in ("allocated_bytes", "active_bytes"):
+        assert stats[f"{group}.current"] == before[f"{group}.current"] + 1024  # sizes are powers of two
+        assert stats[f"{group}.peak"] >= before[f"{group}.current"] + 1024
     assert stats["num_host_alloc"] >= 1
     assert torch.accelerator.is_available()
     del pinned
+    stats = npu.host_memory_stats()
+    assert stats["allocated_bytes.current"] == before["allocated_bytes.current"] + 1024  # kept for the next one
+    assert stats["active_bytes.current"] == before["active_bytes.current"]
+    npu.host_empty_cache()
     npu.reset_peak_host_memory_stats()
     npu.reset_accumulated_host_memory_stats()
+    size = before["allocated_bytes.current"]
     stats = npu.host_memory_stats_as_nested_dict()
-    assert stats["allocated_bytes"] == {"current": before, "peak": before, "allocated": 0, "freed": 0}
+    assert stats["allocated_bytes"] == {"current": size, "peak": size, "allocated": 0, "freed": 0}
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,24 @@ def test_a_trace_can_be_opened_elsewhere(activities: list[ProfilerActivity], tmp
     assert "my part" in names
 
 
+def device_memory(seen: profile) -> int:
+    return sum(each.self_device_memory_usage for each in seen.key_averages())
+
+
 def test_memory_of_the_card_is_seen() -> None:
+    """The card told the profiler of no memory."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         kept = torch.empty(2**20, dtype=torch.uint8, device=CARD)
     assert kept.device == CARD
-    assert any(event.key == "aten::empty" for event in seen.key_averages())
+    (empty,) = [each for each in seen.key_averages() if each.key == "aten::empty"]
+    assert 2**20 <= empty.self_device_memory_usage < 2**20 + 2**12
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        twice = kept * 2
+    assert 2**20 <= device_memory(seen) < 2**20 + 2**12
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        del kept, twice
+        (torch.ones(2**20, device=CARD) + 1).sum()
+    assert device_memory(seen) <= -(2**21) + 2**12
 
 
 def test_steps_of_a_schedule() -> None:

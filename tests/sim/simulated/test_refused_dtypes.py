@@ -86,6 +86,14 @@ OF_RESULT = {
     "sum of a dimension": (lambda dtype: torch.ones(4, device="npu").sum(0, dtype=dtype), "aclnnReduceSum", FP8),
     "mean": (lambda dtype: torch.ones(4, device="npu").mean(dtype=dtype), "aclnnMean", torch.bool),
     "cumprod": (lambda dtype: torch.ones(4, device="npu").cumprod(0, dtype=dtype), "aclnnCumprod", torch.complex64),
+    "cumsum": (lambda dtype: torch.ones(4, device="npu").cumsum(0, dtype=dtype), "aclnnCumsum", torch.uint16),
+    "logspace": (lambda dtype: torch.logspace(0, 1, 4, dtype=dtype, device="npu"), "aclnnLogSpace", torch.float64),
+    "nansum": (lambda dtype: torch.ones(4, device="npu").nansum(dtype=dtype), "aclnnReduceNansum", torch.float64),
+    "nansum of a dimension": (
+        lambda dtype: torch.ones(4, device="npu").nansum(0, dtype=dtype),
+        "aclnnReduceNansum",
+        torch.float64,
+    ),
     "softmax": (lambda dtype: torch.ones(4, device="npu").softmax(0, dtype=dtype), "aclnnCast", FP8),
 }
 

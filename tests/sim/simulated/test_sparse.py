@@ -1,15 +1,23 @@
-"""Sparse tensors in coordinate format: what torch_npu has for them is there and computes as the CPU's, the rest is
-refused in its words. The cases are those of the vendor's test_sparse_coo.py."""
+"""Sparse tensors: what torch_npu has for them is there and computes as the CPU's, the rest is refused.
+
+The cases of the coordinate format are those of the vendor's test_sparse_coo.py.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from against_cpu import CARD
+from against_cpu import CARD, assert_same
+from children import run
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled"),
+    pytest.mark.filterwarnings("ignore:Sparse C.. tensor support is in beta state"),
+    pytest.mark.filterwarnings("ignore:Device do not support double dtype now"),
+]
 
 UNARY = (
     "abs", "asinh", "asin", "atan", "atanh", "ceil", "deg2rad", "erfinv", "erf", "expm1", "floor", "frac", "log1p",
@@ -196,6 +204,77 @@ def test_what_torch_npu_has_not_is_refused_in_its_words(name: str) -> None:
         REFUSED[name]()
 
 
-def test_compressed_tensors_stay_refused() -> None:
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"sparse|Sparse|CAUTION"):
-        pair()[0].to_sparse_csr()
+def compressed(device: torch.device | str, **options: Any) -> torch.Tensor:
+    rows, columns = torch.tensor([0, 2, 3], device=device), torch.tensor([0, 1, 1], device=device)
+    values = torch.tensor([1.0, 2.0, -3.0], device=device, **options)
+    return torch.sparse_csr_tensor(rows, columns, values, (2, 3))
+
+
+ON_COMPRESSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "abs": torch.abs,
+    "a product with a number": lambda x: x * 2,
+    "a product with itself": lambda x: x * x,
+    "relu": torch.relu,
+    "clone": torch.clone,
+    "fill_": lambda x: x.clone().fill_(3),
+    "copy_": lambda x: (x * 2).copy_(x),
+    "a cast": lambda x: x.half(),
+    "columns": lambda x: torch.sparse_csc_tensor(
+        torch.tensor([0, 1, 2], device=x.device), torch.tensor([0, 1], device=x.device), x.values()[:2], (2, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ON_COMPRESSED)
+def test_operators_of_compressed_tensors(name: str) -> None:
+    """All of them were refused."""
+    card, host = ON_COMPRESSED[name](compressed(CARD)), ON_COMPRESSED[name](compressed("cpu"))
+    assert card.device == CARD
+    assert card.layout == host.layout
+    assert torch.equal(card.to_dense().cpu(), host.to_dense())
+    assert torch.equal(card.cpu().to_dense(), host.to_dense())
+
+
+def test_parts_of_a_compressed_tensor_and_its_way_to_the_card_and_back() -> None:
+    x = compressed("cpu").to(CARD)
+    assert x.device == CARD
+    assert x.crow_indices().tolist() == [0, 2, 3]
+    assert x.col_indices().tolist() == [0, 1, 1]
+    assert x.values().tolist() == [1.0, 2.0, -3.0]
+    assert (x._nnz(), x.sum().item()) == (3, 0.0)
+    assert "device='npu:0'" in repr(x)
+    x.zero_()
+    assert x.to_dense().tolist() == [[0.0] * 3] * 2
+
+
+def test_sums_and_products_over_a_compressed_tensor_run_on_the_host_and_can_be_refused() -> None:
+    program = """
+        import warnings
+        import torch
+        warnings.simplefilter("ignore")  # the format is in beta state
+        parts = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), torch.tensor([1.0, 2.0, -3.0])
+        x = torch.sparse_csr_tensor(*(each.npu() for each in parts), (2, 3))
+        for name in ("sum", "prod", "sum"):
+            print(getattr(torch.ops.aten, f"_sparse_csr_{name}").dim_dtype(x, [1], True).to_dense().tolist())
+    """
+    done = run(program, sim="910B3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[[3.0], [-3.0]]", "[[2.0], [-3.0]]", "[[3.0], [-3.0]]"]
+    assert done.stderr.count("will fall back to CPU") == 2
+    refused = run(program, sim="910B3", TORCH_NPU_FALLBACK_CPU_DISABLE="1")
+    assert refused.returncode != 0
+    assert "aten::_sparse_csr_sum.dim_dtype" in refused.stderr
+    assert "disabled by TORCH_NPU_FALLBACK_CPU_DISABLE=1" in refused.stderr
+
+
+def test_products_of_compressed_matrices_and_ways_to_other_formats_are_refused() -> None:
+    x = compressed(CARD)
+    for refused in (
+        lambda: x @ torch.ones(3, 2, device=CARD),
+        lambda: x.to_sparse(),
+        lambda: torch.eye(3, device=CARD).to_sparse_csr(),
+        lambda: pair()[0].to_sparse_csr(),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"npu|CAUTION"):
+            refused()
+    assert_same(torch.ones(2, device=CARD) + 1, torch.full((2,), 2.0))

@@ -1,6 +1,6 @@
-"""The page of `toprope ui`: a studio that does the work, and Gradio that draws it. Importing it imports no Gradio."""
+"""The page of `toprope ui`: a controller that does the work, and Gradio that draws it. No Gradio is imported."""
 
-from toprope.images.web.controller import Limits, Outcome, Row, Studio
+from toprope.images.web.controller import Controller, Limits, Outcome, Row
 from toprope.images.web.serving import Served, serve
 
-__all__ = ["Limits", "Outcome", "Row", "Served", "Studio", "serve"]
+__all__ = ["Controller", "Limits", "Outcome", "Row", "Served", "serve"]

@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse
 
 from toprope.errors import TopropeError
 from toprope.images.request import FITS, LIKES, MOST_LETTERS, RANGES, SAMPLERS, SIZES, EditRequest
-from toprope.images.web.controller import Outcome, Studio
+from toprope.images.web.controller import Controller, Outcome
 from toprope.images.web.form import picked_loras, read_seed
 from toprope.images.web.job_queue import Problem, State
 
@@ -81,8 +81,8 @@ class Edited:
     record: dict[str, Any]
 
 
-def add_api(app: FastAPI, studio: Studio) -> None:
-    """Add the API of a studio to an application: POST /api/edits and GET /api/model."""
+def add_api(app: FastAPI, controller: Controller) -> None:
+    """Add the API of a controller to an application: POST /api/edits and GET /api/model."""
 
     @app.exception_handler(TopropeError)
     async def refused(_request: Request, error: TopropeError) -> JSONResponse:
@@ -98,7 +98,7 @@ def add_api(app: FastAPI, studio: Studio) -> None:
     @app.get("/api/model", summary="The model, its device and the queue")
     def model() -> dict[str, Any]:
         """The model, the device, the queue, and the knobs with their defaults; null until the model is loaded."""
-        return studio.facts() | {"options": studio.options(), "loras": sorted(studio.loras)}
+        return controller.facts() | {"options": controller.options(), "loras": sorted(controller.loras)}
 
     @app.post("/api/edits", summary="Edit a picture by instruction", responses={422: {}, 500: {}, 503: {}})
     async def edit(
@@ -130,7 +130,7 @@ def add_api(app: FastAPI, studio: Studio) -> None:
 
         The answer comes when the edit is done. A client that goes away cancels it.
         """
-        folder = await asyncio.to_thread(_folder, studio.scratch)
+        folder = await asyncio.to_thread(_folder, controller.scratch)
         try:
             path = folder / _file_name(image.filename)
             await asyncio.to_thread(_store, image, path)
@@ -144,17 +144,19 @@ def add_api(app: FastAPI, studio: Studio) -> None:
                 None if covering is None else str(covering), mask_feather,
             )  # fmt: skip
             loras = [each.rpartition(":") if ":" in each else (each, "", "1") for each in lora or ()]
-            picked = picked_loras([name for name, _, _ in loras], [_scale(text) for _, _, text in loras], studio.loras)
-            answer: Edited = await _done(studio, request, asked, picked)
+            picked = picked_loras(
+                [name for name, _, _ in loras], [_scale(text) for _, _, text in loras], controller.loras
+            )
+            answer: Edited = await _done(controller, request, asked, picked)
             return answer
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
 
-async def _done(studio: Studio, http: Request, asked: EditRequest, loras: list[str]) -> Any:
+async def _done(controller: Controller, http: Request, asked: EditRequest, loras: list[str]) -> Any:
     """Wait for the result of an edit; the edit is cancelled if the client disconnects."""
     client = str(uuid.uuid4())
-    job = await asyncio.to_thread(studio.submit, client, asked, loras)
+    job = await asyncio.to_thread(controller.submit, client, asked, loras)
     try:
         while not job.state.over:
             if await http.is_disconnected():
@@ -165,7 +167,7 @@ async def _done(studio: Studio, http: Request, asked: EditRequest, loras: list[s
             return _error(422 if job.refused else 500, problem.what, problem.looked_at, problem.do)
         return await asyncio.to_thread(_answer, job.result)
     finally:
-        await asyncio.to_thread(studio.dismiss, job)
+        await asyncio.to_thread(controller.dismiss, job)
 
 
 def _answer(outcome: Outcome) -> Edited:

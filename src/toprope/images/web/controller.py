@@ -1,4 +1,4 @@
-"""The studio: loads a model in the background, queues edits at a desk, and keeps sessions with their results.
+"""The controller: loads a model in the background, queues edits, and keeps sessions with their results.
 
 Everything that a page can do is a method here; `toprope.images.web.page.app` only draws.
 """
@@ -27,7 +27,7 @@ from toprope.images.runs.output import Output
 from toprope.images.web.copies import Copies, pack, save
 from toprope.images.web.entries import Entry, form_of, settings_missing
 from toprope.images.web.form import FIELDS, dice, picked_loras, read_box, read_form, read_seed
-from toprope.images.web.job_queue import Desk, Job, Problem, State, View
+from toprope.images.web.job_queue import Job, JobQueue, Problem, State, View
 from toprope.images.web.painter import painted_mask
 from toprope.images.web.sessions import Sessions, Step, StepState, new_session
 from toprope.images.web.worker import OpenEngine, Worker
@@ -35,7 +35,7 @@ from toprope.images.web.worker import OpenEngine, Worker
 if TYPE_CHECKING:
     from toprope.images.engine import Engine
 
-__all__ = ["Brought", "Limits", "Outcome", "Place", "Row", "Studio"]
+__all__ = ["Brought", "Controller", "Limits", "Outcome", "Place", "Row"]
 
 _log = logging.getLogger("toprope")
 
@@ -165,14 +165,14 @@ def _by_name(image: Any, name: str = "") -> Iterator[None]:
         raise ImageError(*(str(text).replace(str(image), shown) for text in error.args)) from error
 
 
-class Studio:
+class Controller:
     """Serves sessions of pages, and programs. The model is loaded once `load` was called.
 
     Args:
         name: the model's name, for users.
         open_engine: called in a thread, with a function that takes sentences about the progress, now and later.
         others: the same for each additional card; their engines are opened by the first batch, and only do batches.
-        out_dir: folder for results and sessions; without one they are deleted when the studio is closed.
+        out_dir: folder for results and sessions; without one they are deleted when the controller is closed.
         loras: paths of LoRAs that can be selected, by name.
         limits: limits for clients.
 
@@ -202,7 +202,7 @@ class Studio:
             raise
         self._copies = Copies(self.scratch / "made", self._output.folder)
         self._closing = False
-        self.desk = Desk(self.limits.waiting, self.limits.waiting_each)
+        self.job_queue = JobQueue(self.limits.waiting, self.limits.waiting_each)
         self._workers = [Worker(each, self.loras) for each in (open_engine, *others)]
         self.loader = self._workers[0].loader
         self._forget_old()
@@ -311,7 +311,7 @@ class Studio:
 
     def _forget_old(self) -> None:
         for session in self.sessions.unseen(time.time() - FORGET_AFTER):
-            if self.desk.jobs_of(session):
+            if self.job_queue.jobs_of(session):
                 continue
             gone = self.sessions.forget(session)
             if not self._keeps:
@@ -401,7 +401,7 @@ class Studio:
             job.result = outcome = Outcome([self._copies.entry(name, path) for path in paths])
             return outcome
 
-        return self.desk.submit(f"{PROGRAM}{client}", work, title=request.instruction)
+        return self.job_queue.submit(f"{PROGRAM}{client}", work, title=request.instruction)
 
     def dismiss(self, job: Job) -> None:
         """Cancel a job of `submit`, and remove its files unless results are kept."""
@@ -450,15 +450,15 @@ class Studio:
                     outcome.packed = pack(self.scratch / f"batch-{job.number}.zip", outcome.entries)
             return outcome
 
-        return self.desk.submit(session, work, about=tuple(images), title=str(values.get("instruction", "")))
+        return self.job_queue.submit(session, work, about=tuple(images), title=str(values.get("instruction", "")))
 
     def images_in_use(self) -> set[str]:
         """The uploaded pictures of batches that wait or run. Other uploads were copied when they arrived."""
-        return {image for job in self.desk.jobs_of() for image in job.about or ()}
+        return {image for job in self.job_queue.jobs_of() for image in job.about or ()}
 
     def cancel(self, client: str) -> int:
         """Stop all edits of a session; return their number."""
-        return self.desk.cancel(client)
+        return self.job_queue.cancel(client)
 
     def _submit_steps(
         self,
@@ -490,7 +490,7 @@ class Studio:
                     self.sessions.end(session, step.number, end, problem)
 
         try:
-            return self.desk.submit(session, work, ended, title=str(values.get("instruction", "")))
+            return self.job_queue.submit(session, work, ended, title=str(values.get("instruction", "")))
         except UsageError as error:
             for step in steps:
                 self.sessions.end(session, step.number, refused, vars(Problem.of(error)))
@@ -543,7 +543,7 @@ class Studio:
     def places(self, session: str | None) -> list[Place]:
         """The queue as a session may see it: all running and waiting jobs, without details of other clients' jobs."""
         found = []
-        for job in self.desk.jobs_of():
+        for job in self.job_queue.jobs_of():
             mine = job.client == session
             owner = "yours" if mine else "of_program" if job.client.startswith(PROGRAM) else "of_page"
             found.append(Place(owner, job.view(), job.title if mine else "", len(job.about or ())))
@@ -560,7 +560,7 @@ class Studio:
                 "seconds": round(loader.seconds, 1),
                 "problem": None if problem is None else vars(problem),
             },
-            "queue": self.desk.describe(),
+            "queue": self.job_queue.describe(),
         }
         engine = loader.opened
         if engine is None:
@@ -613,7 +613,7 @@ class Studio:
     def close(self, seconds: float = 60.0) -> bool:
         """Cancel all edits, release the device and remove temporary files; True if it ended in time."""
         self._closing = True
-        ended = self.desk.close(seconds)
+        ended = self.job_queue.close(seconds)
         for worker in self._workers:
             worker.close(seconds, ended=ended)
         if ended:
@@ -621,7 +621,7 @@ class Studio:
         shutil.rmtree(self.scratch, ignore_errors=True)
         return ended
 
-    # Inside, in the desk's thread
+    # Inside, in the thread of the queue
 
     def _check(self, values: Mapping[str, Any], image: str | None) -> EditRequest:
         """Refuse requests that are invalid for every model."""

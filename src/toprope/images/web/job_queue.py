@@ -19,7 +19,7 @@ from typing import Any
 from toprope.errors import EditCancelled, TopropeError, UsageError
 from toprope.progress import Step
 
-__all__ = ["Desk", "Job", "Problem", "State", "View", "follow"]
+__all__ = ["Job", "JobQueue", "Problem", "State", "View", "follow"]
 
 _log = logging.getLogger("toprope")
 
@@ -107,7 +107,7 @@ class Job:
 
     def __init__(
         self,
-        desk: Desk,
+        job_queue: JobQueue,
         number: int,
         client: str,
         work: Callable[[Job], Any],
@@ -120,7 +120,7 @@ class Job:
         self.result: Any = None
         self.problem: Problem | None = None
         self.refused = False
-        self._desk, self._work, self._on_end = desk, work, ended
+        self._queue, self._work, self._on_end = job_queue, work, ended
         self._state = State.WAITING
         self._stop = threading.Event()
         self._ended = threading.Event()
@@ -177,7 +177,7 @@ class Job:
     def cancel(self) -> None:
         """Cancel it: at once while it waits, else after the current step. Does nothing once it has ended."""
         self._stop.set()
-        self._desk._dropped(self)
+        self._queue._dropped(self)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for its end; False after the time limit."""
@@ -186,7 +186,7 @@ class Job:
     def view(self) -> View:
         """Snapshot of its current state."""
         if self._state is State.WAITING:
-            return View(State.WAITING, ahead=self._desk.ahead_of(self))
+            return View(State.WAITING, ahead=self._queue.ahead_of(self))
         last = self._views[-1] if self._views else View(State.RUNNING)
         return View(self._state, 0, last.note, last.step, len(self.parts), last.running, self.seconds, self.problem)
 
@@ -235,7 +235,7 @@ class Job:
         self._ended.set()
 
 
-class Desk:
+class JobQueue:
     """A queue of jobs with one thread that does them.
 
     Args:
@@ -267,14 +267,14 @@ class Desk:
 
         Args:
             client: name of the client.
-            work: called with the job, in the desk's thread.
+            work: called with the job, in the thread of the queue.
             ended: called once with the job and its final state, also if it is cancelled while it waits; before other
                 threads see the state.
             about: data of the caller, kept with the job.
             title: the request in a few words.
 
         Raises:
-            UsageError: too many wait already, or the desk is closed.
+            UsageError: too many wait already, or the queue is closed.
         """
         with self._changed:
             if self._closed:

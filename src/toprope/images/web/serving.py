@@ -18,7 +18,7 @@ from typing import Any
 from toprope.errors import EnvironmentProblem, PackageError, UsageError
 from toprope.extras import advice
 from toprope.images.results import versions
-from toprope.images.web.controller import Studio
+from toprope.images.web.controller import Controller
 from toprope.images.web.gate import Gate, Uploads
 from toprope.images.web.language import LanguageChoice
 
@@ -75,7 +75,7 @@ def quiet_environment(scratch: Path) -> None:
 
 
 def serve(
-    studio: Studio,
+    controller: Controller,
     *,
     host: str = "127.0.0.1",
     port: int = 7860,
@@ -83,13 +83,13 @@ def serve(
     allow_hosts: Sequence[str] = (),
     language: str | None = None,
 ) -> Served:
-    """Serve the page of a studio and the HTTP API, in their own threads.
+    """Serve the page of a controller and the HTTP API, in their own threads.
 
     The server is started here and not by Gradio's `launch`, which asks itself over HTTP whether it is up, gives up
     after 3 s on a busy machine, and then recommends a public tunnel.
 
     Args:
-        studio: does the work.
+        controller: does the work.
         host: address to listen on; the default can be reached from this machine only.
         port: port to listen on; 0 for any free one.
         open_browser: open the page in the user's browser.
@@ -101,17 +101,17 @@ def serve(
         UsageError: the address cannot be listened on.
         EnvironmentProblem: the server ended while it was starting.
     """
-    quiet_environment(studio.scratch)
+    quiet_environment(controller.scratch)
     listening = _listen(host, port)  # before Gradio is imported, which takes seconds
     try:
-        return _served(studio, listening, host, allow_hosts, open_browser, language)
+        return _served(controller, listening, host, allow_hosts, open_browser, language)
     except BaseException:
         listening.close()
         raise
 
 
 def _served(
-    studio: Studio,
+    controller: Controller,
     listening: socket.socket,
     host: str,
     allow_hosts: Sequence[str],
@@ -123,11 +123,11 @@ def _served(
         api, theme, page = (import_module(f"toprope.images.web.{name}") for name in ("api", "page.theme", "page.app"))
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded
         raise PackageError("the page needs Gradio, which cannot be imported.", str(error), advice("ui")) from error
-    blocks: Any = page.make_app(studio, language)
-    port, limits = int(listening.getsockname()[1]), studio.limits
+    blocks: Any = page.make_app(controller, language)
+    port, limits = int(listening.getsockname()[1]), controller.limits
     # Documentation pages would fetch scripts from elsewhere; the description itself is at /openapi.json.
     app = fastapi.FastAPI(title="toprope ui", version=versions()["toprope"], docs_url=None, redoc_url=None)
-    api.add_api(app, studio)
+    api.add_api(app, controller)
     gradio.mount_gradio_app(
         app, blocks, path="/", server_name=host, server_port=port, footer_links=[], run_history=False, show_error=True,
         max_file_size=limits.upload, ssr_mode=False, pwa=False, mcp_server=False, enable_monitoring=False,
@@ -136,7 +136,7 @@ def _served(
     two = 2 * limits.files  # a batch that waits leaves room for the next one
     uploads = Uploads(
         lambda: getattr(blocks, "upload_file_set", ()), most=limits.uploads, size=two * limits.upload,
-        in_use=studio.images_in_use,
+        in_use=controller.images_in_use,
     )  # fmt: skip
     names = {*allow_hosts, *(() if _is_address(host) else (host,))}
     gate = Gate(

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manag
 from torch.utils._pytree import tree_map
 
 from toprope.sim.composites import Kernel, is_recorded
-from toprope.sim.inductor.recording import Recording
+from toprope.sim.inductor.recording import Recording, also_for_card, wrapping_for_card
 from toprope.sim.npu.graph_capture import current
 from toprope.sim.tracing.records import GENERATED
 
@@ -51,6 +51,7 @@ def register() -> None:
         return graph.compiled(functools.partial(compile_inner, *args), kwargs, example_inputs)
 
     compile_fx._compile_fx_inner = compile_for_card
+    compile_fx.cudagraphify = also_for_card(compile_fx.cudagraphify)
     _use_products_of_card()
     # It keeps compiled graphs between processes without what is added here.
     torch._functorch.config.enable_autograd_cache = False
@@ -113,26 +114,31 @@ class _Graph:
             kwargs: for it. Where they ask for graphs of the card, the function is recorded into one.
             example_inputs: of the graph.
         """
-        import torch._inductor.config
+        import torch._inductor.config as config
+        from torch._dynamo.utils import counters
         from torch._inductor.utils import BoxedBool
 
         wanted = kwargs.get("cudagraphs")
-        wanted = BoxedBool(torch._inductor.config.triton.cudagraphs) if wanted is None else wanted
+        wanted = BoxedBool(config.triton.cudagraphs) if wanted is None else wanted
+        policy = getattr(config, "cudagraph_policy", None)
         recording = Recording.of(self.gm, self.card, example_inputs, kwargs) if wanted else None
         self._convert(self.gm)
         extra = self._seeds_as_inputs()
         self.gm.recompile()
-        with torch._inductor.config.patch({"triton.cudagraphs": False}):
+        # a policy of the program sees the function of the card, not the host's
+        without = {"triton.cudagraphs": False} | ({} if policy is None else {"cudagraph_policy": None})
+        with config.patch(without):
             function = compile_inner(
                 self.gm, [*map(self._host, example_inputs), *extra], **{**kwargs, "cudagraphs": BoxedBool(False)}
             )
+        of_host = function if policy is None else getattr(function, "current_callable", function)
         self._known.clear()  # the examples can be tensors of the program
         written = set(getattr(function, "mutated_input_idxs", ()))
 
         def run(inputs: list[Any]) -> list[Any]:
             mine = [*inputs, *(self._draw(count) for count in self.seeds)]
             inputs.clear()
-            return self._call(function, mine)
+            return self._call(of_host, mine)
 
         def call(inputs: list[Any]) -> list[Any]:
             capture = current()
@@ -142,9 +148,24 @@ class _Graph:
             inputs.clear()
             return capture.add_compiled(run, mine, written)
 
-        made: Any = call if recording is None else recording.wrapped(call, wanted, sorted(written))
+        if policy is not None and not policy.should_wrap(function):
+            counters["inductor"]["cudagraph_skips"] += 1
+            BoxedBool.disable(wanted)
+            recording = None
+        made: Any = call if recording is None else recording.wrapped(call, wanted, sorted(written), policy)
         made._boxed_call = True
-        return made
+        return made if policy is None else self._wrapped_output(policy, function, made)
+
+    def _wrapped_output(self, policy: Any, function: Any, made: Callable[..., Any]) -> Any:
+        """Result of Inductor that calls the card's function, after a policy of the program wrapped it."""
+        from torch.utils._ordered_set import OrderedSet
+
+        if not hasattr(function, "device_types"):  # compiled ahead of time
+            return made
+        function.current_callable = made
+        function.device_types, function.device_idxs = OrderedSet(["npu"]), OrderedSet([self.card.index or 0])
+        with wrapping_for_card():
+            return policy.wrap_output(function)
 
     def _call(self, function: Any, inputs: list[Any]) -> list[Any]:
         ops = torch.ops.toprope_sim

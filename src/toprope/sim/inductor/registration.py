@@ -25,8 +25,11 @@ def _register_backends() -> None:
     """Names the backends that torch.compile knows where torch_npu is installed."""
     from torch._dynamo.backends.registry import register_backend
 
+    from toprope.sim.inductor.npugraphs_backend import npugraphs
+
     register_backend(_npu, "npu")
     register_backend(_npugraph_ex, "npugraph_ex")
+    register_backend(npugraphs, "npugraphs")
 
 
 def _npu(module: Any, inputs: Any, **options: Any) -> Any:

@@ -19,30 +19,27 @@ __all__ = [
     "reset_peak_host_memory_stats",
 ]
 
+_GROUPS = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
 _FIGURES = ("current", "peak", "allocated", "freed")
 
 
 def host_empty_cache() -> None:
-    """Gives the pinned memory that the allocator keeps for reuse back to the host."""
+    """Gives the pinned memory that the allocator keeps for reuse back to the host, once the card was used."""
     torch.accelerator.empty_host_cache()
 
 
 def host_memory_stats_as_nested_dict() -> dict[str, Any]:
     """The figures of pinned memory as nested dictionaries.
 
-    The allocator here keeps nothing for reuse: blocks in use are all there are. Times of its calls are not kept.
+    Blocks are counted with those that are kept for reuse, "active" are those in use. Sizes are powers of two, and times
+    of the allocator's calls are not kept.
     """
-    raw = (ctypes.c_int64 * 8)()
+    raw = (ctypes.c_int64 * (len(_GROUPS) * len(_FIGURES)))()
     native().host_memory_stats(raw)
-    blocks, sizes = dict(zip(_FIGURES, raw[:4], strict=True)), dict(zip(_FIGURES, raw[4:], strict=True))
-    return {
-        "allocations": blocks,
-        "active_requests": dict(blocks),
-        "allocated_bytes": sizes,
-        "active_bytes": dict(sizes),
-        "num_host_alloc": blocks["allocated"],
-        "num_host_free": blocks["freed"],
-    }
+    figures = iter(raw)
+    groups = {group: {name: next(figures) for name in _FIGURES} for group in _GROUPS}
+    blocks = groups["allocations"]
+    return groups | {"num_host_alloc": blocks["allocated"], "num_host_free": blocks["freed"]}
 
 
 def host_memory_stats() -> OrderedDict[str, Any]:

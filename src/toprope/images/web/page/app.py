@@ -1,4 +1,4 @@
-"""The page, in Gradio: what it looks like, and which part calls what of the studio. No thinking here."""
+"""The page, in Gradio: what it looks like, and which part calls what of the controller. No thinking here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradio.context import LocalContext
 from toprope.errors import TopropeError
 from toprope.images.request import FITS, KNOBS, SIZES
 from toprope.images.web import painter
-from toprope.images.web.controller import Outcome, Studio
+from toprope.images.web.controller import Controller, Outcome
 from toprope.images.web.entries import parameters
 from toprope.images.web.form import FIELDS, SLIDERS, dice, knobs
 from toprope.images.web.job_queue import Job, Problem, State, follow
@@ -62,16 +62,16 @@ class EditorPage:
     """The components of the page and their handlers.
 
     Args:
-        studio: does the work.
+        controller: does the work.
         language: language of the page, one of `LANGUAGES`; None for the browser's.
     """
 
-    def __init__(self, studio: Studio, language: str | None = None) -> None:
-        self.studio, self.language = studio, language
+    def __init__(self, controller: Controller, language: str | None = None) -> None:
+        self.controller, self.language = controller, language
         self.fields: dict[str, Any] = {}
         self._following: dict[str, object] = {}  # by tab, a token of the handler that follows its edits
         with gr.Blocks(
-            title=f"{studio.name} · toprope", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True
+            title=f"{controller.name} · toprope", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True
         ) as blocks:
             self.blocks = blocks
             # The value is a secret of the browser; the key only keeps it readable after a restart of the server.
@@ -80,7 +80,7 @@ class EditorPage:
             self.order = gr.State([])
             if language is None:
                 gr.HTML(SWITCH, elem_id="languages")
-            self.status = gr.HTML(status_html(studio.facts()), elem_id="status")
+            self.status = gr.HTML(status_html(controller.facts()), elem_id="status")
             with gr.Row(elem_id="editor", equal_height=False):
                 with gr.Column(elem_id="left"):
                     with gr.Column(elem_id="view"), gr.Tabs():
@@ -97,7 +97,7 @@ class EditorPage:
                     with gr.Column(elem_id="settings"):
                         self._form()
                         with gr.Accordion(say("facts"), open=False, elem_id="facts"):
-                            self.panel = gr.HTML(panel_html(studio.facts()), elem_id="panel")
+                            self.panel = gr.HTML(panel_html(controller.facts()), elem_id="panel")
             self._wire()
 
     # Components
@@ -192,9 +192,9 @@ class EditorPage:
                         least, most, step=step, label=say(name), visible=False, elem_id=name,
                         min_width=180, buttons=[],
                     )  # fmt: skip
-        with gr.Accordion(say("loras"), open=True, visible=bool(self.studio.loras)):
+        with gr.Accordion(say("loras"), open=True, visible=bool(self.controller.loras)):
             self.picker = gr.Dropdown(
-                sorted(self.studio.loras), value=[], multiselect=True, max_choices=SLOTS, label=say("loras_add"),
+                sorted(self.controller.loras), value=[], multiselect=True, max_choices=SLOTS, label=say("loras_add"),
                 elem_id="loras",
             )  # fmt: skip
             self.scales = [
@@ -325,10 +325,10 @@ class EditorPage:
 
     def on_open(self, session: str | None) -> dict[Any, Any]:
         """Show the session of a page that was opened, with the form of its last edit."""
-        session = self.studio.join(session)
-        steps = self.studio.sessions.steps(session)
+        session = self.controller.join(session)
+        steps = self.controller.sessions.steps(session)
         last = last_request(steps)
-        masks = [self.studio.mask_of(step) for step in steps if step.request is not None][-1:]
+        masks = [self.controller.mask_of(step) for step in steps if step.request is not None][-1:]
         last |= {"mask": str(masks[0]) if masks and masks[0] else None} if last else {}
         told = {self.session: session, **self._step(session)}
         return self._filled(last, told) if last else told
@@ -336,7 +336,7 @@ class EditorPage:
     def on_bring(self, session: str | None, image: str | None) -> dict[Any, Any]:
         """Add a dropped picture, and fill the form with the settings in it."""
         try:
-            brought = self.studio.bring(self.studio.join(session), image)
+            brought = self.controller.bring(self.controller.join(session), image)
         except TopropeError as error:
             return {self.image: None, **self._refused(error)}
         told = self._step(session) | self._accepted()
@@ -348,33 +348,33 @@ class EditorPage:
     def on_use_source(self, session: str, digest: str) -> dict[Any, Any]:
         """Replace the dropped picture by the one that it was made from."""
         try:
-            self.studio.bring_kept(session, digest)
+            self.controller.bring_kept(session, digest)
         except TopropeError as error:
             return self._refused(error)
         return {**self._step(session), **self._accepted(), **self._noted("")}
 
     def on_undo(self, session: str) -> dict[Any, Any]:
         """Go to the step before."""
-        self.studio.sessions.undo(session)
+        self.controller.sessions.undo(session)
         return {**self._step(session), **self._accepted()}
 
     def on_redo(self, session: str) -> dict[Any, Any]:
         """Go to the next step of the branch that was shown last."""
-        self.studio.sessions.redo(session)
+        self.controller.sessions.redo(session)
         return {**self._step(session), **self._accepted()}
 
     def on_fresh(self, session: str) -> dict[Any, Any]:
         """A new session in the place of this one, whose edits go on. The form stays."""
-        current = self.studio.sessions.current(self.studio.join(session))
+        current = self.controller.sessions.current(self.controller.join(session))
         if current is not None:  # an empty one is as good as a new one
-            session = self.studio.join()
+            session = self.controller.join()
         return {self.session: session, **self._step(session), **self._accepted(), **self._noted("")}
 
     def on_choose(self, session: str, order: list[int], event: gr.SelectData) -> dict[Any, Any]:
         """Show the step that was chosen in the tree."""
         try:
             if event.index < len(order):
-                self.studio.sessions.show(session, order[event.index])
+                self.controller.sessions.show(session, order[event.index])
         except TopropeError as error:
             return self._refused(error)
         return {**self._step(session), **self._accepted()}
@@ -382,28 +382,28 @@ class EditorPage:
     def on_reuse(self, session: str, shown: int | None) -> dict[Any, Any]:
         """Fill the form with the settings of the step that is shown."""
         try:
-            entry = self.studio.entry(session, self.studio.sessions.step(session, int(shown or 0)))
+            entry = self.controller.entry(session, self.controller.sessions.step(session, int(shown or 0)))
         except TopropeError:
             return {self.picker: gr.skip()}
-        return self._filled(self.studio.form_of(entry.record), {})
+        return self._filled(self.controller.form_of(entry.record), {})
 
     # Edits
 
     async def on_edit(self, session: str, shown: int | None, *given: Any) -> dict[Any, Any]:
         """Request an edit of the step that is shown."""
-        return await self._asked(self.studio.edit, session, self.values(given), shown)
+        return await self._asked(self.controller.edit, session, self.values(given), shown)
 
     async def on_again(self, session: str, shown: int | None, *given: Any) -> dict[Any, Any]:
         """Request an edit of the step before with the current form, which makes a branch."""
-        return {**await self._asked(self.studio.branch, session, self.values(given), shown), **self._step(session)}
+        return {**await self._asked(self.controller.branch, session, self.values(given), shown), **self._step(session)}
 
     async def on_edit_all(self, session: str, images: list[str] | None, *given: Any) -> dict[Any, Any]:
         """Request an edit of several pictures."""
-        return await self._asked(self.studio.edit_all, session, self.values(given), list(images or []))
+        return await self._asked(self.controller.edit_all, session, self.values(given), list(images or []))
 
     async def on_resume(self, session: str) -> dict[Any, Any]:
         """Request the interrupted edits again."""
-        return {**await self._asked(self.studio.again, session), **self._step(session)}
+        return {**await self._asked(self.controller.again, session), **self._step(session)}
 
     async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> dict[Any, Any]:
         try:
@@ -418,7 +418,7 @@ class EditorPage:
         self._following[tab] = mine
         yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
         try:
-            while jobs := self.studio.desk.jobs_of(session):
+            while jobs := self.controller.job_queue.jobs_of(session):
                 told = self._batch_progress if jobs[0].about else self._edit_progress
                 async for update in told(session, jobs[0]):
                     if self._following.get(tab) is not mine:
@@ -452,7 +452,7 @@ class EditorPage:
 
     def on_cancel(self, session: str) -> None:
         """Stop all edits of this session."""
-        self.studio.cancel(session)
+        self.controller.cancel(session)
 
     # The form and the device
 
@@ -467,16 +467,16 @@ class EditorPage:
 
     def on_preset(self, name: str) -> list[Any]:
         """Fill the form with the values of a preset."""
-        values = preset(name, self.studio.options() or {})
+        values = preset(name, self.controller.options() or {})
         return [values.get(knob, gr.skip()) for knob in KNOBS]
 
     def on_example(self, name: str, session: str | None) -> dict[Any, Any]:
         """Fill the form with an example and a hint; adds an example picture if there is none."""
-        shown = example(name, self.studio.family(), self.studio.options() or {})
-        found = self.studio.join(session)
+        shown = example(name, self.controller.family(), self.controller.options() or {})
+        found = self.controller.join(session)
         told: dict[Any, Any] = {self.fields[knob]: value for knob, value in shown.values.items()}
-        if self.studio.sessions.current(found) is None:
-            self.studio.bring_example(found)
+        if self.controller.sessions.current(found) is None:
+            self.controller.bring_example(found)
             told |= self._step(found)
         hint = f'<div class="hint" role="status">{self.words()(shown.hint)}</div>'
         told |= {self.fields["instruction"]: shown.instruction, self.hint: gr.update(value=hint, visible=True)}
@@ -484,17 +484,17 @@ class EditorPage:
 
     def on_tick(self, session: str | None) -> tuple[str, str, Any]:
         """Update the line below the title, the panel, and the queue."""
-        facts, words = self.studio.facts(), self.words()
-        queue = queue_html(self.studio.places(session), words)
+        facts, words = self.controller.facts(), self.words()
+        queue = queue_html(self.controller.places(session), words)
         return status_html(facts, words), panel_html(facts, words), gr.update(value=queue, visible=bool(queue))
 
     def on_ready(self, session: str | None) -> list[Any]:
         """Show the model's knobs once it is loaded, and stop the timer that waits for it."""
-        options = self.studio.options()
+        options = self.controller.options()
         if options is None:
-            stop = self.studio.loader.state == "failed"
+            stop = self.controller.loader.state == "failed"
             return [gr.Timer(active=not stop), *(gr.skip() for _ in (*KNOBS, "refine"))]
-        last = last_request(self.studio.sessions.steps(session)) if session else {}
+        last = last_request(self.controller.sessions.steps(session)) if session else {}
         found: list[Any] = [gr.Timer(active=False)]
         for name, knob in knobs(options).items():
             told: dict[str, Any] = {"visible": knob.shown}
@@ -504,11 +504,11 @@ class EditorPage:
             if knob.most is not None:
                 told["maximum"] = knob.most
             found.append(gr.update(**told))
-        return [*found, gr.update(visible=self.studio.refiner() is not None)]
+        return [*found, gr.update(visible=self.controller.refiner() is not None)]
 
     def device(self) -> dict[str, Any]:
         """The model, the device and the queue."""
-        return self.studio.facts()
+        return self.controller.facts()
 
     # Updates of a page
 
@@ -546,10 +546,12 @@ class EditorPage:
 
     def _step(self, session: str | None) -> dict[Any, Any]:
         """Updates of the session's current step and the tree."""
-        steps, found = self.studio.sessions, self.studio.join(session)
+        steps, found = self.controller.sessions, self.controller.join(session)
         current = steps.current(found)
         tree = [
-            (node, small) for node in nodes(steps.steps(found)) if (small := self.studio.small(node.step)) is not None
+            (node, small)
+            for node in nodes(steps.steps(found))
+            if (small := self.controller.small(node.step)) is not None
         ]
         told: dict[Any, Any] = {
             self.shown: current and current.number,
@@ -569,7 +571,7 @@ class EditorPage:
 
     def _listed(self, session: str) -> dict[Any, Any]:
         """Updates of the list of edits without a picture: running, waiting and failed ones."""
-        without = without_picture(self.studio.sessions.steps(session))
+        without = without_picture(self.controller.sessions.steps(session))
         return {
             self.ended: gr.update(value=ended_html(without, self.words()), visible=bool(without)),
             self.resume: gr.update(visible=any(each.state is StepState.INTERRUPTED for each in without)),
@@ -583,10 +585,10 @@ class EditorPage:
             return hidden | {self.image: gr.update(value=None, visible=True)}
         hidden |= {self.image: gr.update(value=None, visible=False)}
         try:
-            hidden[self.painted] = gr.update(picture=painter.shown_copy(self.studio.large(current)))
+            hidden[self.painted] = gr.update(picture=painter.shown_copy(self.controller.large(current)))
             if current.request is None:
-                return hidden | {self.source: gr.update(value=str(self.studio.large(current)), visible=True)}
-            entry = self.studio.entry(session, current)
+                return hidden | {self.source: gr.update(value=str(self.controller.large(current)), visible=True)}
+            entry = self.controller.entry(session, current)
         except TopropeError:  # its files were removed
             return hidden | {self.source: gr.update(value=None, visible=True)}
         refinement = entry.record.get("refinement")
@@ -603,13 +605,13 @@ class EditorPage:
         }
 
 
-def make_app(studio: Studio, language: str | None = None) -> Any:
-    """Make the Gradio application for a studio, without launching it.
+def make_app(controller: Controller, language: str | None = None) -> Any:
+    """Make the Gradio application for a controller, without launching it.
 
     Args:
-        studio: does the work; its owner closes it.
+        controller: does the work; its owner closes it.
         language: language of the page, one of `LANGUAGES`; None for the browser's.
     """
-    page = EditorPage(studio, language)
+    page = EditorPage(controller, language)
     page.blocks.queue(default_concurrency_limit=None, max_size=None)
     return page.blocks

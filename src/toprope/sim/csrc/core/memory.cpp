@@ -57,6 +57,12 @@ int allocate(int device, int64_t stream, size_t bytes, void** data, Shortage* sh
 
 int device_of(const void* data) { return address_space.card_of(data); }
 
+size_t size_of(const void* data) {
+  int device = device_of(data);
+  const Block* block = device < 0 ? nullptr : heap(device).at(data);
+  return block == nullptr ? 0 : block->size;
+}
+
 void release(void* data) {
   int device = device_of(data);
   if (device < 0 || forked_after_use()) return;  // in a forked child the locks may be held by threads that are gone

@@ -54,6 +54,9 @@ TOPROPE_API void release(void* data);
 // The card that an address belongs to, -1 for host memory.
 TOPROPE_API int device_of(const void* data);
 
+// Bytes of the block at this address; 0 where there is none.
+TOPROPE_API size_t size_of(const void* data);
+
 // Keeps a block from reuse, once it is freed, until the work that was queued on that stream before is done.
 TOPROPE_API void used_by_stream(void* data, int64_t stream);
 // Takes that back, where the current stream is the one that the memory was taken on.

@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/TensorBase.h>
 #include <ATen/ops/zeros_like.h>
@@ -55,6 +56,23 @@ at::Tensor sparse_tensor(c10::DispatchKeySet keys, const at::SparseTensorImpl& l
   return tensor;
 }
 
+at::SparseCsrTensorImpl* compressed_impl(const at::Tensor& tensor) {
+  return static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
+
+at::Tensor compressed_tensor(c10::DispatchKey key, c10::Layout layout, c10::IntArrayRef sizes, const at::Tensor& compressed,
+                             const at::Tensor& plain, const at::Tensor& values) {
+  at::Tensor tensor = at::detail::make_tensor<at::SparseCsrTensorImpl>(c10::DispatchKeySet(key), values.device(), layout,
+                                                                       values.dtype());
+  compressed_impl(tensor)->set_member_tensors(compressed, plain, values, sizes);
+  return tensor;
+}
+
+bool is_compressed(c10::Layout layout) {
+  return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr ||
+         layout == c10::kSparseBsc;
+}
+
 }  // namespace
 
 constexpr size_t kLookedThrough = 8;
@@ -90,6 +108,7 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
     return tensor;
   }
   if (tensor.layout() == c10::kSparse) [[unlikely]] return take_sparse(tensor);
+  if (takes_compressed_ && is_compressed(tensor.layout())) [[unlikely]] return take_compressed(tensor);
   if (!tensor.has_storage() || tensor.layout() != c10::kStrided) [[unlikely]] {
     if (tensor.layout() == c10::kStrided) tensor.storage();  // raises the text of a tensor that may not be used any more
     raise_lack(sim::Lack::kLayout, kind_->name, static_cast<int>(tensor.scalar_type()),
@@ -146,6 +165,24 @@ at::Tensor Call::take_sparse(const at::Tensor& tensor) {
   return alias;
 }
 
+at::Tensor Call::take_compressed(const at::Tensor& tensor) {
+  for (const CompressedOperand& operand : compressed_) {
+    if (operand.original.is_same(tensor)) return operand.alias;
+  }
+  at::SparseCsrTensorImpl* impl = compressed_impl(tensor);
+  CompressedOperand operand{tensor};
+  {
+    Unchecked unchecked;  // the vendor's documents are about dense tensors
+    operand.compressed = in_owned(impl->compressed_indices());
+    operand.plain = in_owned(impl->plain_indices());
+    operand.values = in_owned(impl->values());
+  }
+  operand.alias = compressed_tensor(c10::DispatchKey::SparseCsrCPU, tensor.layout(), tensor.sizes(), operand.compressed,
+                                    operand.plain, operand.values);
+  compressed_.push_back(operand);
+  return operand.alias;
+}
+
 at::Generator Call::in_generator(const std::optional<at::Generator>& generator) {
   if (!generator.has_value() || !generator->defined()) {
     return draw(default_generator(device_ == sim::kNoDevice ? sim::current_device() : device_));
@@ -162,6 +199,11 @@ void Call::on(c10::Device device) {
 }
 
 void Call::refuse_devices(c10::Device other) const {
+  // The first two sentences are torch_npu's (OpPreparation.cpp), where a tensor is on no card.
+  TORCH_CHECK(!other.is_cpu(),
+              "Expected all tensors to be on the same device. Expected NPU tensor, please check whether the input tensor "
+              "device is correct. Found at least two devices, npu:",
+              device_, " and ", other, "! (when executing ", kind_->name, ")", trailer("ERR01002 OPS invalid type"));
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, npu:", device_,
               " and ", other, "! (when executing ", kind_->name, ")");
 }
@@ -314,6 +356,15 @@ void Call::finish() {
     }
     original->set_coalesced(alias->coalesced());
   }
+  for (CompressedOperand& operand : compressed_) {
+    at::SparseCsrTensorImpl *alias = compressed_impl(operand.alias), *original = compressed_impl(operand.original);
+    if (alias->sizes() == original->sizes() && alias->compressed_indices().is_same(operand.compressed) &&
+        alias->plain_indices().is_same(operand.plain) && alias->values().is_same(operand.values)) {
+      continue;
+    }
+    original->set_member_tensors(out(alias->compressed_indices()), out(alias->plain_indices()), out(alias->values()),
+                                 alias->sizes());
+  }
 }
 
 at::Tensor Call::out(const at::Tensor& result) {
@@ -328,6 +379,15 @@ at::Tensor Call::out(const at::Tensor& result) {
     const at::SparseTensorImpl& impl = *sparse_impl(result);
     at::Tensor indices = out(impl.indices());
     return sparse_tensor(c10::DispatchKeySet(c10::DispatchKey::SparsePrivateUse1), impl, indices, out(impl.values()));
+  }
+  if (takes_compressed_ && is_compressed(result.layout())) {
+    for (const CompressedOperand& operand : compressed_) {
+      if (operand.alias.is_same(result)) return operand.original;
+    }
+    const at::SparseCsrTensorImpl& impl = *compressed_impl(result);
+    at::Tensor compressed = out(impl.compressed_indices()), plain = out(impl.plain_indices());
+    return compressed_tensor(c10::DispatchKey::SparseCsrPrivateUse1, result.layout(), result.sizes(), compressed, plain,
+                             out(impl.values()));
   }
   if (result.layout() != c10::kStrided || result.is_quantized()) [[unlikely]] {
     raise_lack(sim::Lack::kLayout, kind_->name, static_cast<int>(result.scalar_type()),

@@ -73,6 +73,8 @@ class Call {
   at::Generator in_generator(const std::optional<at::Generator>& generator);
   // The operator runs on the host in the release of torch_npu that the card stands for; null where it does not.
   void runs_on(HostOperator* host) { host_ = host; }
+  // Its kernel is one of compressed tensors, which are refused otherwise.
+  void takes_compressed() { takes_compressed_ = true; }
   // The place in the schema of the argument that is taken in next, and whether the operator writes it.
   void argument(int position, bool written) {
     position_ = position;
@@ -109,8 +111,13 @@ class Call {
   struct SparseOperand {
     at::Tensor original, alias, indices, values;
   };
+  // The same in a compressed format, with its three tensors.
+  struct CompressedOperand {
+    at::Tensor original, alias, compressed, plain, values;
+  };
   at::Tensor take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> original);
   at::Tensor take_sparse(const at::Tensor& tensor);
+  at::Tensor take_compressed(const at::Tensor& tensor);
   [[noreturn]] void refuse_devices(c10::Device other) const;
   void begin_watched();
   void leave_card();
@@ -135,6 +142,8 @@ class Call {
   c10::SmallVector<Operand, 4> operands_;
   c10::SmallVector<size_t, 2> again_;  // operands that were given once more, while somebody traces
   std::vector<SparseOperand> sparse_;
+  std::vector<CompressedOperand> compressed_;
+  bool takes_compressed_ = false;
   c10::SmallVector<const c10::StorageImpl*, 2> host_storages_;  // of operands that stay on the host
   c10::SmallVector<std::pair<c10::StorageImpl*, c10::Storage>, 2> moved_;
 };

@@ -315,6 +315,7 @@ void run(const c10::OperatorHandle& handle, c10::DispatchKey host, torch::jit::S
   const size_t begin = stack->size() - count;
   Call call(op.kind, op.rules, op.host_arguments);
   if (host == c10::DispatchKey::CPU) call.runs_on(op.on_host);
+  if (host == c10::DispatchKey::SparseCsrCPU) call.takes_compressed();
   for (size_t i = 0; i < count; i++) {
     call.argument(static_cast<int>(i), i < 32 && (op.written >> i & 1));
     take(call, (*stack)[begin + i], i < 32 && (op.dtypes >> i & 1));
@@ -459,28 +460,11 @@ void refuse_nested(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch
   refuse_layout(handle, *stack, "nested");
 }
 
-// Compressed tensors are composed of dense ones, so they are refused where they are made.
-TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
-  for (const char* name : {"sparse_compressed_tensor.comp_plain_value_size", "sparse_compressed_tensor.comp_plain_value",
-                           "_sparse_compressed_tensor_unsafe", "_sparse_compressed_tensor_with_dims"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
-  }
-}
-
-bool is_compressed(c10::Layout layout) {
-  return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr ||
-         layout == c10::kSparseBsc;
-}
-
-// Copies from device to device with a new dtype or layout: torch's own way, but for compressed tensors, and for what
-// torch_npu's does otherwise (its aten/common/ToKernelNpu.cpp).
+// Copies from device to device with a new dtype or layout: torch's own way, but for what torch_npu's does otherwise (its
+// aten/common/ToKernelNpu.cpp).
 at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                    std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                    std::optional<c10::MemoryFormat> memory_format) {
-  if (is_compressed(self.layout())) {
-    raise_lack(sim::Lack::kLayout, "aten::_to_copy", static_cast<int>(self.scalar_type()),
-               "aten::_to_copy: sparse tensors are not supported on npu.");
-  }
   if (dtype == at::kDouble && self.scalar_type() != at::kDouble && !layout.has_value() && !device.has_value()) {
     static const bool warned = warn("Device do not support double dtype now, dtype cast replace with float.");
     (void)warned;
@@ -530,8 +514,29 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
 TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_nested>());
 }
+
+void compressed(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  run(handle, c10::DispatchKey::SparseCsrCPU, stack);
+}
+
+void reduce_compressed(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  announce_compressed_on_host(full_name(handle.schema().name().c_str(), handle.schema().overload_name().c_str()));
+  run(handle, c10::DispatchKey::SparseCsrCPU, stack);
+}
+
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
+  m.impl("_sparse_csr_sum.dim_dtype", torch::CppFunction::makeFromBoxedFunction<&reduce_compressed>());
+  m.impl("_sparse_csr_prod.dim_dtype", torch::CppFunction::makeFromBoxedFunction<&reduce_compressed>());
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findSchema(name);
+    if (!op || !is_compressed_on_card(op->schema()) || !op->hasKernelForDispatchKey(c10::DispatchKey::SparseCsrCPU)) continue;
+    m.impl(full_name(name.name.c_str() + sizeof("aten::") - 1, name.overload_name.c_str()).c_str(),
+           torch::CppFunction::makeFromBoxedFunction<&compressed>());
+  }
 }
 
 // As torch_npu has it (VariableFallbackKernel.cpp): an operator without a gradient warns in a backward pass.

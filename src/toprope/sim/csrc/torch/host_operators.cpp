@@ -43,19 +43,39 @@ HostOperator* host_operator(const std::string& full) {
   return all[full] = added;
 }
 
+namespace {
+
+void refuse_where_asked(const std::string& name, const char* through) {
+  if (!refuses) return;
+  raise_unsupported(name, c10::str("The operator '", name, "' would execute its main computation on CPU through ", through,
+                                   ", but CPU fallback is disabled by TORCH_NPU_FALLBACK_CPU_DISABLE=1."));
+}
+
+}  // namespace
+
 void announce_host_operator(HostOperator& op) {
-  if (refuses) {
-    raise_unsupported(
-        op.name, c10::str("The operator '", op.name, "' would execute its main computation on CPU through ",
-                          op.registered ? "explicit CPU kernel"
-                                        : "dispatcher backend fallback because no kernel is registered for the NPU "
-                                          "PrivateUse1 backend",
-                          ", but CPU fallback is disabled by TORCH_NPU_FALLBACK_CPU_DISABLE=1."));
-  }
+  refuse_where_asked(op.name, op.registered ? "explicit CPU kernel"
+                                            : "dispatcher backend fallback because no kernel is registered for the NPU "
+                                              "PrivateUse1 backend");
   if (op.registered || op.warned.exchange(true, std::memory_order_relaxed)) return;
   warn(c10::str("CAUTION: The operator '", op.name,
                 "' is not currently supported on the NPU backend and will fall back to run on the CPU. This may have "
                 "performance implications.")
+           .c_str(),
+       "npu_cpu_fallback");
+}
+
+void announce_compressed_on_host(const std::string& full) {
+  static std::unordered_set<std::string> warned;
+  refuse_where_asked(full, "explicit CPU kernel because torch_npu currently provides only a CPU implementation for this "
+                           "Sparse CSR reduction");
+  {
+    std::lock_guard<std::mutex> guard(host_operators_mutex);
+    if (!warned.insert(full).second) return;
+  }
+  warn(c10::str("CPU fallback is allowed because TORCH_NPU_FALLBACK_CPU_DISABLE=0. Since the NPU interface does not support "
+                "operator '",
+                full, "', the operator will fall back to CPU.")
            .c_str(),
        "npu_cpu_fallback");
 }

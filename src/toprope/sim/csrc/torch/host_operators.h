@@ -21,6 +21,9 @@ HostOperator* host_operator(const std::string& full);
 // What torch_npu does before it runs an operator on the host: it warns once of each, or refuses all.
 void announce_host_operator(HostOperator& op);
 
+// The same of an operator of compressed tensors that torch_npu itself computes on the host.
+void announce_compressed_on_host(const std::string& full);
+
 // Counts a run on the host, with the bytes that went there and came back, for the line of the program.
 void count_on_host(const HostOperator& op, uint64_t bytes_to_host, uint64_t bytes_back);
 

@@ -2,11 +2,14 @@
 // kernel runs for a card, pinned host memory.
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
 
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "../core/cards.h"
 #include "glue.h"
@@ -18,12 +21,26 @@ namespace {
 // Frees by owner, whatever happens to be running: blocks wander between torch's allocators and the card's.
 c10::DeleterFnPtr host_free = nullptr;
 
-void free_block(void* data) { sim::release(data); }
+// Tells torch's profiler of a block that was handed out, or is about to be freed.
+void report(void* data, bool is_freed) {
+  int device = sim::device_of(data);
+  if (device < 0) return;
+  const int64_t size = static_cast<int64_t>(sim::size_of(data));
+  const sim::MemoryStats stats = sim::memory_stats(device);
+  c10::reportMemoryUsageToProfiler(data, is_freed ? -size : size,
+                                   static_cast<size_t>(stats.allocated_bytes[sim::kAll].current - (is_freed ? size : 0)),
+                                   static_cast<size_t>(stats.reserved_bytes[sim::kAll].current), npu(device));
+}
+
+void free_block(void* data) {
+  if (c10::memoryProfilingEnabled()) [[unlikely]] report(data, true);
+  sim::release(data);
+}
 
 void free_by_owner(void* data) {
   if (data == nullptr) return;
   if (sim::device_of(data) >= 0) {
-    sim::release(data);
+    free_block(data);
   } else {
     host_free(data);
   }
@@ -93,6 +110,7 @@ class Redirect final : public c10::Allocator {
     if (status != sim::kOk) raise_out_of_memory(sim::kernel_device, bytes, shortage);
     c10::DataPtr block(data, data, &free_block, c10::Device(c10::kCPU));
     check_host_memory(sim::kernel_device, data, bytes);
+    if (c10::memoryProfilingEnabled()) [[unlikely]] report(data, false);
     return block;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_by_owner; }
@@ -102,7 +120,12 @@ class Redirect final : public c10::Allocator {
   c10::Allocator* host_;
 };
 
-// Page-locked memory is ordinary memory here; what counts is that torch knows it as pinned.
+constexpr size_t kPage = 4096;
+constexpr size_t kGivesPagesBack = size_t{1} << 20;  // kept blocks from this size on hold addresses, but no memory
+
+// Page-locked memory is ordinary memory here; what counts is that torch knows it as pinned. As torch's allocator of it
+// (ATen/core/CachingHostAllocator.h): sizes are powers of two, and a block that was freed is kept for the next one of its
+// size. That may be at once: a copy has read or written all it will when it returns, and a graph keeps its tensors.
 class PinnedAllocator final : public at::HostAllocator {
  public:
   static PinnedAllocator& get() {
@@ -111,37 +134,46 @@ class PinnedAllocator final : public at::HostAllocator {
   }
   c10::DataPtr allocate(size_t bytes) override {
     void* data = nullptr;
-    if (bytes > 0 && posix_memalign(&data, 4096, bytes) != 0) {
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "The host has no memory left for ", bytes, " pinned bytes.");
-    }
-    if (data != nullptr) {
+    if (bytes > 0) {
       std::lock_guard<std::mutex> guard(mutex_);
-      live_[data] = bytes;
-      raise(blocks_, 1);
-      raise(bytes_, static_cast<int64_t>(bytes));
+      size_t size = bytes > SIZE_MAX / 2 ? bytes : std::bit_ceil(bytes);
+      if (auto kept = kept_.find(size); kept != kept_.end() && !kept->second.empty()) {
+        data = kept->second.back();
+        kept->second.pop_back();
+      } else {
+        data = fresh(bytes, &size);
+      }
+      live_[data] = size;
+      raise(requests_, 1);
+      raise(requested_bytes_, static_cast<int64_t>(size));
     }
     return {data, data, &free_pinned, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
   void copy_data(void* to, const void* from, size_t bytes) const override { memcpy(to, from, bytes); }
   bool record_event(void*, void*, c10::Stream) override { return true; }
-  void empty_cache() override {}
+  void empty_cache() override {
+    std::lock_guard<std::mutex> guard(mutex_);
+    drop_kept();
+  }
   at::HostStats get_stats() override {
     std::lock_guard<std::mutex> guard(mutex_);
     at::HostStats stats;
-    stats.allocations = stats.active_requests = to_stat(blocks_);
-    stats.allocated_bytes = stats.active_bytes = to_stat(bytes_);
+    stats.allocations = to_stat(blocks_);
+    stats.allocated_bytes = to_stat(bytes_);
+    stats.active_requests = to_stat(requests_);
+    stats.active_bytes = to_stat(requested_bytes_);
     stats.num_host_alloc = blocks_.allocated;
     stats.num_host_free = blocks_.freed;
     return stats;
   }
   void reset_accumulated_stats() override {
     std::lock_guard<std::mutex> guard(mutex_);
-    for (sim::Figure* figure : {&blocks_, &bytes_}) figure->allocated = figure->freed = 0;
+    for (sim::Figure* figure : {&blocks_, &bytes_, &requests_, &requested_bytes_}) figure->allocated = figure->freed = 0;
   }
   void reset_peak_stats() override {
     std::lock_guard<std::mutex> guard(mutex_);
-    for (sim::Figure* figure : {&blocks_, &bytes_}) figure->peak = figure->current;
+    for (sim::Figure* figure : {&blocks_, &bytes_, &requests_, &requested_bytes_}) figure->peak = figure->current;
   }
 
   bool owns(const void* data) {
@@ -154,16 +186,45 @@ class PinnedAllocator final : public at::HostAllocator {
 
  private:
   static void free_pinned(void* data) {
-    auto& self = get();
-    {
-      std::lock_guard<std::mutex> guard(self.mutex_);
-      if (auto block = self.live_.find(data); block != self.live_.end()) {
-        lower(self.blocks_, 1);
-        lower(self.bytes_, static_cast<int64_t>(block->second));
-        self.live_.erase(block);
-      }
+    if (data != nullptr) get().take_back(data);
+  }
+  void take_back(void* data) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto block = live_.find(data);
+    if (block == live_.end()) return free(data);
+    size_t size = block->second;
+    live_.erase(block);
+    lower(requests_, 1);
+    lower(requested_bytes_, static_cast<int64_t>(size));
+    keep(data, size);
+  }
+  void keep(void* data, size_t size) {
+    if (!std::has_single_bit(size)) return give_back(data, size);
+    if (size >= kGivesPagesBack) madvise(data, size, MADV_DONTNEED);
+    kept_[size].push_back(data);
+  }
+  void drop_kept() {
+    for (auto& [size, blocks] : kept_) {
+      for (void* data : blocks) give_back(data, size);
     }
+    kept_.clear();
+  }
+  void* fresh(size_t bytes, size_t* size) {
+    void* data = nullptr;
+    if (posix_memalign(&data, kPage, *size) != 0) {
+      drop_kept();
+      *size = bytes;
+      TORCH_CHECK_WITH(OutOfMemoryError, posix_memalign(&data, kPage, *size) == 0, "The host has no memory left for ",
+                       bytes, " pinned bytes.");
+    }
+    raise(blocks_, 1);
+    raise(bytes_, static_cast<int64_t>(*size));
+    return data;
+  }
+  void give_back(void* data, size_t size) {
     free(data);
+    lower(blocks_, 1);
+    lower(bytes_, static_cast<int64_t>(size));
   }
   static void raise(sim::Figure& figure, int64_t amount) {
     figure.current += amount;
@@ -177,7 +238,8 @@ class PinnedAllocator final : public at::HostAllocator {
 
   std::mutex mutex_;
   std::map<const void*, size_t> live_;
-  sim::Figure blocks_, bytes_;
+  std::map<size_t, std::vector<void*>> kept_;  // free blocks by size
+  sim::Figure blocks_, bytes_, requests_, requested_bytes_;  // all there are; those in use
 };
 
 c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_size_t kind, c10::SymInt bytes,
@@ -206,6 +268,7 @@ c10::DataPtr allocate(int device, size_t bytes) {
   int status = sim::allocate(device, sim::current_stream(device), bytes, &data, &shortage);
   if (status == sim::kOutOfMemory) raise_out_of_memory(device, bytes, shortage);
   check(status, "allocate", "c10_npu::SetDevice(device)");
+  if (c10::memoryProfilingEnabled()) [[unlikely]] report(data, false);
   return {data, data, &free_block, npu(device)};
 }
 
@@ -273,10 +336,11 @@ void register_memory() {
 
 }  // namespace toprope::glue
 
-// Pinned blocks, then their bytes: each current, peak, allocated, freed.
+// Pinned blocks and their bytes, then those in use: each current, peak, allocated, freed.
 extern "C" TOPROPE_API void tsg_host_memory_stats(int64_t* out) {
   at::HostStats stats = toprope::glue::pinned_allocator()->get_stats();
-  for (const c10::CachingAllocator::Stat* stat : {&stats.allocations, &stats.allocated_bytes}) {
+  for (const c10::CachingAllocator::Stat* stat :
+       {&stats.allocations, &stats.allocated_bytes, &stats.active_requests, &stats.active_bytes}) {
     *out++ = stat->current;
     *out++ = stat->peak;
     *out++ = stat->allocated;

@@ -10,8 +10,20 @@
 
 namespace toprope::glue {
 
+namespace {
+
+// By name, whatever the overload; an underscore at the end is the variant in place.
+bool is_among(const std::unordered_set<std::string>& names, const c10::FunctionSchema& schema) {
+  std::string name = schema.name();
+  if (name.rfind("aten::", 0) != 0) return false;
+  name.erase(0, sizeof("aten::") - 1);
+  if (names.count(name) > 0) return true;
+  return name.size() > 1 && name.back() == '_' && names.count(name.substr(0, name.size() - 1)) > 0;
+}
+
+}  // namespace
+
 bool is_sparse_on_card(const c10::FunctionSchema& schema) {
-  // by name, whatever the overload; an underscore at the end is the variant in place
   static const std::unordered_set<std::string> names = {
       "_coalesce", "_coalesced_", "_dimI", "_dimV", "_indices", "_nnz", "_sparse_broadcast_to",
       "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_mask_projection", "_to_dense",
@@ -22,11 +34,20 @@ bool is_sparse_on_card(const c10::FunctionSchema& schema) {
       "rad2deg", "relu", "resize_as_sparse_", "round", "sgn", "sign", "signbit", "sin", "sinh", "sparse_dim",
       "sparse_mask", "sparse_resize_", "sparse_resize_and_clear_", "sqrt", "sub", "sum", "tan", "tanh",
       "threshold_backward", "trunc", "unsqueeze", "values", "view_as_complex", "view_as_real", "zero_", "zeros"};
-  std::string name = schema.name();
-  if (name.rfind("aten::", 0) != 0) return false;
-  name.erase(0, sizeof("aten::") - 1);
-  if (names.count(name) > 0) return true;
-  return name.size() > 1 && name.back() == '_' && names.count(name.substr(0, name.size() - 1)) > 0;
+  return is_among(names, schema);
+}
+
+// torch_npu registers what torch has one kernel of for hosts and GPUs (the lines "SparseCsrCPU, SparseCsrCUDA"). Left out
+// are sums and products of matrices, whose kernels end in ones that are CUDA's own, and ways to other formats.
+bool is_compressed_on_card(const c10::FunctionSchema& schema) {
+  static const std::unordered_set<std::string> names = {
+      "_conj_physical", "_nnz", "_to_dense", "abs", "angle", "asin", "asinh", "atan", "atanh", "ccol_indices", "ceil",
+      "clone", "col_indices", "conj_physical", "copy_", "crow_indices", "deg2rad", "dense_dim", "empty", "empty_like",
+      "erf", "erfinv", "expm1", "fill_", "floor", "frac", "isinf", "isnan", "isneginf", "isposinf", "log1p", "mul", "neg",
+      "normal_", "rad2deg", "relu", "resize_", "resize_as_sparse_", "round", "row_indices", "select", "select_copy",
+      "sgn", "sign", "signbit", "sin", "sinh", "sparse_dim", "sparse_mask", "sqrt", "sum", "tan", "tanh",
+      "threshold_backward", "trunc", "values", "zero_"};
+  return is_among(names, schema);
 }
 
 bool asks_for_shape(const std::string& name) {

@@ -1,4 +1,4 @@
-// Which operators torch_npu has for sparse tensors in coordinate format.
+// Which operators torch_npu has for sparse tensors in coordinate format and in compressed ones.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
@@ -8,6 +8,8 @@
 namespace toprope::glue {
 
 bool is_sparse_on_card(const c10::FunctionSchema& schema);
+
+bool is_compressed_on_card(const c10::FunctionSchema& schema);
 
 // Operators whose results the host knows without the card: numbers about the shape.
 bool asks_for_shape(const std::string& name);
