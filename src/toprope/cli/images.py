@@ -20,7 +20,7 @@ app = group()
 
 @app.callback()
 def _images() -> None:
-    """Models to try editing pictures with; toprope edit and toprope ui do the editing.
+    """Editing pictures by instruction: toprope edit, toprope ui, and what belongs to them.
 
     More: toprope explain images.
     """
