@@ -4,8 +4,8 @@
     python scripts/reference.py --write    write them
 
 docs/api has a page for each part with its public names: the `__all__` of the modules in PARTS. Signatures are those of
-the sources, without decorators. Sections of docstrings ("Args:", "Raises:") become lists. docs/commands.md has the help
-of each command, 100 columns wide.
+the sources, without decorators. Sections of docstrings ("Args:", "Raises:") become lists. docs/command_help.md has the
+help of each command, 100 columns wide.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 def pages() -> dict[Path, str]:
     """Every page of the reference."""
     made = {DOCS / "api" / f"{name}.md": api_page(modules) for name, modules in PARTS.items()}
-    return {DOCS / "api" / "index.md": index_page(), **made, DOCS / "commands.md": cli_page()}
+    return {DOCS / "api" / "index.md": index_page(), **made, DOCS / "command_help.md": cli_page()}
 
 
 def index_page() -> str:
@@ -374,8 +374,8 @@ def cli_page() -> str:
     from toprope.cli import app
 
     command: Any = typer.main.get_command(app.app)
-    lines = ["# Command line", "", _HEAD.replace("docstring", "help"), ""]
-    lines += ["The help of each command, as `--help` prints it. `toprope explain` prints the pages of this site.", ""]
+    lines = ["# Help of every command", "", _HEAD.replace("docstring", "help"), ""]
+    lines += ["The help of each command, as `--help` prints it. More of [the command line](commands.md).", ""]
     for path, text in _helps(command, None, "toprope"):
         lines += [f"## {path}", "", "```text", *(line.rstrip() for line in text.splitlines()), "```", ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -37,14 +37,14 @@ def test_every_part_with_public_names_has_a_page():
             is_empty = isinstance(node.value, ast.List) and not node.value.elts
             if isinstance(target, ast.Name) and target.id == "__all__" and not is_empty:
                 public.add(f"toprope.{door.parent.name}")
-    # of the command line docs/commands.md has the help
+    # of the command line docs/command_help.md has the help
     assert public - have == {"toprope.cli"}
 
 
 def test_every_command_is_on_the_page_of_the_command_line():
     from toprope.cli.app import VERBS
 
-    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "command_help.md").read_text(encoding="utf-8")
     assert [verb for verb in VERBS if f"\n## toprope {verb}\n" not in page] == []
 
 
