@@ -86,7 +86,7 @@ def cache(
 ) -> None:
     """Show the files that toprope keeps on this machine: what, where, size, age, and whether a process uses it.
 
-    `toprope cache clear` removes them. TOPROPE_CACHE_DIR names the folder. More: toprope explain command_line.
+    `toprope cache clear` removes them. TOPROPE_CACHE_DIR names the folder. More: toprope explain commands.
     """
     if context.invoked_subcommand is not None:
         return
