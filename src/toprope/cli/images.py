@@ -1,4 +1,4 @@
-"""`toprope images`: what belongs to editing pictures and is no edit."""
+"""`toprope images`: commands for models to try editing with."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ def write(folder: str | os.PathLike[str]) -> Path:
     """Write the demo model, of less than 2 MB, and a picture that it was not trained on.
 
     Args:
-        folder: is made; it must not hold anything yet.
+        folder: created if necessary; must be empty.
 
     Returns:
         The folder.
 
     Raises:
-        UsageError: the folder holds something.
+        UsageError: the folder is not empty, or is a file.
     """
     path = Path(folder)
     if path.is_file() or (path.is_dir() and any(path.iterdir())):

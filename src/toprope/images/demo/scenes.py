@@ -1,7 +1,7 @@
 """Drawn scenes and their edits: the pictures on which the demo model is trained and tested.
 
 A scene is a sky, a sun, hills, a house and trees, with places and colours that a seed chooses. An edit is an exact
-function of the scene, so that the right result of every instruction is known to the pixel.
+function of the scene, so the correct result of every instruction is known for each pixel.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _Part:
     """Something in a scene.
 
     Attributes:
-        what: kind of thing, by which edits choose its colour.
+        what: kind of part, such as "roof"; edits choose the colour by it.
         shape: "ellipse", "polygon" or "sky", which fills the whole picture.
-        points: corners of it, or of the box around it, in pixels of `EDGE`.
-        colour: red, green, blue; of a sky at its upper edge.
+        points: its corners, or those of the box around it, in pixels of a scene with the width `EDGE`.
+        colour: red, green, blue; for a sky, at its upper edge.
         lower: colour of a sky at its lower edge.
     """
 

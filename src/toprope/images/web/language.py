@@ -1,7 +1,7 @@
-"""Choosing the language of the page with a link, kept in a cookie: for browsers whose first language is another one.
+"""Links that choose the language of the page, stored in a cookie: for browsers with another first language.
 
-Gradio takes its language from `navigator.language` when the page is loaded, so that the chosen one is put in its place
-by a script at the head of the page; the server's own texts follow the header Accept-Language, which is replaced too.
+Gradio reads `navigator.language` when the page is loaded. Therefore a script at the head of the page sets it to the
+chosen language. The server's own texts follow the header Accept-Language, which is replaced too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LanguageChoice:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a link of the switch, or hand the request on in the chosen language."""
+        """Answer a request of one of the links, or pass the request on with the chosen language."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -61,7 +61,7 @@ class LanguageChoice:
 
 
 class _Marked:
-    """Sends an answer whose page has another language: as a whole, since its length changes."""
+    """Changes the language of an answer's page. Sends the answer as a whole, since its length changes."""
 
     def __init__(self, send: Send, language: str) -> None:
         self._send, self._language = send, language
@@ -83,7 +83,7 @@ class _Marked:
 
 
 def marked(page: bytes, language: str) -> bytes:
-    """A page of HTML in a language, whose scripts find it as the browser's.
+    """An HTML page marked with a language, which its scripts see as the browser's language.
 
     Args:
         page: in UTF-8.
@@ -98,7 +98,7 @@ def marked(page: bytes, language: str) -> bytes:
 
 
 def _chosen(headers: list[tuple[bytes, bytes]]) -> str | None:
-    """The language in a request's cookies; None where there is none of ours."""
+    """The language in a request's cookie `COOKIE`; None without that cookie."""
     for name, value in headers:
         for each in value.decode("latin-1").split(";") if name.lower() == b"cookie" else ():
             key, _, language = each.strip().partition("=")

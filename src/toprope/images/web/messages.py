@@ -1,7 +1,7 @@
-"""Errors, notices and stages of the engine in the languages of the page: sentences are translated, facts stay.
+"""Translations of the engine's errors, notices and stages for the page: sentences are translated, facts stay.
 
-The engine writes English, which records and logs keep. The page finds the sentence's template here and shows it in its
-own language; a sentence without a template is shown in English.
+The engine writes English, and so do records and logs. The page looks up a sentence's template in this table and shows
+it in its language; it shows a sentence without a template in English.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ CHINESE: dict[str, str] = {
 
 
 def translated(text: str, language: str) -> str:
-    """A sentence of the engine in a language of the page, or as it is where there is no translation.
+    """A sentence of the engine in a language of the page; the sentence itself if there is no translation.
 
     Args:
         text: in English.
@@ -339,14 +339,14 @@ def _chinese(text: str) -> str | None:
 
 
 def _fact(text: str) -> str:
-    """A fact; one that is made of known phrases is translated."""
+    """A fact for a sentence, translated if it consists of known phrases."""
     phrases = [_chinese(each) for each in text.split(" and ")]
     return "和".join(each for each in phrases if each is not None) if None not in phrases else text
 
 
 @cache
 def _patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Templates with facts as patterns, those with most letters of their own first."""
+    """Patterns of the templates with facts, and their translations; templates with the most fixed letters first."""
     found = []
     for english, chinese in CHINESE.items():
         pieces = list(string.Formatter().parse(english))

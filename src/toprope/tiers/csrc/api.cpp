@@ -77,7 +77,7 @@ bool runs_here(int path) {
 
 struct Decoding {
     const Kernels* kernels;
-    const Page* page;
+    const QuantisedTensor* page;
     void* out;
     int32_t type;
     bool stream;
@@ -132,7 +132,7 @@ EXPORT int tp_paths() {
 EXPORT void tp_use_threads_of(void* parallel) { use_threads_of(reinterpret_cast<Parallel>(parallel)); }
 
 // All functions below return 0, or 1 for a path that is not here, 2 without memory.
-EXPORT int tp_decode(const Page* page, void* out, int type, int path, int threads, int stream) {
+EXPORT int tp_decode(const QuantisedTensor* page, void* out, int type, int path, int threads, int stream) {
     if (!runs_here(path)) return 1;
     Decoding call{kernels_of(path), page, out, type, stream != 0, 1};
     call.rows = page->cols >= 32768 ? 1 : 32768 / (page->cols + 1) + 1;
@@ -144,8 +144,8 @@ EXPORT int tp_decode(const Page* page, void* out, int type, int path, int thread
     return 0;
 }
 
-EXPORT int tp_multiply(const Page* page, const void* x, int64_t m, const void* bias, void* out, int type, int path,
-                       int threads) {
+EXPORT int tp_multiply(const QuantisedTensor* page, const void* x, int64_t m, const void* bias, void* out, int type,
+                       int path, int threads) {
     if (!runs_here(path)) return 1;
     int64_t size = type == FLOAT32 ? 4 : 2;
     Multiplying call{kernels_of(path), {page, x, bias, out, 0, type, nullptr}, 1};

@@ -1,6 +1,6 @@
-// What the kernels stand on, and decoding. Kernels are written once over a set of vector operations `V`. Each path
-// includes them in its own translation unit with its own V, compiled for its own instructions; all of it stays inside
-// of that unit.
+// Basics of the kernels, and decoding. Kernels are written once, over a set of vector operations `V`. Each path
+// includes them in its own translation unit with its own V, compiled for its own instruction set; nothing of it is
+// visible outside of that unit.
 //
 // V::L values of fp32 make a vector. Codes of 4 bits are read V::L words of 32 bits at a time, a "chunk" of 8 * V::L
 // codes: half-byte k of word l is element 8 * l + k. Shifting the words by 4 * k thus gives one index to each lane, and
@@ -50,17 +50,17 @@ struct Basics {
     static constexpr int64_t L = V::L, CHUNK = 8 * L;
     static constexpr int64_t NARROW = L, WIDE = 2 * L, TALL = V::TALL;  // of a product with many rows
 
-    static const float* values(const Page& page) { return page.format == NF4 ? NF4_VALUES : E2M1_VALUES; }
-    static bool ordered(const Page& page) { return page.format == INT8; }
-    static int64_t padded(const Page& page) { return up(page.cols, CHUNK); }
+    static const float* values(const QuantisedTensor& page) { return page.format == NF4 ? NF4_VALUES : E2M1_VALUES; }
+    static bool ordered(const QuantisedTensor& page) { return page.format == INT8; }
+    static int64_t padded(const QuantisedTensor& page) { return up(page.cols, CHUNK); }
     static int64_t element(int64_t place) {
         int64_t p = place % CHUNK;
         return place - p + 8 * (p % L) + p / L;
     }
-    static int64_t row_bytes(const Page& page) { return page.format == INT8 ? page.cols : page.cols / 2; }
+    static int64_t row_bytes(const QuantisedTensor& page) { return page.format == INT8 ? page.cols : page.cols / 2; }
 
     // Scales of a row as fp32, the global one in them, and zeros up to where a whole vector may be read.
-    static void scales_of(const Page& page, int64_t row, float* out) {
+    static void scales_of(const QuantisedTensor& page, int64_t row, float* out) {
         int64_t blocks = page.blocks(), i = 0;
         if (page.format == NVFP4) {
             auto codes = static_cast<const uint8_t*>(page.scales) + row * blocks;
@@ -78,15 +78,15 @@ struct Basics {
         for (int64_t end = up(blocks, 16) + 16; i < end; ++i) out[i] = 0.0f;
     }
 
-    static float* scale_buffer(const Page& page, int64_t rows) {
+    static float* scale_buffer(const QuantisedTensor& page, int64_t rows) {
         static thread_local Buffer<float> buffer;
         return buffer.of(rows * scale_stride(page));
     }
-    static int64_t scale_stride(const Page& page) { return up(page.blocks(), 16) + 16; }
+    static int64_t scale_stride(const QuantisedTensor& page) { return up(page.blocks(), 16) + 16; }
 
     // --- decode: in order ---
 
-    static float one(const Page& page, const uint8_t* codes, int64_t at, const float* table) {
+    static float one(const QuantisedTensor& page, const uint8_t* codes, int64_t at, const float* table) {
         if (page.format == INT8) return static_cast<float>(static_cast<int8_t>(codes[at]));
         return table[(codes[at / 2] >> (4 * (at % 2))) & 15];
     }
@@ -98,7 +98,7 @@ struct Basics {
     }
 
     // The CPU's own rounding to bf16 takes subnormal numbers for zero: it is used where there are none.
-    static bool far_from_zero(const Page& page, const float* scales, int64_t blocks) {
+    static bool far_from_zero(const QuantisedTensor& page, const float* scales, int64_t blocks) {
         if (page.format == NVFP4 && std::fabs(page.global_scale()) > 1e-30f) return true;  // the others are >= 2^-9
         bool near = false;
         for (int64_t b = 0; b < blocks; ++b) near |= (bits_of(scales[b]) & 0x7FFFFFFF) - 1 < 0x03800000;  // 2^-120
@@ -107,7 +107,7 @@ struct Basics {
 
     // `count` whole blocks of a row.
     template <class T, bool STREAM, int BLOCK>
-    static void decode_blocks(const Page& page, const uint8_t* codes, const float* scales, int64_t count,
+    static void decode_blocks(const QuantisedTensor& page, const uint8_t* codes, const float* scales, int64_t count,
                               const typename V::Table& table, T* out) {
         constexpr int64_t VECTORS = BLOCK / L;
         if constexpr (V::PAIRS && sizeof(T) == 2) {
@@ -130,7 +130,8 @@ struct Basics {
     }
 
     template <class T, bool STREAM>
-    static void decode_blocks(const Page& page, const uint8_t* codes, const float* scales, int64_t count, T* out) {
+    static void decode_blocks(const QuantisedTensor& page, const uint8_t* codes, const float* scales, int64_t count,
+                              T* out) {
         typename V::Table table = V::table(values(page));
         switch (page.format) {
             case NVFP4: return decode_blocks<T, STREAM, 16>(page, codes, scales, count, table, out);
@@ -147,7 +148,7 @@ struct Basics {
     }
 
     template <class T>
-    static void decode_row(const Page& page, int64_t row, bool stream, T* out) {
+    static void decode_row(const QuantisedTensor& page, int64_t row, bool stream, T* out) {
         float* scales = scale_buffer(page, 1);
         scales_of(page, row, scales);
         const float* table = values(page);
@@ -171,7 +172,7 @@ struct Basics {
                 one(page, shifted ? page.codes : codes, shifted ? first + at : at, table) * scales[at / block]);
     }
 
-    static void decode(const Page& page, void* out, int32_t type, bool stream, int64_t begin, int64_t end) {
+    static void decode(const QuantisedTensor& page, void* out, int32_t type, bool stream, int64_t begin, int64_t end) {
         int64_t size = type == FLOAT32 ? 4 : 2;
         stream = stream && reinterpret_cast<uintptr_t>(out) % 64 == 0 && page.cols * size % 64 == 0;
         for (int64_t row = begin; row < end; ++row) {
@@ -190,7 +191,7 @@ struct Basics {
     }
 
     // Asks for the scales of a row. Inlined, since g++ drops calls of a function that does nothing but this.
-    __attribute__((always_inline)) static inline void fetch_scales(const Page& page, int64_t row) {
+    __attribute__((always_inline)) static inline void fetch_scales(const QuantisedTensor& page, int64_t row) {
         const int64_t bytes = page.blocks() * (page.format == NF4 || page.format == INT8 ? 4 : 1);
         for (int64_t i = 0; i < bytes; i += 64)
             __builtin_prefetch(static_cast<const uint8_t*>(page.scales) + row * bytes + i, 0, 2);

@@ -29,7 +29,8 @@ struct Few : Basics<V> {
     using B::write;
 
     template <int R, int M, int BLOCK>
-    static void dot(const Page& page, int64_t row, const float* scales, const float* x, int64_t stride, float* sums) {
+    static void dot(const QuantisedTensor& page, int64_t row, const float* scales, const float* x, int64_t stride,
+                    float* sums) {
         typename V::Table table = V::table(values(page));
         const int64_t bytes = row_bytes(page), step = scale_stride(page), chunks = padded(page) / CHUNK;
         const uint8_t* codes = page.codes + row * bytes;
@@ -64,8 +65,8 @@ struct Few : Basics<V> {
     }
 
     template <int R, int M>
-    static void dot_integers(const Page& page, int64_t row, const float* scales, const float* x, int64_t stride,
-                             float* sums) {
+    static void dot_integers(const QuantisedTensor& page, int64_t row, const float* scales, const float* x,
+                             int64_t stride, float* sums) {
         auto codes = reinterpret_cast<const int8_t*>(page.codes) + row * page.cols;
         F total[R][M];
         for (int r = 0; r < R; ++r)
@@ -85,7 +86,8 @@ struct Few : Basics<V> {
     }
 
     template <int R, int M>
-    static void dots(const Page& page, int64_t row, const float* scales, const float* x, int64_t stride, float* sums) {
+    static void dots(const QuantisedTensor& page, int64_t row, const float* scales, const float* x, int64_t stride,
+                     float* sums) {
         switch (page.format) {
             case NVFP4: return dot<R, M, 16>(page, row, scales, x, stride, sums);
             case MXFP4: return dot<R, M, 32>(page, row, scales, x, stride, sums);
@@ -95,8 +97,8 @@ struct Few : Basics<V> {
     }
 
     // Up to 2 rows of the page with up to GROUP rows of activations; returns how many of these were taken.
-    static int64_t some_dots(const Page& page, int64_t row, int64_t rows, const float* scales, const float* x,
-                             int64_t m, float* sums) {
+    static int64_t some_dots(const QuantisedTensor& page, int64_t row, int64_t rows, const float* scales,
+                             const float* x, int64_t m, float* sums) {
         const int64_t stride = padded(page);
         if (rows == 1) return dots<1, 1>(page, row, scales, x, stride, sums), 1;
         if (m >= 4) return dots<2, 4>(page, row, scales, x, stride, sums), 4;
@@ -105,7 +107,7 @@ struct Few : Basics<V> {
     }
 
     static void multiply_few(const Product& p, int64_t begin, int64_t end) {
-        const Page& page = *p.page;
+        const QuantisedTensor& page = *p.page;
         float sums[2 * GROUP];
         float* scales = scale_buffer(page, 2);
         for (int64_t row = begin; row < end;) {

@@ -39,7 +39,7 @@ struct Kernel : Basics<V> {
 
     // Part `part` of the columns, of all rows of x.
     static void pack(const Product& p, int64_t part) {
-        const Page& page = *p.page;
+        const QuantisedTensor& page = *p.page;
         const int64_t columns = padded(page), begin = part * PART;
         const int64_t end = begin + PART < columns ? begin + PART : columns;
         const bool in_order = ordered(page), paired = pairs(p) && !few(p);

@@ -35,7 +35,8 @@ struct Many : Basics<V> {
     using B::write;
 
     template <int BLOCK, bool PAIRED>
-    static void panel(const Page& page, int64_t row, int64_t from, int64_t count, const float* scales, void* out) {
+    static void panel(const QuantisedTensor& page, int64_t row, int64_t from, int64_t count, const float* scales,
+                      void* out) {
         typename V::Table table = V::table(values(page));
         const int64_t bytes = row_bytes(page);
         for (int64_t c = from / CHUNK; c < (from + count) / CHUNK; ++c) {
@@ -63,7 +64,8 @@ struct Many : Basics<V> {
     }
 
     template <bool PAIRED>
-    static void panel_integers(const Page& page, int64_t row, int64_t from, int64_t count, float scale, void* out) {
+    static void panel_integers(const QuantisedTensor& page, int64_t row, int64_t from, int64_t count, float scale,
+                               void* out) {
         auto codes = reinterpret_cast<const int8_t*>(page.codes) + row * page.cols;
         F scales = V::all(scale);
         for (int64_t at = from; at < from + count; at += 2 * L) {
@@ -79,7 +81,8 @@ struct Many : Basics<V> {
     }
 
     template <bool PAIRED>
-    static void panels(const Page& page, int64_t row, int64_t from, int64_t count, const float* scales, void* out) {
+    static void panels(const QuantisedTensor& page, int64_t row, int64_t from, int64_t count, const float* scales,
+                       void* out) {
         switch (page.format) {
             case NVFP4: return panel<16, PAIRED>(page, row, from, count, scales, out);
             case MXFP4: return panel<32, PAIRED>(page, row, from, count, scales, out);
@@ -112,20 +115,20 @@ struct Many : Basics<V> {
 
     // Asks for what the next rows will need while these are worked on: some bytes of each of several rows are not what
     // the CPU foresees by itself. Inlined, since g++ drops calls of a function that does nothing but this.
-    __attribute__((always_inline)) static inline void fetch(const Page& page, int64_t row, int64_t rows, int64_t from,
-                                                             int64_t places) {
+    __attribute__((always_inline)) static inline void fetch(const QuantisedTensor& page, int64_t row, int64_t rows,
+                                                            int64_t from, int64_t places) {
         const int64_t half = page.format == INT8 ? 1 : 2, bytes = row_bytes(page);
         const int64_t first = from / half, last = first + places / half < bytes ? first + places / half : bytes;
         for (int64_t r = row; r < row + rows; ++r)
             for (int64_t i = first; i < last; i += 64) __builtin_prefetch(page.codes + r * bytes + i, 0, 2);
-        // of the scales some rows at each panel: a CPU keeps only so many requests
+        // scales of a few rows at each panel, as a CPU has a limited number of outstanding requests
         const int64_t panels = up(page.cols, places) / places;
         for (int64_t r = row + from / places; r < row + rows; r += panels) fetch_scales(page, r);
     }
 
     template <bool PAIRED>
     static void multiply_many(const Product& p, int64_t begin, int64_t end) {
-        const Page& page = *p.page;
+        const QuantisedTensor& page = *p.page;
         constexpr int64_t places = PLACES<PAIRED>, words = PAIRED ? 2 : 1;
         const int64_t width = up(p.m, NARROW), columns = padded(page);
         static thread_local Buffer<float> panel_memory, sum_memory;

@@ -1,4 +1,4 @@
-// What the kernels for quantised pages share: the page itself, formats, paths, and the functions of a path.
+// Declarations that the kernels for quantised tensors share: the tensor, formats, paths, and the functions of a path.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ enum Path : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, PATHS
 
 // A matrix of codes with scales, as ctypes passes it: `codes` holds rows * cols codes without gaps, two to a byte and
 // the first in the low half, or one to a byte (INT8); `scales` ceil(cols / block) values for each row.
-struct Page {
+struct QuantisedTensor {
     const uint8_t* codes;
     const void* scales;
     int64_t rows, cols;
@@ -43,7 +43,7 @@ inline uint16_t round_to_bfloat16(float value) {
 
 // A product out[m][row] = sum over k of x[m][k] * page[row][k], and bias[row]. `packed` is x as `pack` arranges it.
 struct Product {
-    const Page* page;
+    const QuantisedTensor* page;
     const void* x;
     const void* bias;  // or null; of the type of x
     void* out;         // of the type of x
@@ -55,7 +55,7 @@ struct Product {
 // What one path can do. A path is compiled for one set of instructions and called only where the CPU has them.
 struct Kernels {
     // Rows [begin, end) of the page, in order.
-    void (*decode)(const Page& page, void* out, int32_t type, bool stream, int64_t begin, int64_t end);
+    void (*decode)(const QuantisedTensor& page, void* out, int32_t type, bool stream, int64_t begin, int64_t end);
     // Bytes that `pack` needs for m rows of x; the parts that it can be called for, each on its own.
     int64_t (*packed_bytes)(const Product& product);
     int64_t (*packed_parts)(const Product& product);

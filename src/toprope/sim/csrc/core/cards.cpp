@@ -52,7 +52,7 @@ bool is_alive(uint64_t pid, uint64_t started) {
   return start == started && state != 'Z' && state != 'X';
 }
 
-// Gives back what processes hold that are gone. Whoever swaps the slot's number out does it, and no one else.
+// Releases the resources of processes that have ended. Only the process that swaps a slot's number out does it.
 void drop_dead() {
   for (ProcessSlot& slot : shared->processes) {
     uint64_t pid = slot.pid.load();

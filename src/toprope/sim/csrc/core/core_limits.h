@@ -1,5 +1,5 @@
-// Limits of the cores that work is to use: stored numbers, which whoever launches work reads. A limit of a stream goes
-// before that of the process, and that before what the chip has; each kind of core by itself.
+// Limits of the cores for work: stored numbers, which are read when work is launched. A stream's limit takes precedence
+// over the process's limit, and that one over the chip's number of cores, separately for each kind of core.
 #pragma once
 #include <cstdint>
 

@@ -96,8 +96,8 @@ struct Scheduler {
 
 Scheduler& scheduler();
 
-// Ends the wait of a kernel with a failure, and that of its peers; what they held is idle then. With the lock held.
-// Whoever calls it hands out what became idle.
+// Ends the wait of a kernel and of its peers with a failure; the cores that they held are idle then. Lock held. The
+// caller hands these cores out.
 void fail(Kernel& kernel, int code, const std::string& text);
 
 // Hands out the idle cores of all cards. With the lock held.

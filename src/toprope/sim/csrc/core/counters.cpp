@@ -36,7 +36,7 @@ static void leave_parents_file() {
 }
 
 static void leave_file_with_head() {
-  static Counters head;  // the names and the description stay, the figures begin anew
+  static Counters head;  // the names and the description stay, the figures begin again
   memcpy(static_cast<void*>(&head), counters, sizeof head);
   leave_parents_file();
   memcpy(counters->magic, head.magic, sizeof head.magic);

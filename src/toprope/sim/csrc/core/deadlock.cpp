@@ -1,8 +1,8 @@
-// Whether queued work can never go on, whatever the host does later; and the words for it.
+// Finds queued work that can never go on, whatever the host does later, and describes it.
 //
-// The question is answered in the favour of the work: any task that is no kernel comes to an end, so does any kernel
-// that runs, and members of a collective that nobody launched yet could come and have their cores. What the host
-// launches later stands behind what is there. Kernels that cannot go on even so never will.
+// The answer assumes the best for the work: any task that is no kernel ends, any running kernel ends, and members of a
+// collective that were not launched yet may still come and get their cores. Work that the host launches later is queued
+// behind the present work. Kernels that cannot go on even then never will.
 #include <cstdlib>
 #include <tuple>
 #include <unordered_map>
@@ -122,7 +122,7 @@ class Analysis {
     if (kernel.stage >= Stage::kReady) return true;
     if (!fits(kernel.lacking(), idle_[kernel.device])) return false;
     if (scheduler().discipline != Discipline::kD1) return true;
-    for (const KernelPointer& before : scheduler().waiting[kernel.device]) {  // whoever does not fit keeps the idle cores
+    for (const KernelPointer& before : scheduler().waiting[kernel.device]) {  // a kernel that does not fit keeps the idle cores
       if (before.get() == &kernel) break;
       if (passed_.count(before.get()) == 0 && !fits(before->lacking(), idle_[kernel.device])) return false;
     }
@@ -224,7 +224,7 @@ std::vector<Stream*> circle(const Stuck& stuck) {
     std::vector<Stream*> path = shortest_way_back(stuck, stream);
     if (!path.empty() && (best.empty() || path.size() < best.size())) best = path;
   }
-  // It is told from one on that holds a part of what it needs: that is whom a limit can send away.
+  // The report begins with a kernel that holds a part of its cores, as a limit of its cores can fix the deadlock.
   auto order = [&stuck](Stream* each) {
     const Kernel* kernel = stuck.at(each)->next()->kernel.get();
     bool holds_a_part = kernel != nullptr && kernel->stage == Stage::kWaiting && kernel->held > 0;
@@ -256,7 +256,7 @@ std::string seconds_of(bool collectives) {
   const char* set = getenv("HCCL_EXEC_TIMEOUT");
   long seconds = set == nullptr ? 1091 : strtol(set, nullptr, 10);
   if (seconds <= 0 || seconds > 1091) seconds = 1091;  // the most in AIV mode
-  return own + ", or " + std::to_string(seconds) + " s (HCCL_EXEC_TIMEOUT), that of a collective on vector cores";
+  return own + ", or " + std::to_string(seconds) + " s (HCCL_EXEC_TIMEOUT), the limit of a collective on vector cores";
 }
 
 std::string words(const std::vector<Reach>& reaches) {
@@ -271,7 +271,7 @@ std::string words(const std::vector<Reach>& reaches) {
   }
   for (Stream* each : circle(stuck)) names.push_back(name_of(*each, *stuck[each]->next()));
   if (!names.empty()) names.push_back(names.front());
-  return "Deadlock: these wait for each other and can never end. It is told at once; a card would tell it after " +
+  return "Deadlock: these wait for each other and can never end. It is reported at once; a card would report it after " +
          seconds_of(collectives) + ".\n" + joined(lines, "\n") + "\n  " + joined(names, " -> ") +
          "\nA limit of the cores of one of them can fix it (torch.npu.set_stream_limit): toprope explain limits";
 }

@@ -7,10 +7,10 @@
 
 namespace toprope::sim {
 
-// The operator fails with a code after so many calls that succeed, each time from then on. Code 0 takes it back.
+// Makes an operator fail with a code after `after` calls that succeed, and in every later call. Code 0 ends this.
 TOPROPE_API void fail_operator(const char* name, int code, uint64_t after);
 
-// The allocation after so many that succeed fails, once; a negative number takes it back.
+// Makes one allocation fail, after `after` allocations that succeed; a negative number ends this.
 TOPROPE_API void fail_allocation(int64_t after);
 
 // Copies between host and card take at least this long for a byte; 0 takes it back.

@@ -52,7 +52,7 @@ Heap::SharedPiece* Heap::share(void* data) {
   SharedPiece piece{first->data, static_cast<size_t>(last->data + last->size - first->data), -1, nullptr};
   piece.file = memfd_create("toprope-npu", MFD_CLOEXEC);
   if (piece.file < 0) return nullptr;
-  // The bytes go into the file, and the file takes the place of the memory: one step for whoever reads it.
+  // The bytes are written to the file, which then replaces the memory: for readers this is a single step.
   bool moved = ftruncate(piece.file, static_cast<off_t>(piece.size + count_bytes(piece.size))) == 0;
   for (size_t done = 0; moved && done < piece.size;) {
     ssize_t written = pwrite(piece.file, piece.begin + done, piece.size - done, static_cast<off_t>(done));

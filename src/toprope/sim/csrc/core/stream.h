@@ -23,7 +23,7 @@ struct Mark {
   std::atomic<bool> passed{false};
   std::atomic<Stream*> on{nullptr};   // null where it passed at once
   std::atomic<uint64_t> ticket{0};    // it passes with the end of this task
-  std::atomic<bool> failed{false};    // a failure was waiting to be told when it passed
+  std::atomic<bool> failed{false};    // a failure was not reported yet when it passed
 };
 
 using MarkPointer = std::shared_ptr<Mark>;
@@ -51,7 +51,7 @@ class Stream {
   // Waits for all work queued so far; the code of the first failure since the last wait, else kOk.
   TOPROPE_API int wait();
 
-  // Waits until so many tasks are done; false where that takes too long.
+  // Waits until the task with this ticket is done; false if that takes too long.
   bool wait_until(uint64_t ticket);
 
   // Keeps a failure of work that has already run, for the next wait; with what there is to say besides its code.
@@ -63,7 +63,7 @@ class Stream {
     return take_failure_slowly();
   }
 
-  // The code of a failure that nobody was told yet, else kOk.
+  // The code of a failure that was not reported yet, else kOk.
   int failure() const { return failure_.load(std::memory_order_acquire); }
 
   bool is_idle() const {
@@ -97,8 +97,8 @@ class Stream {
   std::string failure_text_;
 };
 
-// What there is to say of the failure of this code that the calling thread was told last; empty where there is nothing.
-// Asking takes it away.
+// Details of the last failure with this code that was reported to the calling thread; empty if there are none. The call
+// clears them.
 TOPROPE_API std::string told_failure(int code);
 
 // Has a task say more of its failure than its code: the calling thread's task, which is about to end with one.

@@ -67,7 +67,7 @@ TOPROPE_API extern std::atomic<uint32_t> watched;
 inline bool watching(uint32_t what) { return (watched.load(std::memory_order_relaxed) & what) != 0; }
 TOPROPE_API void watch(uint32_t what, bool on);
 
-// Begins a trace of so many records, in a file where a path is given. Returns 0, an errno, or EBUSY while another runs.
+// Begins a trace of `capacity` records, in a file if a path is given. Returns 0, an errno, or EBUSY while another runs.
 TOPROPE_API int start_trace(uint64_t capacity, const char* path);
 // Ends it. The records stay readable at the address until `forget_trace`.
 TOPROPE_API const Trace* stop_trace();

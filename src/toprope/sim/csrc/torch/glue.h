@@ -133,7 +133,7 @@ class WithoutInterpreter {
   void* state_ = nullptr;
 };
 
-// Warns or raises, as torch.npu.set_sync_debug_mode wants it, where the host waits for the card without being told to.
+// Warns or raises, as set by torch.npu.set_sync_debug_mode, when the host waits for the card implicitly.
 void note_hidden_wait();
 
 // As above, and reports what failed on the stream: where the host learns something from the card.

@@ -98,7 +98,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   }
 };
 
-// Stands before torch's host allocator: while a host kernel runs for a card, its memory comes from that card.
+// Wraps torch's host allocator: while a host kernel runs for a card, its memory comes from that card.
 class Redirect final : public c10::Allocator {
  public:
   explicit Redirect(c10::Allocator* host) : host_(host) {}
