@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -397,9 +398,9 @@ def test_the_cards_file_is_read_and_the_dead_are_left_out(
     monkeypatch.setenv("TOPROPE_SIM", "910B3")
     monkeypatch.setenv("TOPROPE_RUN_DIR", str(tmp_path))
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    living = cards._PROCESS.pack(os.getpid(), started, b"me", 3 * 2**20, *[0] * 15)
-    reused = cards._PROCESS.pack(os.getpid(), started + 1, b"another", 5 * 2**20, *[0] * 15)
-    gone = cards._PROCESS.pack(2**22 + 5, 1, b"gone", 7 * 2**20, *[0] * 15)
+    living = struct.pack("<QQ32s16Q", os.getpid(), started, b"me", 3 * 2**20, *[0] * 15)
+    reused = struct.pack("<QQ32s16Q", os.getpid(), started + 1, b"another", 5 * 2**20, *[0] * 15)
+    gone = struct.pack("<QQ32s16Q", 2**22 + 5, 1, b"gone", 7 * 2**20, *[0] * 15)
     (tmp_path / cards.FILE).write_bytes(bytes(16 * 64) + living + reused + gone)
     begin = time.monotonic()
     assert main(["info"]) == 0
