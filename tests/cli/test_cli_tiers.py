@@ -176,7 +176,7 @@ def test_automatic_budgets_leave_room() -> None:
     assert shared.device + shared.host == 8 * giga
     assert resolve(Free(20 * giga, 20 * giga, unified=True), device=5 * giga).host == 3 * giga
     assert resolve(Free(None, 3 * giga), device=1).host == 0
-    with pytest.raises(PlanError, match="does not say how much"):
+    with pytest.raises(PlanError, match="does not report its free memory"):
         resolve(Free(None, 20 * giga))
     with pytest.raises(PlanError, match="less free space than its budget"):
         resolve(Free(1, 1, 10), disk="11B")

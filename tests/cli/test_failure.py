@@ -36,7 +36,11 @@ def ending(*texts: str, type: str = "RuntimeError", rank: str = "") -> Ending:
         ),
         (lack("aten::searchsorted", dtype="int64"), "has", "the card has one (aclnnSearchSorted, aclnnSearchSorteds)"),
         (lack("aten::eye", Lack.KERNEL), "has", "the card has one (aclnnEye)"),
-        (lack("aten::cumsum", Lack.KERNEL), "unknown", "the vendor has such an operator, not known for which dtypes"),
+        (
+            lack("aten::unique_dim", Lack.KERNEL),
+            "unknown",
+            "the vendor has such an operator, not known for which dtypes",
+        ),
         (lack("mine::special", Lack.KERNEL, "float32"), "unknown", "not known whether the card has one"),
         (lack("aten::_to_sparse", Lack.LAYOUT, "float32"), "unknown", "not known whether the card has one"),
         (lack("aten::mm", Lack.REFUSED, "int32"), "refuses", "the card refuses it too (aclnnMm)"),

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import published_wheel
 from device_stand_ins import MISSING, cuda, in_python, install, run, told
-from toprope.compat import device_utils
+from toprope.compat import device_utils, run_remarks
 from toprope.compat.device_utils import DeviceManager
 from toprope.device import FallbackWarning, probing
 from toprope.device.cpu import CpuDevice
@@ -421,7 +421,7 @@ def test_variables_without_effect_are_reported_once(monkeypatch, tmp_path, caplo
     assert said[0].startswith("DIFFUSERS_ATTENTION_TYPE=vanilla has no effect: ")
     assert "DIFFUSERS_ATTN_BACKEND" in said[0]
     assert said[1].startswith("NPU_FALLBACK_MODE=1 has no effect: ")
-    assert sorted(each.read_text() for each in tmp_path.glob("*.note")) == said
+    assert sorted(run_remarks.read(tmp_path)) == said
     caplog.clear()
     monkeypatch.delenv("NPU_FALLBACK_MODE")
     monkeypatch.setattr(device_utils, "_reported", set())
