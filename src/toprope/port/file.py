@@ -388,9 +388,9 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
 
 
 def ends_program(statement: ast.stmt) -> bool:
-    """Return whether a statement raises, or ends the program: `raise`, `exit()`, `sys.exit()`."""
+    """Return whether a statement raises, or ends the program or the test: `raise`, `sys.exit()`, `pytest.skip()`."""
     if isinstance(statement, ast.Raise):
         return True
     called = statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    return name in ("exit", "quit", "_exit", "abort")
+    return name in ("exit", "quit", "_exit", "abort", "skip", "xfail", "skipTest")

@@ -173,6 +173,10 @@ def _looked_up(file: File, node: ast.expr) -> str:
         case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=holder), attr=name)]) if name in file.project.settings:
             if holder != "self":
                 return f'{LOOKED_UP}compared with "cuda" where the program decides by it where tensors are'
+        case ast.Assign(targets=[ast.Subscript(value=value)]) if file.dotted(value) == "os.environ":
+            return f"{LOOKED_UP}a variable of the environment in line {outer.lineno}, which others read as it is"
+        case ast.Call(func=function) if file.dotted(function) in ("os.environ.setdefault", "os.putenv"):
+            return f"{LOOKED_UP}a variable of the environment in line {outer.lineno}, which others read as it is"
         case ast.Subscript(value=value, slice=ast.Slice() | ast.Constant(value=int())) if value is inner:
             return f"{LOOKED_UP}cut by position in line {outer.lineno}: the names of other devices are shorter"
         case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):

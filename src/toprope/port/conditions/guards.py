@@ -357,6 +357,7 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
             question = file.parent(node) if is_side else node
             if question is not None:
                 regions += [(part, why) for part, _ in opened_by(file, question)]
+                regions += [(part, why) for part in _asked_with(file, question)]
     regions += [(each, f"it is part of what builds an extension in line {line}") for each, line in _builders(file)]
     kernels = functions_of_kernels(file)
     regions += [(each, f"it is for {name} in line {line}, which only CUDA has") for each, name, line in kernels]
@@ -390,6 +391,15 @@ def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
         name = other.id if isinstance(other, ast.Name) else other.attr if isinstance(other, ast.Attribute) else ""
         return device_name(name)
     return finding.rule.code in ("TR016", "TR017", "TR018") and not finding.edits
+
+
+def _asked_with(file: File, question: ast.AST) -> Iterator[ast.expr]:
+    """Find what is asked with a comparison, in front of it: `not torch.cuda.is_available() and d == "cuda"`."""
+    outer = file.parent(question)
+    while isinstance(outer, ast.BoolOp | ast.UnaryOp):
+        if isinstance(question, ast.Compare) and isinstance(outer, ast.BoolOp):
+            yield from outer.values
+        outer = file.parent(outer)
 
 
 def _builders(file: File) -> Iterator[tuple[ast.AST, int]]:

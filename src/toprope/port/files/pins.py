@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["OLDEST", "OLDEST_WITH_TOPROPE", "needed", "old_pins"]
+__all__ = ["OLDEST", "OLDEST_WITH_TOPROPE", "ended", "needed", "old_pins"]
 
 Version = tuple[float, float]
 
@@ -18,6 +18,9 @@ OLDEST_WITH_TOPROPE: Version = (2, 10)
 _ANY = float("inf")
 _BELONGS = {"torchvision": (0, 15), "torchaudio": (2, 0), "torchtext": (0, 15)}
 """Releases that belong to torch 2.0; the others follow by one with each release of torch."""
+
+_LAST = {"torchtext": (0, 18)}
+"""Releases after which there are none: torchtext ended with the one for torch 2.3."""
 
 _PIN = re.compile(
     r"(?<![\w./@:-])(?P<name>torchvision|torchaudio|torchtext|torch|pytorch)(?P<key>[\"']?\s*=\s*(?:\{\s*version\s*=\s*)?[\"'])?\s*"
@@ -58,6 +61,12 @@ def needed(name: str, *, vendored: bool) -> Version:
         return major, minor
     first, second = _BELONGS[name.lower()]
     return first, second + minor - OLDEST[1]
+
+
+def ended(name: str, *, vendored: bool) -> str:
+    """Return the last release of a library that has none for the torch that ported code needs; "" where it has one."""
+    last = _LAST.get(name.lower())
+    return ".".join(map(str, last)) if last is not None and last < needed(name, vendored=vendored) else ""
 
 
 def _named(part: re.Match[str]) -> Version:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from toprope.port.files.kinds import FileKind
 from toprope.port.files.packages import PACKAGES
-from toprope.port.files.pins import needed, old_pins
+from toprope.port.files.pins import ended, needed, old_pins
 from toprope.port.files.rules import BUILD, COMMAND, CONFIG, IMAGE, OPTION, PACKAGE, PIN, RULES, SHELL, TOOL
 from toprope.port.files.sources import port_source
 from toprope.port.finding import Finding, Ported
@@ -304,6 +304,8 @@ def _joined(text: str) -> Iterator[tuple[int, int, str]]:
 def _message(rule: Rule, text: str, kind: FileKind, *, vendored: bool) -> str:
     if rule is PIN:
         name = re.split(r"\W", text, maxsplit=1)[0]
+        if last := ended(name, vendored=vendored):
+            return f"{text}: {name} {last} is its last release, and too old for the torch that ported code needs"
         first = ".".join(map(str, needed(name, vendored=vendored)))
         return f"{text}: ported code needs {name} {first} or newer"
     if rule is not PACKAGE:
@@ -357,7 +359,8 @@ def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
                 name = re.split(r"\W", line[low:high], maxsplit=1)[0]
                 first = ".".join(map(str, needed(name, vendored=vendored)))
                 newer = (Edit(start + low, start + high, (f"{name}>={first}",)),)
-                yield PIN, start + low, start + high, newer if kind is FileKind.REQUIREMENTS else ()
+                is_raised = kind is FileKind.REQUIREMENTS and not ended(name, vendored=vendored)
+                yield PIN, start + low, start + high, newer if is_raised else ()
 
 
 def _requirements(line: str, start: int) -> _Found:

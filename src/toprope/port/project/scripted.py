@@ -220,8 +220,9 @@ _TYPE_COMMENT = re.compile(rb"#\s*type:\s*\(.*\)\s*->")
 def styled_functions(tree: ast.AST, data: bytes) -> list[_Function]:
     """The functions of a file that are written for TorchScript, whether or not anything in the project scripts them.
 
-    A library's functions are scripted by its users. All arguments have types that TorchScript knows, and the function
-    says that it may be compiled: by a name of torch.jit in it, a comment with its types, or a call of torch.ops.
+    A library's functions are scripted by its users. Such a function has a comment with its types; or it asks
+    torch.jit.is_scripting(), and has no types that TorchScript does not know; or all its arguments have types that
+    TorchScript knows, and it annotates or calls torch.ops.
     """
     if not (b"torch.ops." in data or b"jit" in data or _TYPE_COMMENT.search(data)):
         return []
@@ -236,12 +237,13 @@ def _is_styled(function: _Function, name: str, comments: set[int]) -> bool:
     arguments = arguments[1:] if "." in name and arguments[:1] and arguments[0].arg == "self" else arguments
     if not arguments or function.args.vararg or function.args.kwarg:
         return False
-    if not all(each.annotation is not None and _is_script_type(each.annotation) for each in arguments):
+    if not all(each.annotation is None or _is_script_type(each.annotation) for each in arguments):
         return False
-    dotted = (_dotted(each) for each in ast.walk(function) if isinstance(each, ast.Attribute))
-    return any(
-        re.match(r"torch\.ops\.(?!aten\.)\w+\.\w|(?:torch\.)?jit\.(?:is_scripting|annotate)", each) for each in dotted
-    )
+    dotted = [_dotted(each) for each in ast.walk(function) if isinstance(each, ast.Attribute)]
+    if any(re.fullmatch(r"(?:torch\.)?jit\.is_scripting", each) for each in dotted):
+        return True
+    names = re.compile(r"torch\.ops\.(?!aten\.)\w+\.\w|(?:torch\.)?jit\.annotate")
+    return all(each.annotation is not None for each in arguments) and any(map(names.match, dotted))
 
 
 def _is_script_type(node: ast.expr) -> bool:
