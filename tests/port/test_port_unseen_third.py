@@ -113,3 +113,21 @@ def test_a_list_asked_for_a_release_of_torchtext_that_was_never_made() -> None:
     lines = [line for line in done.companion[1].decode().splitlines() if not line.startswith("#")]
     assert lines == ["torch>=2.10", "torchtext==0.12", "torchvision>=0.25", "toprope"]
     assert any("0.18 is its last release" in each.said for each in done.findings)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "return pickle.load(f) if torch.cuda.is_available() else Cpu(f).load()",
+        "if torch.cuda.is_available():\n            return pickle.load(f)\n        return Cpu(f).load()",
+        "if not torch.cuda.is_available():\n            return Cpu(f).load()\n        return joblib.load(f)",
+    ],
+)
+def test_storages_of_cuda_were_unpickled_where_there_is_none(read) -> None:
+    before = f"""
+    import joblib, pickle, torch
+
+    def load(f):
+        {read}
+    """
+    assert "portable" not in ported(before)

@@ -46,6 +46,10 @@ _BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\
 _ENGINES = "TR084"
 _ENGINE_NAMES = {"tensorrt", "torch2trt", "torch_tensorrt", "pycuda"}
 """Packages of NVIDIA's that no other device has by any name: what follows their import runs on CUDA alone."""
+_UNPICKLES = {
+    f"{package}.{name}" for package in ("pickle", "dill", "joblib", "cloudpickle") for name in ("load", "loads")
+}
+"""They make tensors where they were; a program that asks for CUDA in front of them means CUDA."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _HELD = "the condition "
@@ -229,6 +233,9 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             why = f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})"
             yield _Stays(node, why, finding.rule.kind is Kind.NOT_CONVERTIBLE)
             yield from (_Stays(each, why) for each in _reads_of(file, node))
+    for node in file.walk.scopes:
+        if isinstance(node, ast.Call) and file.dotted(node.func) in _UNPICKLES:
+            yield _Stays(node, f"chooses how storages of CUDA are unpickled in line {node.lineno}")
     for node in _names_of_builds(file):
         yield _Stays(node, f"chooses a package's build in line {node.lineno}")
     for use in compiled_uses(file):
