@@ -55,10 +55,15 @@ _TIME = re.compile(
     r"|\d[\d.]* [kMG]?B/s|\d[\d.]* x the limit"
 )
 
+_SLOW = re.compile(r" and the program's own code between operators: TIME here \(measured on this host\)")
+
 
 def masked(text: str) -> str:
-    """Text with its times and rates as TIME and without the line breaks of a terminal, which depend on their width."""
-    return re.sub(r"\s+", " ", _TIME.sub("TIME", text)).strip()
+    """Text with its times and rates as TIME and without the line breaks of a terminal, which depend on their width.
+
+    A line that a report has only where the host was slow is left out.
+    """
+    return _SLOW.sub("", re.sub(r"\s+", " ", _TIME.sub("TIME", text))).strip()
 
 
 def blocks(page: str) -> list[re.Match[str]]:
@@ -83,7 +88,13 @@ def printed(command: str, folder: Path, exported: Mapping[str, str] | None = Non
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("4H", 40, COLUMNS, 0, 0))
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("TOPROPE_SIM", "ASCEND"))}
-    environment |= {"NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1", **(exported or {})}
+    environment |= {
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": str(COLUMNS),
+        **(exported or {}),
+    }
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     process = subprocess.Popen(
         ["sh", "-c", command], cwd=folder, env=environment, start_new_session=True,
