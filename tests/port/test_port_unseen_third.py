@@ -3,6 +3,7 @@
 from textwrap import dedent
 
 import pytest
+import torch
 
 from toprope.port import port
 from toprope.port.files.kinds import FileKind
@@ -131,3 +132,16 @@ def test_storages_of_cuda_were_unpickled_where_there_is_none(read) -> None:
         {read}
     """
     assert "portable" not in ported(before)
+
+
+def test_the_default_tensor_type_of_cuda_is_set_as_the_program_sets_it(monkeypatch) -> None:
+    """torch.Tensor(...) follows torch.set_default_tensor_type, and not torch.set_default_device."""
+    from toprope.device import _portable_runtime as runtime
+
+    called = []
+    monkeypatch.setattr(runtime, "_chosen", lambda: torch.device("cuda"))
+    monkeypatch.setattr(runtime, "kind", lambda: "cuda")
+    monkeypatch.setattr(torch, "set_default_tensor_type", called.append)
+    monkeypatch.setattr(torch, "set_default_device", called.append)
+    runtime.set_default_tensor_type(torch.float32)
+    assert called == [torch.cuda.FloatTensor]

@@ -434,8 +434,8 @@ def is_tensor(what: object, dtype: torch.dtype | None = None) -> bool:
     """Test for a tensor on an accelerator, of this dtype where one is given."""
     return isinstance(what, torch.Tensor) and is_accelerator(what) and dtype in (None, what.dtype)
 def set_default_tensor_type(dtype: torch.dtype) -> None:
-    torch.set_default_dtype(dtype)
-    torch.set_default_device(device())
+    if _chosen().type == "cuda": return torch.set_default_tensor_type(tensor_type(dtype))  # torch.Tensor() follows it
+    torch.set_default_dtype(dtype); torch.set_default_device(device())
 def _tools() -> Any: return torch.cuda if _chosen().type == "cuda" else None
 def range_push(msg: str) -> Any: return _tools().nvtx.range_push(msg) if _tools() else 0
 def range_pop() -> Any: return _tools().nvtx.range_pop() if _tools() else 0
