@@ -1,7 +1,10 @@
-"""The port of one file: bytes in, findings and bytes out. Nothing is read or written here.
+"""The port of one file: bytes in, findings and bytes out. No file is read or written here.
 
-A file without any of the rules' words is not parsed. Else it is parsed once and walked once; every node goes to the
-functions that are registered for it. The edits change the bytes they must and no others.
+A file with none of the words that rules look for is not parsed; any other is parsed and walked once, and every node
+goes to the functions that are registered for it. The edits change the bytes they must and no others.
+
+An answer is what a question about CUDA gives: `torch.cuda.is_available()`, and every name, attribute or function that
+has its value, in this file or another one.
 """
 
 from __future__ import annotations
@@ -52,13 +55,14 @@ def port(
         data: its bytes.
         path: its name, for the report.
         runtime: the module that ported code calls.
-        project: what is known of all the files that are ported; left out, what this one says.
-        leave: says of a finding that it is not wanted: it is neither reported nor rewritten, only counted.
-        assumed: names that mean something although the file does not import them.
+        project: facts of all the files that are ported; left out, those of this file alone.
+        leave: gives True for findings to drop: they are neither reported nor rewritten, only counted. Called twice.
+        assumed: names that are bound although the file does not import them, with their full names.
         rules: the rules; all of them where left out.
         context: what is known of the project and of the card.
-        elsewhere: answers that must not change for the sake of another file or cell, as in `guards.hold_back`.
-        foreign: keys of answers of other files: `Ported.guards` says what they guard here.
+        elsewhere: answers of this file that must stay because another file or cell depends on them, each with the
+            reason, as in `guards.hold_back`.
+        foreign: answers of other files that this file may use as conditions; `Ported.guards` lists what they guard.
 
     Returns:
         The file afterwards. One that cannot be read or parsed says so in `skipped` and stays as it is.
@@ -225,7 +229,7 @@ def _fits(file: File, edits: list[Edit]) -> bool:
 def _hold_back(
     file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None
 ) -> None:
-    """Hold back what must not be done alone: conditions with what they guard, and parts of one edit."""
+    """Hold back what must be converted together: conditions with what they guard, and parts of one edit."""
     wanted = set(map(id, findings))
     changed = True
     while changed:
@@ -243,7 +247,7 @@ def _hold_back(
 def _written(
     file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None
 ) -> str:
-    """The text after the edits of the findings, which are given the text of their place afterwards."""
+    """The text after the edits; sets `after` of each converted finding, too."""
     text = file.source.text
     _hold_back(file, findings, deselected, elsewhere)
     steps = iter((_in_fstrings, _all))

@@ -1,8 +1,9 @@
 """Files of the vendor's profilers: kernels with shapes and times, and what else a folder says of its run.
 
-Sources of the columns: Ascend/pytorch, torch_npu/profiler/analysis (kernel_details.csv, operator_details.csv,
-step_trace_time.csv), and the vendor's pages about msprof's op_summary. Start times are microseconds since 1970 with
-three digits: more than a float holds, so they are kept as nanoseconds.
+`toprope calibrate` fits the rates of estimates to them. Sources of the columns: Ascend/pytorch,
+torch_npu/profiler/analysis (kernel_details.csv, operator_details.csv, step_trace_time.csv), and the vendor's pages
+about msprof's op_summary. Start times are microseconds since 1970 with three decimals: more digits than a float holds,
+so they are kept as whole nanoseconds.
 """
 
 from __future__ import annotations
