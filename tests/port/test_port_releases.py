@@ -19,7 +19,7 @@ APPEARED = {
         # docs/2.0/torch.html, tensors.html, tensor_attributes.html
         "Generator(device)", "Tensor", "Tensor.pin_memory", "bool", "device", "dtype", "empty(device,dtype)", "float16",
         "float32", "float64", "int8", "int16", "int32", "int64", "ones(device,dtype)", "set_default_device",
-        "set_default_dtype", "uint8", "load(map_location)", "bfloat16",
+        "set_default_dtype", "set_default_tensor_type", "uint8", "load(map_location)", "bfloat16",
         # docs/2.0/amp.html: torch.autocast(device_type, dtype, enabled, cache_enabled)
         "amp", "autocast", "cuda.amp", "cuda.amp.GradScaler",
         # docs/2.0/cuda.html
