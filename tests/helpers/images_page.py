@@ -179,7 +179,7 @@ class Tab:
 
     def paint(self, *points):
         """Draw a line with the mouse over the picture of the mask; points are parts of its width and height."""
-        self.page.wait_for_function("document.querySelector('#painter canvas').width > 0")
+        self.page.wait_for_function("document.querySelector('#painter canvas')?.width > 0")
         canvas = self.page.locator("#painter canvas")
         canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()

@@ -178,7 +178,7 @@ def test_a_picture_is_uploaded_edited_compared_and_found_in_the_tree(server, tab
     tab.wait("#steps input[type=number]")
     tab.page.fill("#seed :is(input, textarea)", "")
     tab.page.click("#dice")
-    tab.page.wait_for_function("document.querySelector('#seed :is(input, textarea)').value !== ''")
+    tab.page.wait_for_function("document.querySelector('#seed :is(input, textarea)')?.value > ''")
     assert tab.page.input_value("#seed :is(input, textarea)").isdigit()
     tab.page.fill("#instruction textarea", "make it snow")
     tab.page.click("#edit")
@@ -207,7 +207,7 @@ def test_a_picture_is_uploaded_edited_compared_and_found_in_the_tree(server, tab
     tab.see("#panel", "snow")
     tab.form(instruction="something else", seed="1", steps=2)
     tab.page.click("#reuse")
-    tab.page.wait_for_function(f"document.querySelector('#instruction textarea').value === '{REFINED}'")
+    tab.page.wait_for_function(f"document.querySelector('#instruction textarea')?.value === '{REFINED}'")
     assert not tab.page.is_checked("#refine input")  # it is worded already
     assert tab.page.input_value("#seed :is(input, textarea)") == "18446744073709551615"
     assert tab.page.input_value("#steps input[type=number]") == str(STEPS)
@@ -256,7 +256,7 @@ def test_a_reload_in_the_middle_finds_the_picture_the_form_and_the_running_edit(
         tab.page.reload()
         tab.wait("#progress [data-state=running][data-step]")
         tab.wait("#source img")
-        tab.page.wait_for_function("document.querySelector('#instruction textarea').value === 'make it rain'")
+        tab.page.wait_for_function("document.querySelector('#instruction textarea')?.value === 'make it rain'")
         assert tab.page.input_value("#steps input[type=number]") == "7"
         assert tab.page.input_value("#seed :is(input, textarea)") == ""  # it was left to chance
     tab.wait("#progress [data-state=done]")
@@ -289,7 +289,7 @@ def test_a_dropped_result_fills_the_form_and_its_source_gives_the_same_bytes(ser
     tab.form(steps=9, instruction="something else", seed="9")
     tab.bring(tmp_path / "first.png")
     tab.see("#note", "says how it was made")
-    tab.page.wait_for_function("document.querySelector('#instruction textarea').value === 'make it blue'")
+    tab.page.wait_for_function("document.querySelector('#instruction textarea')?.value === 'make it blue'")
     assert tab.page.input_value("#steps input[type=number]") == "3"
     assert tab.page.input_value("#seed :is(input, textarea)") == "123"
     before = tab.steps()
@@ -416,7 +416,7 @@ def test_a_whole_visit_with_a_mask_branches_a_lost_connection_and_the_same_bytes
     tab.bring(tmp_path / "snow.png")
     tab.see("#note", "says how it was made")
     tab.wait("#mask img")
-    tab.page.wait_for_function("document.querySelector('#instruction textarea').value === 'make it snow'")
+    tab.page.wait_for_function("document.querySelector('#instruction textarea')?.value === 'make it snow'")
     assert tab.page.input_value("#seed :is(input, textarea)") == "26"
     assert tab.page.input_value("#steps input[type=number]") == "2"
     tab.page.click("#use-source")
@@ -440,7 +440,7 @@ def test_an_example_brings_a_picture_and_a_chinese_browser_has_a_chinese_page(se
     assert tab.page.input_value("#guidance input[type=number]") == "9.4"  # of 7.5
     tab.see("#hint", "引导强度")
     tab.page.click("#preset-draft")
-    tab.page.wait_for_function("document.querySelector('#steps input[type=number]').value === '20'")
+    tab.page.wait_for_function("document.querySelector('#steps input[type=number]')?.value === '20'")
     assert tab.page.input_value("#guidance input[type=number]") == "7.5"
     tab.form(steps=2)
     tab.page.click("#edit")
