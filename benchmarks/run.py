@@ -76,26 +76,17 @@ def _device(found: Any) -> Iterator[Figure]:
     )  # fmt: skip
 
 
-def _next_to_ray(unit: float) -> Callable[[Any], Iterator[Figure]]:
-    def rows(found: Any) -> Iterator[Figure]:
-        for row in found["rows"]:
-            ours, ray = row["ours"], row["ray"]
-            peer = "" if ray is None else f"Ray {_time(ray * unit)}"
-            yield Figure(
-                row["name"],
-                _time(ours * unit),
-                peer,
-                None if ray is None else ours / ray,
-                row["target"] or "",
-                row["met"],
-            )
-
-    return rows
+def _next_to_ray(found: Any) -> Iterator[Figure]:
+    for row in found["rows"]:  # in microseconds
+        ours, ray = row["ours"], row["ray"]
+        peer = "" if ray is None else f"Ray {_time(ray / 1e6)}"
+        ratio = None if ray is None else ours / ray
+        yield Figure(row["name"], _time(ours / 1e6), peer, ratio, row["target"] or "", row["met"])
 
 
 def _flow(found: Any) -> Iterator[Figure]:
     rows = [row | {"target": f"<= {row['limit']:g}x" if row["limit"] else ""} for row in found["rows"]]
-    return _next_to_ray(1e-6)({"rows": rows})
+    return _next_to_ray({"rows": rows})
 
 
 def _cores(found: Any) -> Iterator[Figure]:
@@ -201,7 +192,7 @@ class Benchmark:
 BENCHMARKS = {
     "sim": Benchmark("sim", _sim, 120),
     "device": Benchmark("device", _device, 60, ("--megabytes", "500")),
-    "functions": Benchmark("functions", _next_to_ray(1e-6), 120, ("--share", "0.2"), "ray"),
+    "functions": Benchmark("functions", _next_to_ray, 120, ("--share", "0.2"), "ray"),
     "flow": Benchmark("flow", _flow, 120, ("--share", "0.2", "--rounds", "3"), "ray"),
     "serve": Benchmark("serve", _serve, 180, ("--rounds", "2", "--untuned", "--seconds", "1"), "uvicorn"),
     "tiers": Benchmark("tiers", _limits, 300, ("--runs", "1")),

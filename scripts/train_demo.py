@@ -179,7 +179,7 @@ def loss_of(pipeline: Any, batch: tuple[torch.Tensor, ...], scale: float) -> tor
 
 
 def train(folder: Path, minutes: float, seed: int, report: float = 20.0) -> None:
-    """Train for so many minutes in all, counted over all runs, and save."""
+    """Train and save; `minutes` counts the training of all runs together."""
     torch.manual_seed(seed)
     pipeline, state = make_pipeline(), folder.with_suffix(".state.pt")
     parts = torch.nn.ModuleList([pipeline.unet, pipeline.text_encoder])

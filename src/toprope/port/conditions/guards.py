@@ -46,9 +46,8 @@ _BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\
 _ENGINES = "TR084"
 _ENGINE_NAMES = {"tensorrt", "torch2trt", "torch_tensorrt", "pycuda"}
 """Packages of NVIDIA's that no other device has by any name: what follows their import runs on CUDA alone."""
-_UNPICKLES = {
-    f"{package}.{name}" for package in ("pickle", "dill", "joblib", "cloudpickle") for name in ("load", "loads")
-}
+_PICKLES = ("pickle", "dill", "joblib")
+_UNPICKLES = {f"{package}.{name}" for package in (*_PICKLES, "cloudpickle") for name in ("load", "loads")}
 """They make tensors where they were; a program that asks for CUDA in front of them means CUDA."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -233,7 +232,7 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             why = f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})"
             yield _Stays(node, why, finding.rule.kind is Kind.NOT_CONVERTIBLE)
             yield from (_Stays(each, why) for each in _reads_of(file, node))
-    for node in file.walk.scopes:
+    for node in file.walk.scopes if any(each in file.source.text for each in _PICKLES) else ():
         if isinstance(node, ast.Call) and file.dotted(node.func) in _UNPICKLES:
             yield _Stays(node, f"chooses how storages of CUDA are unpickled in line {node.lineno}")
     for node in _names_of_builds(file):
@@ -402,9 +401,9 @@ def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
 
 def _asked_with(file: File, question: ast.AST) -> Iterator[ast.expr]:
     """Find what is asked with a comparison, in front of it: `not torch.cuda.is_available() and d == "cuda"`."""
-    outer = file.parent(question)
+    outer = file.parent(question) if isinstance(question, ast.Compare) else None
     while isinstance(outer, ast.BoolOp | ast.UnaryOp):
-        if isinstance(question, ast.Compare) and isinstance(outer, ast.BoolOp):
+        if isinstance(outer, ast.BoolOp):
             yield from outer.values
         outer = file.parent(outer)
 
