@@ -1,12 +1,13 @@
-"""A program written for CUDA, unmodified, on the device in use; and what it asks of CUDA, with the stacks.
+"""Run a program written for CUDA, unmodified, on the device in use, and record what it asks of CUDA, with stacks.
 
-`toprope run --from cuda PROGRAM` is for a first look, `--trace-cuda FILE` for finding what is left to port. Both
-redefine torch.cuda within the program's processes and undo it at their exit: the one exception to our rule that torch
-stays as it is, and the report says so. Nothing here runs unless one of the two was asked for.
+`toprope run --from cuda PROGRAM` is for a first look, `--trace-cuda FILE` finds what is left to port;
+toprope.compat.finder calls `install_for_run` in each process of such a run. Both redefine torch.cuda within the
+program's processes and undo it at their exit: the one exception to our rule that torch stays as it is, and the report
+says so.
 
 The program takes its device for CUDA: `torch.device("cuda")` means the device in use wherever torch takes a device
 (`toprope.compat.cuda_patches` has the list), `torch.cuda`'s functions are those of `toprope.device.portable`, and a
-tensor that the program asks says that it is on CUDA. What is asked in C++ and in TorchScript is not seen.
+tensor says that it is on CUDA. Requests from C++ and TorchScript are not seen. Tests: tests/compat/test_compat_cuda.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The places from which a program asked something of CUDA, with their stacks: see `toprope.compat.cuda`."""
+"""Log of the program's lines that asked something of CUDA, with their stacks, for `toprope run --trace-cuda FILE`.
+
+toprope.compat.cuda records into it in each process; cli/run.py merges the processes' files into one.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The finders on sys.meta_path that make foreign module names importable.
+"""Finders on sys.meta_path that make foreign module names importable, and their installation in a process.
 
-A facade is a file or folder of this folder that is importable under a foreign name. `FacadeFinder` is at the end
-of sys.meta_path, so a real package always wins. In a process that is to have the simulated card, `CardFinder` is
-in front, for two names only: a real torch_npu and the simulated card cannot live in one process.
+A facade is a file or folder of this package that is importable under a foreign name; `FACADES` lists them.
+`FacadeFinder` is at the end of sys.meta_path, so a real package always wins. In a process that is to have the simulated
+card, `CardFinder` is in front, for two names only: a real torch_npu and the simulated card cannot be in one process.
 
-This file is read at the start of every Python process of a run: it imports nothing but the import system.
+Called by site/sitecustomize.py at the start of every Python process of a run (so it imports nothing but the import
+system), by `toprope.compat.install` and by the pytest plugin. Tests: tests/compat/test_finder.py.
 """
 
 from __future__ import annotations

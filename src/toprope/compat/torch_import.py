@@ -1,4 +1,7 @@
-"""Import of torch in a process of a run: with the simulated card, or with a torch.npu that says there is none."""
+"""Import hook for torch in a process of a run: it adds the simulated card, or a torch.npu that says there is none.
+
+toprope.compat.finder installs it. The card is made by `toprope.sim`, the module without a card is no_npu.py.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`apt_model.core`: see `system`."""
+"""Package `apt_model.core` of the apt_model facade: its one module is `system`."""

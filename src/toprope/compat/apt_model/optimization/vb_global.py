@@ -1,12 +1,13 @@
-"""`apt_model.optimization.vb_global`: "Virtual Blackwell" for a whole program. What it shows is what is active.
+"""Facade module `apt_model.optimization.vb_global`: "Virtual Blackwell", a memory mode for a whole program.
 
-A mode acts on every model that is built, moved or called while it is enabled, by `toprope.tiers.modes`: what does not
-fit the device comes and goes, attention is torch's own, and, where the mode has it, weights are quantised, products are
-computed in bf16, and blocks are computed again in backward. `disable()` takes all of it away.
+A mode acts on every model that is built, moved or called while it is enabled, by `toprope.tiers.modes`: weights that do
+not fit the device are offloaded and fetched, attention is torch's own, and, where the mode has it, weights are
+quantised, products are computed in bf16, and blocks are computed again in backward. `disable()` undoes all of it. What
+it reports as active is active.
 
 Where ENABLE_VIRTUAL_BLACKWELL is 1, true or yes, importing this module enables the mode that VB_MODE names: balanced
-(the default), speed, memory or full. Under `toprope run` any program that imports torch has it so. Otherwise importing
-it prints nothing and changes nothing.
+(the default), speed, memory or full. Under `toprope run`, toprope.compat.modes_import imports it with torch. Otherwise
+importing it prints nothing and changes nothing. tests/compat/test_apt_vb_global.py holds names and results.
 """
 
 from __future__ import annotations

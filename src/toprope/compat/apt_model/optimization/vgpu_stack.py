@@ -1,7 +1,9 @@
-"""`apt_model.optimization.vgpu_stack`: tensors on levels of memory, over `toprope.tiers`.
+"""Facade module `apt_model.optimization.vgpu_stack`: tensors on levels of memory, over `toprope.tiers`.
 
-Keys and arguments that end in `_mb` are MiB (2**20 bytes), as in the original; speeds are GB/s (10**9 bytes a second).
-A level "ssd" is a file in a folder ("path"), which is there from the first tensor on until the stack is closed or gone.
+Programs that were written for apt_model call it, and `vb_global` reports from it. Keys and arguments that end in `_mb`
+are MiB (2**20 bytes), as in the original; speeds are GB/s (10**9 bytes a second). A level "ssd" is a folder ("path");
+its file exists from the first tensor until the stack is closed or collected. tests/compat/test_apt_vgpu_stack.py holds
+names and results.
 """
 
 from __future__ import annotations
