@@ -1,7 +1,8 @@
-"""toprope's stand-in for torch_npu: `torch.npu`, and those operators that can be composed of torch's own.
+"""Facade of torch_npu: `torch.npu`, and those operators that can be composed of torch's own.
 
-It is importable as `torch_npu` where toprope's finder serves it. What is not here raises AttributeError with the name
-of the API that is missing; nothing is a stub.
+Programs import it as `torch_npu` (toprope.compat.finder serves it). What is not here raises AttributeError with the
+name of the API that is missing; nothing is a stub. tests/compat/test_torch_npu_facade.py and test_vendor_names.py hold
+its names.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""CPU cores of a thread, bound as torch_npu binds them: only where CPU_AFFINITY_CONF switches that on."""
+"""CPU affinity of a thread, set as torch_npu sets it: only where CPU_AFFINITY_CONF switches that on.
+
+Called by `torch_npu._C`, behind `torch_npu.utils.set_thread_affinity`. Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Import of the facade: `torch.npu` under its other name, and the version of torch_npu that it is like."""
+"""The torch_npu facade's own parts that its modules share: its version, the current `torch.npu`, and what it imports.
+
+`alias_npu` makes `torch_npu.npu` the same module as `torch.npu`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Facade module `yr.stream`: classes of openYuanrong's streams, which toprope lacks: using one raises NotImplementedError.
+"""Facade module `yr.stream`: classes of openYuanrong's streams; using one raises NotImplementedError.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name; toprope has no streams of this kind. Its names are the vendor's;
+tests/compat/test_vendor_names.py compares them.
 """
 
 from toprope.compat.missing import missing_from

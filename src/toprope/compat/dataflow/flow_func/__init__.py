@@ -1,4 +1,4 @@
-"""Facade package `dataflow.flow_func`: base class and decorators of functions in stages, from toprope.flow.udf.flow_func.
+"""Facade package `dataflow.flow_func`: base class and decorators of stage functions, from toprope.flow.udf.flow_func.
 
 Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
 """

@@ -1,6 +1,7 @@
-"""`torch_npu._C`: of the compiled part of torch_npu only names that programs and tests ask for, with true answers.
+"""Facade module `torch_npu._C`: those names of the compiled part of torch_npu that programs and tests ask for.
 
-Those of devices and streams are made of `torch.npu`, and are missing where there is no card.
+Functions on devices and streams come from `torch.npu`, and are missing where there is no card. Tests:
+tests/compat/test_torch_npu_utils.py.
 """
 
 import importlib

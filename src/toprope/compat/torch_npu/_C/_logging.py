@@ -1,4 +1,4 @@
-"""`torch_npu._C._logging`: the levels of torch_npu's own log."""
+"""Facade module `torch_npu._C._logging`: set the levels of torch_npu's own log (toprope.sim.npu._logs)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Functions of torch_npu's compiled part that are made of those of `torch.npu`."""
+"""Functions of `torch_npu._C` for devices, streams and graph trees, made of functions of `torch.npu`.
+
+`torch_npu._C.__getattr__` calls `find`; each name is that of the compiled function in Ascend/pytorch.
+"""
 
 from __future__ import annotations
 

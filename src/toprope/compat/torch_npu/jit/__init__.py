@@ -1,4 +1,4 @@
-"""`torch_npu.jit`: a traced or scripted module is rewritten to operators of torch_npu."""
+"""Facade package `torch_npu.jit`: `optimize` rewrites a traced or scripted module to operators of torch_npu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch_npu.multiprocessing`: how tensors on a card travel between processes."""
+"""Facade package `torch_npu.multiprocessing`: see `reductions`, its one module."""
 
 from toprope.compat.missing import missing_from
 

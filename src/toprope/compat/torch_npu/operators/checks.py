@@ -1,6 +1,7 @@
-"""Refusals: what a kernel of the card would not take is refused here with one clear RuntimeError.
+"""Checks of arguments for operator modules: what a kernel of the card would refuse is one clear RuntimeError here.
 
-The rules are those of the operators' published documents (op-plugin, ops-nn and ops-transformer of CANN); where the
+Used by nearly all operator modules of this folder. A refusal is also counted for the run's report (sim/metrics). The
+rules are those of the operators' published documents (op-plugin, ops-nn and ops-transformer of CANN); where the
 document and the tiling code differ, the tiling code is followed, since it is what runs.
 """
 

@@ -1,7 +1,10 @@
-"""Attention for inference: what npu_fused_infer_attention_score, its second version and its forerunners compute.
+"""Attention for inference: the computation behind npu_fused_infer_attention_score, its second version and forerunners.
 
-Scores are scale * query key^T + pse_shift; those that the mask leaves out count nothing. Source: the operators' pages
-in op-plugin, the documents aclnnFusedInferAttentionScoreV2 to V4 and the kernels of ops-transformer.
+Used by fused_infer_attention.py, which has the operators; tests/compat/operators/test_inference_attention.py holds the
+values. Scores are scale * query key^T + pse_shift; a masked score counts nothing.
+
+Source: the operators' pages in op-plugin, the documents aclnnFusedInferAttentionScoreV2 to V4 and the kernels of
+ops-transformer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A KV cache in blocks: reading the tokens of a sequence by its block table, and writing tokens to their slots.
+"""KV cache in blocks: read the tokens of a sequence by its block table, and write tokens to their slots.
 
-A block holds `block_size` tokens. Slot s of the cache is token s % block_size of block s // block_size.
+Used by inference_attention.py and kv_cache_transfer.py. A block holds `block_size` tokens. Slot s of the cache is token
+s % block_size of block s // block_size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Rotary position embedding: the mathematics of npu_rotary_mul."""
+"""Rotary position embedding: the mathematics of npu_rotary_mul.
+
+Part of the torch_npu facade: programs call `torch_npu.npu_rotary_mul`. Name and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_rope.py holds the values.
+"""
 
 from __future__ import annotations
 

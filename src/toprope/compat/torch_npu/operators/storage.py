@@ -1,4 +1,8 @@
-"""Memory of tensors: its size, raw copies, and tensors that are moved into the memory of another one."""
+"""Memory of tensors: its size, raw copies, and tensors that share another tensor's memory.
+
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/sim/simulated/test_npu_operators.py holds the values.
+"""
 
 from __future__ import annotations
 

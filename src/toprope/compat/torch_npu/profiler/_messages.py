@@ -1,6 +1,7 @@
-"""Warnings and errors of the profiler: a line on stderr, after which the program goes on, as with the real one.
+"""Warnings and errors of the torch_npu profiler: a line on stderr, after which the program goes on.
 
-The real profiler writes its lines to stdout; stdout is the program's here.
+Used by the modules of this folder. The texts are torch_npu's; it writes them to stdout, which here is the program's
+own. Under `toprope run` they also go to the report (toprope.compat.run_remarks).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The folder of a profile: where it is, and what it is called."""
+"""Folder of a profile of `torch_npu.profiler`: where it is made, and its name.
+
+Used by profiler.py and profiler_interface.py. The name has torch_npu's form, by which the vendor's tools find it.
+"""
 
 from __future__ import annotations
 

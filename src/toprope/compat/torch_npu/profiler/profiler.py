@@ -1,4 +1,7 @@
-"""`torch_npu.profiler.profiler`: profilers that programs start, step and stop, and the analysis of their folders."""
+"""Facade module `torch_npu.profiler.profiler`: profilers that programs start, step and stop, and `analyse` of a folder.
+
+Arguments and order of calls are torch_npu's; the recording is profiler_interface.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One profile after another: its folder, its recording, and the files that describe it."""
+"""One profile after another for `torch_npu.profiler`: its folder, its recording, and the files that describe it.
+
+Called by profiler.py. toprope.sim.profiler records and writes the vendor's files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a program at which the profiler waits, warms up, records and saves."""
+"""Facade module: `Schedule`, the steps at which the profiler waits, warms up, records and saves; as in torch_npu."""
 
 from __future__ import annotations
 

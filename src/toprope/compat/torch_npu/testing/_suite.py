@@ -1,4 +1,4 @@
-"""Switches of torch's own test suite that make it test the card, set when a test imports the suite."""
+"""Switches of torch's own test suite that make it test the card, set when `torch_npu.testing` is imported."""
 
 from __future__ import annotations
 

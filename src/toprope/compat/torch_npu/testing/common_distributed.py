@@ -1,4 +1,4 @@
-"""Helpers of torch_npu's distributed tests: enough cards, and process groups for a test."""
+"""Facade module: helpers of torch_npu's distributed tests: skip without enough cards, and process groups for a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Helpers of torch_npu's tests: pairs of equal tensors on the CPU and the card, and conditions on chip and CANN."""
+"""Facade module: helpers of torch_npu's tests: equal tensors on the CPU and the card, conditions on chip and CANN.
+
+Names and signatures are torch_npu's, for test files written for it; tests/compat/test_torch_npu_testing.py holds them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decorators that make one test of each dtype and storage format."""
+"""Facade module: decorators of torch_npu's tests that make one test for each dtype and storage format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`torch_npu.utils`: combined tensors, a counter of operations, cores of a thread, saving in the background."""
+"""Facade package `torch_npu.utils`: combined tensors, a counter of operations, CPU affinity, saving in the background.
+
+Names and signatures are torch_npu's; tests/compat/test_torch_npu_utils.py holds them.
+"""
 
 from toprope.compat.missing import missing_from
 

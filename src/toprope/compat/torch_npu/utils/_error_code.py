@@ -1,4 +1,4 @@
-"""Codes of torch_npu's errors, under the name that torch_npu has them."""
+"""Facade module `torch_npu.utils._error_code`: codes of torch_npu's errors; the code is in ../_error_codes.py."""
 
 from .._error_codes import (
     ErrCode,

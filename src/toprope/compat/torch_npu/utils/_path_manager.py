@@ -1,4 +1,4 @@
-"""Checks of paths, and files and folders with restricted permissions."""
+"""Facade module: `PathManager`, checks of paths, and files and folders with restricted permissions, as in torch_npu."""
 
 from __future__ import annotations
 

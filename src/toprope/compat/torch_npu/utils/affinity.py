@@ -1,4 +1,4 @@
-"""CPU cores on which the calling thread runs."""
+"""Facade module: CPU affinity of the calling thread, by `torch_npu._C`."""
 
 from __future__ import annotations
 

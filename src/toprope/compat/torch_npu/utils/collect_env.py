@@ -1,6 +1,6 @@
-"""Report on the environment, as torch.utils.collect_env's, with the versions of torch_npu and CANN.
+"""Facade program: report on the environment like torch.utils.collect_env's, with the versions of torch_npu and CANN.
 
-`python -m torch_npu.utils.collect_env` prints it.
+`python -m torch_npu.utils.collect_env` prints it. Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

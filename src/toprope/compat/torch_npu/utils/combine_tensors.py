@@ -1,4 +1,4 @@
-"""Tensors laid one behind the other in the memory of one, as the fused optimizers of torch_npu need them."""
+"""Facade module: tensors laid one behind the other in the memory of one, as the fused optimizers need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log of the environment variables that a program reads. Importing this module starts it, as with the real one.
+"""Facade module: log of the environment variables that a program reads. Importing it starts the log, as in torch_npu.
 
 `os.getenv` and `os.environ.get` write each variable that is set once, at the level INFO of the logger `torch_npu.env`.
 """

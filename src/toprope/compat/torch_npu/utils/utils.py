@@ -1,4 +1,4 @@
-"""Lines on stdout in torch_npu's form: date, process, level and text."""
+"""Facade module: lines on stdout in torch_npu's form: date, process, level and text."""
 
 from __future__ import annotations
 

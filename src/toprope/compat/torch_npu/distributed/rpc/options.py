@@ -1,4 +1,7 @@
-"""Options of the backend NPU_TENSORPIPE. Source: torch_npu/distributed/rpc/options.py of Ascend/pytorch."""
+"""Facade module: options of the RPC backend NPU_TENSORPIPE, with its map of devices between workers.
+
+Source: torch_npu/distributed/rpc/options.py of Ascend/pytorch.
+"""
 
 from __future__ import annotations
 

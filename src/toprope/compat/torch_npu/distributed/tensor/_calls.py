@@ -1,4 +1,7 @@
-"""Calls of operators on DTensors that torch's rules have no form for: lists of tensors, and results that are given."""
+"""Calls of torch_npu's operators on DTensors that torch's sharding rules cannot express: lists of tensors, given results.
+
+The package imports it, which registers them with DTensor; rules of all other operators are in _rules.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of tests of DTensor on cards."""
+"""Facade module: base class for tests of DTensor on cards, as torch_npu's own tests use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Base class of tests of FSDP on cards. Importing this file has torch's own helpers of FSDP use cards and hccl."""
+"""Facade module: base class for tests of FSDP on cards, as torch_npu's own tests use it.
+
+Importing it has torch's own helpers of FSDP use cards and hccl.
+"""
 
 from __future__ import annotations
 
