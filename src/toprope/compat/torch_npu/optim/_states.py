@@ -1,4 +1,4 @@
-"""Base of the fused optimizers of `torch_npu.optim` that keep states, one tensor for each state of a group and dtype."""
+"""Base of the optimizers of `torch_npu.optim` that keep states, one tensor for each state of a group and dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of torch_npu's operators on DTensors that torch's sharding rules cannot express: lists of tensors, given results.
+"""Calls of operators on DTensors that torch's sharding rules cannot express: lists of tensors, and given results.
 
 The package imports it, which registers them with DTensor; rules of all other operators are in _rules.py.
 """
