@@ -1,6 +1,6 @@
 """Encoding and decoding of boxes, for mmdetection's coders. Boxes are converted to float32, as torch_npu does.
 
-Programs import its names from `torch_npu.contrib`. Signature and errors are those of
+Programs import its names from `torch_npu.contrib.function`. Signature and errors are those of
 torch_npu/contrib/function/bbox_coder.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py holds the
 values.
 """

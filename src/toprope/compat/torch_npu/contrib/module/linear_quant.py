@@ -1,6 +1,6 @@
 """Linear layer with quantised input and weights over npu_quant_matmul.
 
-Programs import its names from `torch_npu.contrib`. Signature and errors are those of
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
 torch_npu/contrib/module/linear_quant.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
 """
 

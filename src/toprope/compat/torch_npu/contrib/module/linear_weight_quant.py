@@ -1,6 +1,6 @@
 """Linear layer with quantised weights over npu_weight_quant_batchmatmul.
 
-Programs import `LinearWeightQuant` from `torch_npu.contrib`. Signature and errors are those of
+Programs import `LinearWeightQuant` from `torch_npu.contrib.module`. Signature and errors are those of
 torch_npu/contrib/module/linear_weight_quant.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the
 values.
 """

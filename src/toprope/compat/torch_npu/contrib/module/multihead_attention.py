@@ -1,6 +1,6 @@
 """Attention of fairseq over npu_multi_head_attention.
 
-Programs import its names from `torch_npu.contrib`. Signature and errors are those of
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
 torch_npu/contrib/module/multihead_attention.py of Ascend/pytorch; tests/compat/test_apt_vb_global.py holds the values.
 """
 

@@ -1,6 +1,6 @@
 """Position-sensitive pooling of regions over npu_ps_roi_pooling.
 
-Programs import `PSROIPool` from `torch_npu.contrib`. Signature and errors are those of
+Programs import `PSROIPool` from `torch_npu.contrib.module`. Signature and errors are those of
 torch_npu/contrib/module/ps_roi_pooling.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
 """
 

@@ -1,6 +1,6 @@
 """Quantised convolution over npu_quant_conv2d.
 
-Programs import `QuantConv2d` from `torch_npu.contrib`. Signature and errors are those of
+Programs import `QuantConv2d` from `torch_npu.contrib.module`. Signature and errors are those of
 torch_npu/contrib/module/quant_conv2d.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
 """
 
