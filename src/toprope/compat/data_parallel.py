@@ -244,7 +244,7 @@ def parallel_apply(
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
     devices: Sequence[Any] | None = None,
 ) -> Any:
-    """Calls modules, each on its card in a thread of its own; torch's, which forgets autocast on all but CUDA."""
+    """Call modules, each on its card in a thread of its own; torch's, which forgets autocast on all but CUDA."""
     if torch.is_autocast_enabled("npu"):
         dtype = torch.get_autocast_dtype("npu")
         modules = [torch.autocast("npu", dtype)(module) for module in modules]

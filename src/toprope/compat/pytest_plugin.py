@@ -84,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Makes the cards ready before the first conftest.py, which may import torch or torch_npu."""
+    """Make the cards ready before the first conftest.py, which may import torch or torch_npu."""
     text = early_config.known_args_namespace.npu
     if text is not None:
         try:
@@ -94,7 +94,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Gives the variables back as they were; a card that torch has stays until the process ends."""
+    """Give the variables back as they were; a card that torch has stays until the process ends."""
     before = config.stash.get(_before, None)
     if before is not None:
         finder.uninstall()
@@ -106,13 +106,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Says on which cards the tests run."""
+    """Say on which cards the tests run."""
     text = config.getoption("npu")
     return None if text is None else f"npu: {text}, simulated by toprope {__version__}"
 
 
 def _simulate(config: pytest.Config, text: str) -> None:
-    """Lets this process and its children have these cards as soon as they import torch."""
+    """Let this process and its children have these cards as soon as they import torch."""
     import sys
     from dataclasses import replace
 

@@ -1,6 +1,8 @@
 """The simulated Ascend NPU: a real PyTorch device named `npu` on a machine that has none.
 
-Every process that imports torch imports this package: what only some programs use is loaded when it is named.
+Public names: `install`, `trace`, `launch`, `rehearse`, `faults` and others (docs/simulator.md). toprope.compat and the
+entry point torch.backends import it in every process that imports torch, so what only some programs use is loaded when
+it is named. The device itself is C++ (csrc/), built at the first use by build.py.
 """
 
 from importlib import import_module

@@ -1,4 +1,8 @@
-"""Kernels of one's own on the simulated card: queued work that takes cores, to see what streams do to each other."""
+"""Kernels of one's own on the simulated card, `toprope.sim.launch`: queued work that takes cores of a stream.
+
+For programs that study how streams compete for cores (docs/simulator.md, examples/core_deadlock.py). The C++ scheduler
+grants the cores (csrc/core/kernels.h). Tests: tests/sim/simulated/test_kernels.py.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +246,7 @@ def _body(key: int) -> Any:
 
 
 def _run(key: int, run: int) -> int:
-    """Runs a body, or forgets it. Called in the thread of its stream."""
+    """Run a body, or drop it. Called in the thread of its stream."""
     body, code = _bodies.pop(key)
     if not run:
         return 0

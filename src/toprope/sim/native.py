@@ -1,4 +1,7 @@
-"""The simulator's C functions, with their types."""
+"""The C functions of the simulator's native part, with their types: `native()` loads both shared objects.
+
+All of toprope.sim that talks to C++ calls it. A new C function in csrc/core/api.cpp or csrc/torch needs its types here.
+"""
 
 from __future__ import annotations
 

@@ -51,6 +51,6 @@ def _set(cores: Iterable[int]) -> None:
 
 
 def _is_on() -> bool:
-    """Tell if the variable has a mode other than 0: "1", "mode:1", "mode:2,npu0:0-3"."""
+    """Return True if the variable has a mode other than 0: "1", "mode:1", "mode:2,npu0:0-3"."""
     mode = re.match(r"\s*(?:mode:)?(\d+)", os.environ.get(_SWITCH, ""))
     return mode is not None and int(mode[1]) != 0

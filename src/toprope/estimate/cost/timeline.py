@@ -59,7 +59,7 @@ class Clock:
         self.waited = 0.0
 
     def act(self, act: Act) -> tuple[float, float]:
-        """Lets the act happen; begin and end of it on the card, or on the host."""
+        """Let the act happen; begin and end of it on the card, or on the host."""
         begin = self.host
         self.host += act.host[self._end]
         place = act.device, act.stream

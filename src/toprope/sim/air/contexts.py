@@ -1,7 +1,8 @@
-"""The scopes of torchair as context managers: around operators of a model that is compiled, without a graph break.
+"""torchair's scopes as context managers around operators of a model that is compiled, without a graph break.
 
-Outside of compilation they do nothing. Arguments are kept as text and not checked here: what is wrong with a number of
-cores shows when the graph is built.
+Programs import them from `torchair.scope` (toprope.compat.torchair). Outside of compilation they do nothing. Arguments
+are kept as text and not checked here: a wrong number of cores is an error when the graph is built
+(graph/core_numbers.py). Tests: tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _told = False
 
 
 def _tell_of_the_name() -> None:
-    """Warns once in a process."""
+    """Warn once in a process."""
     global _told
     if not _told:
         _told = True
@@ -85,7 +86,7 @@ def limit_core_num(op_aicore_num: Any, op_vectorcore_num: Any = None, *, op_vect
 
 
 def npu_stream_switch(stream_tag: str, stream_priority: int = 0, enable_inner_parallel: bool = True) -> Scope:
-    """Sends the operators inside to another stream.
+    """Send the operators inside to another stream.
 
     Args:
         stream_tag: name of the stream; scopes of the same name share one.

@@ -1,7 +1,7 @@
 """torchair's operators in a traced graph: `air::scope_enter`, `air::scope_exit` and `air::wait_tensor`.
 
-The marks of scopes compute nothing. They are registered as operators with effects, so that passes over the graph keep
-them, and in their order.
+The context managers of contexts.py call them; toprope.sim.graph finds them in a graph. The marks of scopes compute
+nothing. They are registered as operators with effects, so that passes over the graph keep them, and in their order.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def is_wait(node: Node) -> bool:
 
 
 def name_streams(graph: Graph) -> None:
-    """Writes into the scopes that are about a stream which one it is; to be done before operators are decomposed.
+    """Write into the scopes that are about a stream which one it is; to be done before operators are decomposed.
 
     The stream is the one of the call that was traced, as with torch_npu.
     """

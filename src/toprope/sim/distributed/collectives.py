@@ -1,7 +1,8 @@
-"""The collectives of `hccl`: each prepares host tensors, has gloo do the work, and hands out torch's Work.
+"""The collectives of `hccl`: each prepares host tensors, has gloo do the work, and returns torch's Work.
 
-Every function takes the backend first, so that it serves as a method of ProcessGroupHCCL and for the wrapper that
-torch puts around a backend under TORCH_DISTRIBUTED_DEBUG=DETAIL. Arguments are those of torch's backends.
+Called by process_group.py, whose methods they are, and by kernels.py. Every function takes the backend first, so that
+it also serves the wrapper that torch puts around a backend under TORCH_DISTRIBUTED_DEBUG=DETAIL. Arguments are those of
+torch's backends. tests/helpers/distributed_moves.py and distributed_reductions.py hold the values.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _like(kind: Callable[[], Any], opts: Any, dtype: torch.dtype | None = None) 
 
 
 def broadcast(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
-    """Gives all processes the tensor of one."""
+    """Give all processes the tensor of one."""
     opts = opts or _c10d.BroadcastOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -198,7 +199,7 @@ def reduce(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
 
 
 def allgather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-    """Gives all processes the tensors of all, which may differ in size."""
+    """Give all processes the tensors of all, which may differ in size."""
     opts = opts or _c10d.AllgatherOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -215,7 +216,7 @@ def allgather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], o
 
 
 def allgather_base(backend: Any, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-    """Gives all processes the tensors of all as one."""
+    """Give all processes the tensors of all as one."""
     opts = opts or _c10d.AllgatherOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -253,7 +254,7 @@ def allgather_into_tensor_coalesced(
 def allgather_coalesced(
     backend: Any, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
 ) -> Work:
-    """Gives all processes the lists of tensors of all."""
+    """Give all processes the lists of tensors of all."""
     opts = opts or _c10d.AllgatherOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -268,7 +269,7 @@ def allgather_coalesced(
 
 
 def gather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-    """Gives one process the tensors of all."""
+    """Give one process the tensors of all."""
     opts = opts or _c10d.GatherOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -279,7 +280,7 @@ def gather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], opts
 
 
 def scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
-    """Gives each process one of the tensors of one process."""
+    """Give each process one of the tensors of one process."""
     opts = opts or _c10d.ScatterOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -356,7 +357,7 @@ def reduce_scatter_tensor_coalesced(
 
 
 def alltoall(backend: Any, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-    """Has each process give every other one a tensor; they may differ in size."""
+    """Have each process give every other one a tensor; they may differ in size."""
     opts = opts or _c10d.AllToAllOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -375,7 +376,7 @@ def alltoall_base(
     input_split_sizes: list[int],
     opts: Any = None,
 ) -> Work:
-    """Has each process give every other one a part of its tensor, cut along the first dimension."""
+    """Have each process give every other one a part of its tensor, cut along the first dimension."""
     opts = opts or _c10d.AllToAllOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -386,13 +387,13 @@ def alltoall_base(
 
 
 def barrier(backend: Any, opts: Any = None) -> Work:
-    """Waits until all processes of the group are here."""
+    """Wait until all processes of the group are here."""
     opts = opts or _c10d.BarrierOptions()
     return _run("barrier", backend, [], lambda _: [_gloo.barrier(backend, opts)], opts)
 
 
 def send(backend: Any, tensors: list[Tensor], dst: int, tag: int) -> Work:
-    """Sends a tensor to one process."""
+    """Send a tensor to one process."""
     return _run(
         "send", backend, tensors,
         lambda staging: [_gloo.send(backend, [staging.moved(tensor) for tensor in tensors], dst, tag)],

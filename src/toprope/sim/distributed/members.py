@@ -1,4 +1,8 @@
-"""The collective and the communicator of a call, so that the traces of several processes can be merged."""
+"""Names of a process group and its collectives in traces: the same in all processes, which lets traces be merged.
+
+Used by collectives.py and process_group.py; toprope.sim.tracing.records reads the names. Also a warning where the
+processes of a group run a collective on different numbers of cores.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Makes torch.distributed know the backend `hccl` of the device `npu`, with the names that torch_npu gives it.
+"""Registration of the backend `hccl` for the device `npu` with torch.distributed, under torch_npu's names.
 
-Runs when the card is installed; the backend itself is imported with the first process group that uses it.
+Called when the card is installed; the backend itself is imported with the first process group that uses it.
 """
 
 from __future__ import annotations

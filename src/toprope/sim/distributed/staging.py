@@ -1,9 +1,10 @@
 """Host tensors for a collective: the bytes of device tensors in a form that gloo can carry, and the way back.
 
-A view wherever possible, for gloo then works on the card's memory itself. gloo takes contiguous tensors of nine types:
+Used by collectives.py and kernels.py. A host tensor is a view wherever possible: gloo then works on the card's memory
+itself. gloo takes contiguous tensors of nine types:
 
-- what a collective only moves travels as a type of the same width, bit for bit (complex128 as pairs of float64);
-- bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which is what "or" and "and" mean there;
+- a tensor that is only moved travels as a type of the same width, bit for bit (complex128 as pairs of float64);
+- bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which equals "or" and "and" there;
 - int16 is reduced in int32 and cut to 16 bits afterwards, which for whole numbers gives the same bits;
 - PREMUL_SUM is a sum of products, which torch_npu makes in the tensors before HCCL gets them;
 - AVG of whole numbers is their sum, divided afterwards towards zero, as torch_npu does;

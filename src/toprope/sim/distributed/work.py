@@ -1,4 +1,7 @@
-"""torch's Work for a collective under way."""
+"""torch's Work object for a collective under way: waiting, futures, errors in HCCL's words, and results.
+
+collectives.py returns it to torch and to the program.
+"""
 
 from __future__ import annotations
 

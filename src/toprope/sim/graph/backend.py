@@ -1,4 +1,7 @@
-"""The backend of torch.compile: graphs with scopes on the simulated card."""
+"""Backend of torch.compile for the simulated card (`torchair.get_npu_backend`, "npu"): graphs with scopes.
+
+torch.compile calls it with each traced graph; it checks the options and hands the graph to aclgraph.py or ge.py.
+"""
 
 from __future__ import annotations
 

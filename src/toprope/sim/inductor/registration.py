@@ -1,4 +1,7 @@
-"""torch.compile for the card: registered with TorchDynamo and Inductor when a program imports them."""
+"""Registration of the card with TorchDynamo and Inductor, when a program imports them.
+
+Called when the card is installed (installation/installer.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DLPack for the card: torch's C++ side knows it as an extension device, its Python side does not."""
+"""DLPack for the card: torch's C++ side knows it as an extension device, its Python side does not.
+
+Registered by installer.py. Tests: tests/sim/simulated/test_host_access.py.
+"""
 
 from __future__ import annotations
 

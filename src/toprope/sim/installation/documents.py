@@ -1,7 +1,8 @@
-"""The vendor's documents about operators and dtypes, in the form that the C++ core reads at every start.
+"""Table of refused dtypes (support/refusals.toml) for one chip, in the form that the C++ core reads at every start.
 
+installer.py passes the file to csrc/core/documents.cpp, which must follow any change of the form (then raise `_FORM`).
 Reading refusals.toml takes tens of milliseconds; the core's form takes one. It is made once for a chip and kept next to
-the build.
+the build. Tests: tests/sim/test_documents.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Puts the simulated cards into the torch of this process."""
+"""Installation of the simulated cards: build and load the C++ part, register the device `npu`, make `torch.npu`.
+
+`toprope.sim.install` calls it, and the import of torch does in a process with TOPROPE_SIM. All or nothing: an error
+leaves torch as it was. Tests: tests/sim/test_sim_install.py.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def install(
     torch_npu: str | None = None,
     numerics: str = "host",
 ) -> None:
-    """Gives the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
+    """Give the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
 
     Asking again for the same cards does nothing.
 
@@ -195,7 +199,7 @@ def _error_texts() -> dict[int, str]:
 
 
 def _load_documents(library: Native, path: Path, *, refuse: bool) -> None:
-    """Tells the core what the chip's kernels take. Read also where nothing is refused: operators run alike then."""
+    """Tell the core what the chip's kernels take. Read also where nothing is refused: operators run alike then."""
     error = library.load_documents(str(path).encode())
     if error:
         raise EnvironmentProblem("the vendor's documents cannot be read.", f"{path}: {os.strerror(error)}")

@@ -1,4 +1,7 @@
-"""Sums of the counters of all processes of a run, for the cards of one chip; pure."""
+"""Sums of the counters of all processes of a run, for the cards of one chip; pure.
+
+For the run report (cli/reports/run_report.py) and the rehearsal's facts. Tests: tests/cli/test_report.py.
+"""
 
 from __future__ import annotations
 

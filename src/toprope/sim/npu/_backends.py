@@ -1,6 +1,7 @@
-"""`torch.npu`: switches of attention and linear algebra, which torch_npu keeps for programs written for CUDA.
+"""Part of `torch.npu`: switches of attention and linear algebra, which torch_npu keeps for programs written for CUDA.
 
-They set torch's own switches, which the simulated card's attention minds as the CPU's does.
+They set torch's own switches, which the simulated card's attention follows as the CPU's does. Tests:
+tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`torch.npu.backends.fft_plan_cache`: the plans of Fourier transforms that a card keeps."""
+"""Object `torch.npu.backends.fft_plan_cache`: the plans of Fourier transforms that a card keeps.
+
+The C++ core counts them (csrc/torch/fft_plans.cpp).
+"""
 
 from __future__ import annotations
 

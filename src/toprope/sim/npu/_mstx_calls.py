@@ -1,4 +1,4 @@
-"""`torch_npu._C._mstx`: what `torch.npu.mstx` calls. A tool may put functions of its own in their place."""
+"""Functions of `torch_npu._C._mstx` that `torch.npu.mstx` calls. A tool may put functions of its own in their place."""
 
 from __future__ import annotations
 

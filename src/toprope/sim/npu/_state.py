@@ -1,4 +1,7 @@
-"""Parts that all modules of `torch.npu` share: initialisation, device numbers, torch_npu's form of errors."""
+"""Parts that the modules of `torch.npu` share: initialisation, device numbers, streams, torch_npu's form of errors.
+
+Used all over toprope.sim and by operators of the torch_npu facade. Numbers of streams follow csrc/core/stream.h.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +198,7 @@ def stream_key(device: int, number: int) -> dict[str, int]:
 
 
 def is_stream_number(number: int) -> bool:
-    """Tell if a card has a stream of this number."""
+    """Return True if a card has a stream of this number."""
     return number in _STREAMS
 
 

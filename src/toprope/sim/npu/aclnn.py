@@ -1,4 +1,4 @@
-"""`torch.npu.aclnn`: one switch of CANN's operator library, kept and read back."""
+"""Module `torch.npu.aclnn`: one switch of CANN's operator library, kept and read back, without effect here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The switches of `_backends` under the name that torch_npu had for them first."""
+"""Module `torch.npu.backends`: the switches of _backends.py under the name that torch_npu had for them first."""
 
 from toprope.sim.npu._backends import (
     enable_flash_sdp,

@@ -1,6 +1,7 @@
-"""`torch.npu`: switches for algorithms that give the same result every time.
+"""Part of `torch.npu`: switches for algorithms that give the same result every time.
 
-The simulated card's operators are the CPU's, which mind torch.use_deterministic_algorithms; a level adds nothing here.
+The simulated card's operators are the CPU's, which follow torch.use_deterministic_algorithms; a level adds nothing
+here. Tests: tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def disable_deterministic_with_backward(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_deterministic_level(level: int) -> None:
-    """Sets how much is deterministic: 0 nothing, 1 results, 2 stricter. Switches torch's own setting with it.
+    """Set how much is deterministic: 0 nothing, 1 results, 2 stricter. Switches torch's own setting with it.
 
     Raises:
         RuntimeError: the level is not 0 to 3; or it is 3 (the same for every batch size), which needs a newer CANN

@@ -1,4 +1,4 @@
-"""`torch.npu.memory_summary`: the allocator's figures as a table, in torch_npu's layout."""
+"""Function `torch.npu.memory_summary`: the allocator's figures as a table, in torch_npu's layout."""
 
 from __future__ import annotations
 

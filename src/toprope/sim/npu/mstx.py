@@ -1,6 +1,6 @@
-"""`torch.npu.mstx`: marks and ranges for the vendor's tools.
+"""Module `torch.npu.mstx`: marks and ranges for the vendor's tools.
 
-Nobody listens here, so they return what torch_npu's do where no tool is attached.
+No tool is attached here, so the functions return the values that torch_npu's return without one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Recording of a piece of a program: torch's own profiler for the host, the simulator's trace for the cards."""
+"""Recording of a piece of a program: torch's own profiler for the host, the simulator's trace for the cards.
+
+`torch_npu.profiler` starts and stops it (compat/torch_npu/profiler/profiler_interface.py).
+"""
 
 from __future__ import annotations
 

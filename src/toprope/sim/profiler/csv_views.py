@@ -1,8 +1,9 @@
-"""The tables of the vendor's profiler: columns and rows of its CSV files; pure.
+"""Tables of the vendor's profiler: columns and rows of its CSV files; pure.
 
-Sources of the columns: Ascend/pytorch, torch_npu/profiler/analysis (prof_common_func/_csv_headers.py, prof_view,
-prof_bean), and the vendor's pages about msprof's op_summary, op_statistic and task_time. All times are the host's, in
-microseconds. What only a card could count is N/A, and what nobody recorded is empty, as in the vendor's files.
+analysis.py writes them; tests/sim/test_profiler_files.py holds the columns. Sources of the columns: Ascend/pytorch,
+torch_npu/profiler/analysis (prof_common_func/_csv_headers.py, prof_view, prof_bean), and the vendor's pages about
+msprof's op_summary, op_statistic and task_time. All times are the host's, in microseconds. A value that only a card
+could count is N/A, and one that was not recorded is empty, as in the vendor's files.
 """
 
 from __future__ import annotations

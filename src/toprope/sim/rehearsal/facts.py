@@ -1,6 +1,7 @@
-"""The facts of a rehearsal: verdict, findings, memory by kind and line, copies and waits by line. Pure.
+"""The facts of a rehearsal: verdict, findings, memory by kind and line, copies and waits by line; pure.
 
-`toprope run --report`, `toprope.sim.rehearse` and the pytest plugin read them from here.
+`toprope run --report`, `toprope.sim.rehearse` and the pytest plugin read them from here; cli/reports/rehearsal_page.py
+and rehearsal_file.py show them. `schema` must follow a new fact. Tests: tests/sim/test_rehearsal.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Deviation of modules from float32: what a module returned on the card, next to the same in float32 on the host.
 
-A module without modules inside is computed again at its first call, from the inputs that it had on the card: its own
-error, not what its inputs brought along.
+recorder.py collects it, facts.py and the run report show it. A module without modules inside is computed again at its
+first call, from the inputs that it had on the card: its own error, without the errors of its inputs. Tests:
+tests/sim/simulated/test_numbers.py.
 """
 
 from __future__ import annotations

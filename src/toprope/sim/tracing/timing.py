@@ -1,7 +1,7 @@
-"""Time of a card for a trace: its records as the acts of a timeline.
+"""Time that a card would take for a trace: its records, turned into acts of a timeline (toprope.estimate.cost).
 
-What a trace does not hold is not in the time: what the program computes on the host between its operators, and data
-that it waits for.
+For the run report and the rehearsal. Not included: what the program computes on the host between its operators, and
+data that it waits for. Tests: tests/sim/simulated/test_timing.py.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _written(out: _Three, values: _Three) -> _Three:
 
 @operator("_amp_foreach_non_finite_check")
 def _amp_foreach_non_finite_check(scaled_grads: Sequence[torch.Tensor]) -> bool:
-    """Tell if a gradient is infinite or not a number.
+    """Return True if a gradient is infinite or not a number.
 
     The card reads a flag that operators set when a value overflows, and clears it; here the gradients are read.
 

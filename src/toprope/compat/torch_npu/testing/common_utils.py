@@ -49,7 +49,7 @@ def iter_indices(tensor: torch.Tensor) -> Iterable[Any]:
 
 
 def is_iterable(obj: object) -> bool:
-    """Tell if `iter` takes the object."""
+    """Return True if `iter` takes the object."""
     try:
         iter(obj)  # type: ignore[call-overload]
     except TypeError:
@@ -141,7 +141,7 @@ test_2args_broadcast.__test__ = False  # type: ignore[attr-defined]  # a helper,
 def check_operators_in_prof(
     expected_operators: list[str], prof: Any, unexpected_operators: Sequence[str] | None = None
 ) -> bool | None:
-    """Tell if a profile has all of some operators, which are taken out of the list, and none of others.
+    """Return True if a profile has all of some operators, which are taken out of the list, and none of others.
 
     Args:
         expected_operators: names of operators.

@@ -56,12 +56,12 @@ class PathManager:
 
     @classmethod
     def check_path_is_readable(cls, path: str) -> bool:
-        """Tell if the path can be read."""
+        """Return True if the path can be read."""
         return os.access(path, os.R_OK)
 
     @classmethod
     def check_path_is_writeable(cls, path: str) -> bool:
-        """Tell if the path can be written."""
+        """Return True if the path can be written."""
         return os.access(path, os.W_OK)
 
     @classmethod

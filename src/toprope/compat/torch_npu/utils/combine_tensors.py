@@ -81,7 +81,7 @@ def get_part_combined_tensor(combined_tensor: torch.Tensor | None, index: int, s
 
 
 def is_combined_tensor_valid(combined_tensor: torch.Tensor | None, list_of_tensor: Sequence[Any]) -> bool:
-    """Tell if all tensors are contiguous and begin in the memory of the combined one."""
+    """Return True if all tensors are contiguous and begin in the memory of the combined one."""
     if len(list_of_tensor) == 0:
         return True
     if combined_tensor is None:

@@ -1,1 +1,1 @@
-"""Handlers of operators whose arguments on the host change between replays of a graph, under torch_npu's name."""
+"""Package `torch_npu.npu._npugraph_handlers`: see npugraph_handler, its one module."""

@@ -1,4 +1,4 @@
-"""torch_npu's counterpart of torch.cuda.amp.common."""
+"""Module `torch.npu.amp.common`: torch_npu's counterpart of torch.cuda.amp.common."""
 
 from toprope.sim.npu.devices import is_available
 

@@ -92,5 +92,5 @@ class LinearQuant(nn.Module):
             )
 
     def _needs_conversion(self) -> bool:
-        """Tell if the scale must become the 64-bit form that the kernel takes for these dtypes."""
+        """Return True if the scale must become the 64-bit form that the kernel takes for these dtypes."""
         return self.scale.dtype == torch.float32 and self.output_dtype not in (torch.bfloat16, torch.int32)
