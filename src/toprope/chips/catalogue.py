@@ -1,4 +1,8 @@
-"""Reads the chips' TOML files, checks them, and finds a chip by the name a user writes."""
+"""Catalogue of the chips: read and check the TOML files, and find a chip by the name a user writes.
+
+Behind `toprope.chips.get` and `names`. A new field of the files is checked here and declared in model.py. Tests:
+tests/base/test_chips.py.
+"""
 
 from __future__ import annotations
 

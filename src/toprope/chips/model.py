@@ -1,4 +1,4 @@
-"""A chip, its figures, and where each figure comes from."""
+"""Data classes of the catalogue: a chip, its figures, and the source of each figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Finds codes and known messages in texts and in logs of any size."""
+"""Search for codes and known messages in texts and in logs of any size.
+
+Behind `toprope.codes.in_text` and `in_log`, which `toprope doctor FILE` calls. The patterns are data (texts.toml,
+families*.toml, cases.toml, fallbacks.toml). Tests: tests/base/test_codes.py, tests/device/test_doctor_kinds.py.
+"""
 
 from __future__ import annotations
 

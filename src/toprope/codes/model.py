@@ -1,4 +1,4 @@
-"""The facts known of a code."""
+"""Data classes of the catalogue: an explanation of a code, its sources, and a place where a code was seen."""
 
 from __future__ import annotations
 

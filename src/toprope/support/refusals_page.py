@@ -1,4 +1,7 @@
-"""The refusals as Markdown: `python -m toprope.support.refusals_page docs/refusals.md` renews the page."""
+"""The refusals as Markdown: `python -m toprope.support.refusals_page docs/refusals.md` renews the page.
+
+tests/support/test_refusals.py fails if the page is not that of refusals.toml.
+"""
 
 from __future__ import annotations
 

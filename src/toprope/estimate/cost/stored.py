@@ -1,4 +1,7 @@
-"""Rates that were fitted on a user's own card: one TOML file for each chip, in the folder of the user's settings."""
+"""Rates that were fitted on a user's own card: one TOML file for each chip, in the folder of the user's settings.
+
+`toprope calibrate` writes them, rates.py reads them. Tests: tests/estimate/test_stored_rates.py.
+"""
 
 from __future__ import annotations
 

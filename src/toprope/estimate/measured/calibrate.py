@@ -1,4 +1,8 @@
-"""Rates of a chip fitted to measured times of operators: a profile of a card, or other measurements; pure."""
+"""Rates of a chip fitted to measured times of operators: a profile of a card, or other measurements; pure.
+
+`toprope calibrate` (cli/calibrate.py) and verification.py call it; fitting.py does the arithmetic. Tests:
+tests/estimate/test_calibrate.py.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Robust fit of positive figures to measured times: least absolute error of logarithms; pure.
 
-A model gives a time for each case from a few positive figures. Figures are fitted in logarithms with weights that
-bound the influence of outliers (iteratively reweighted least squares, damped as by Levenberg and Marquardt), after
-scans of each figure alone: a model that takes the longer of two times is blind to the shorter one.
+Used by calibrate.py. A model gives a time for each case from a few positive figures. Figures are fitted in logarithms
+with weights that bound the influence of outliers (iteratively reweighted least squares, damped as by Levenberg and
+Marquardt), after scans of each figure alone: a model that takes the longer of two times does not react to the shorter
+one. Tests: tests/estimate/test_calibrate.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Comparison of toprope's tables with a card: the program that measures it, and the file that it writes."""
+"""Comparison of toprope's tables with a real card: the program that measures it, and the file that it writes.
+
+`toprope verify` (cli/verify.py) writes verify_card.py for the user and reads the JSON that it made; both files must
+agree on its fields. Tests: tests/cli/test_cli_verify.py.
+"""
 
 from __future__ import annotations
 

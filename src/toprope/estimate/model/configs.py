@@ -1,4 +1,8 @@
-"""Models without weights, on the meta device: of transformers or diffusers by a config, or a class of the user."""
+"""Models without weights, on the meta device: of transformers or diffusers by a config, or a class of the user.
+
+Called by estimate.py and workloads.py. Tests: tests/estimate/test_models_on_paper.py, against published counts of
+parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Record a forward pass, a prefill, a step of decoding or a training step of a model on the meta device."""
+"""Recording of a forward pass, a prefill, a step of decoding or a training step of a model on the meta device.
+
+Called by estimate.py and cli/estimate.py; record/recorder.py sees the operators. Tests: tests/estimate/test_paper.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Run a model on the meta device, and note its operators and its memory as a card would have them."""
+"""Recorder of a model on the meta device: its operators and its memory as a card would have them.
+
+Used by model/workloads.py and estimate.py. Tests: tests/estimate/test_paper.py.
+"""
 
 from __future__ import annotations
 
