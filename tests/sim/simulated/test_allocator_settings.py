@@ -1,4 +1,8 @@
-"""PYTORCH_NPU_ALLOC_CONF: what it changes in the sizes that the allocator takes and hands out."""
+"""PYTORCH_NPU_ALLOC_CONF: what it changes in the sizes that the allocator takes and hands out.
+
+Holds csrc/torch/allocator_settings.cpp against torch_npu's documented options and its allocator's sizes.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import json
 

@@ -1,4 +1,8 @@
-"""Graph mode: scopes in compiled models, the backends, the limits under which operators run."""
+"""Graph mode: scopes in compiled models, the backends, the limits under which operators run.
+
+Holds sim/graph and sim/air against torchair's documents and tests. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 import logging
 import warnings

@@ -1,4 +1,8 @@
-"""torch_npu's operators on the simulated card: as on the CPU, and with the shapes that a compiler assumes."""
+"""torch_npu's operators on the simulated card: as on the CPU, and with the shapes that a compiler assumes.
+
+Holds compat/torch_npu/operators on a card against the CPU, and shapes under FakeTensorMode. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,8 @@
-"""Dtypes that the chip's kernels refuse: the vendor's EZ1001 at the call, and nothing else is touched."""
+"""Dtypes that the chip's kernels refuse: the vendor's EZ1001 at the call, and nothing else is touched.
+
+Holds support/refusals.toml and csrc/core/documents.cpp against the vendor's error text. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import pytest
 import torch
