@@ -1,3 +1,9 @@
+"""The catalogue of chips: every figure has a public source, and any spelling of a chip's name finds it.
+
+Holds src/toprope/chips against the vendor's published figures (910B, 310P, 950), figures that must fit together, and
+docs/chips.md.
+"""
+
 import datetime
 import pathlib
 import pickle

@@ -1,4 +1,7 @@
-"""The catalogue of error codes: its data, its look-ups, and codes found in real messages."""
+"""The catalogue of error codes: its data, its look-ups, and codes found in real messages.
+
+Holds src/toprope/codes; the messages are from public issues, named in the data.
+"""
 
 import datetime
 import json

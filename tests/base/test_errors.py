@@ -1,3 +1,8 @@
+"""Errors of toprope: every class is exported and documented, has a page in docs/errors, and says what to do.
+
+Holds src/toprope/errors.py.
+"""
+
 import inspect
 import pathlib
 import pickle

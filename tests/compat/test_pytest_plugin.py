@@ -1,4 +1,7 @@
-"""The pytest plugin, in pytests of its own."""
+"""The pytest plugin (`pytest --npu 910B3`), each case in a pytest of its own.
+
+Holds src/toprope/compat/pytest_plugin.py and the example of docs/pytest.md.
+"""
 
 import json
 import subprocess

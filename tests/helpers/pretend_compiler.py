@@ -1,4 +1,4 @@
-"""A compiler that only pretends, for tests of how the simulator's native part is built."""
+"""Stand-in for the C++ compiler, for tests of src/toprope/sim/build.py."""
 
 import itertools
 import os

@@ -1,4 +1,7 @@
-"""Reading of a counters file: what the core writes, and what is no such file."""
+"""Reading of a counters file: values that the core writes, and files that are refused.
+
+Holds src/toprope/sim/metrics/counters.py, from bytes made by hand.
+"""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The vendor's documents in the form that the C++ core reads."""
+"""The table of refused dtypes in the form that the C++ core reads.
+
+Holds src/toprope/sim/installation/documents.py.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The facts of a rehearsal from counters and records made by hand."""
+"""The facts of a rehearsal from counters and records made by hand.
+
+Holds src/toprope/sim/rehearsal/facts.py and record_file.py.
+"""
 
 import dataclasses
 from typing import Any

@@ -1,3 +1,8 @@
+"""Table of refused dtypes: answers against errors that users reported, and rows that are whole, sourced and torch's.
+
+Holds src/toprope/support/refusals.py, refusals.toml and the page docs/refusals.md.
+"""
+
 import datetime
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""The attention operators of torch.ops.atb, npu_ring_mla, npu_multi_head_latent_attention and npu_attention_update."""
+"""Attention operators of torch.ops.atb and npu_attention_update, against attention of one sequence in float64."""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Operators of KV caches: writing, reading, indexed updates and the step of a decoding loop."""
+"""Operators of KV caches: writing, reading, indexed updates and the step of a decoding loop.
+
+Held against plain indexing of tensors.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""npu_linear, npu_bmmV2, npu_transpose_batchmatmul, npu_ffn and others."""
+"""Matrix products npu_linear, npu_bmmV2, npu_transpose_batchmatmul, npu_ffn and others, against numpy and float64."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Dtypes that only the card has: their numbers, casts, packed weights and lossless compression."""
+"""Dtypes that only the card has: their numbers, casts, packed weights and lossless compression.
+
+Held against the vendor's numbers (torch_npu.hifloat8 and others) and all values of a dtype.
+"""
 
 import math
 

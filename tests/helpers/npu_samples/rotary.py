@@ -1,3 +1,5 @@
+"""Sample calls of rotary embeddings and operators that contain one; see the package."""
+
 import torch
 
 from . import Sample

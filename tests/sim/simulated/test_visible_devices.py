@@ -3,7 +3,7 @@
 Holds sim/npu/devices.py and csrc/core/cards.h against ASCEND_RT_VISIBLE_DEVICES by the vendor's page.
 tests/sim/test_simulated.py runs this module in a process with simulated cards.
 
-The rules for the list of cards itself are tried in core_cases.py (masks); here is what a program sees of them.
+The rules for the list of cards itself are tried in tests/helpers/core_cards_cases.py (masks); here is what a program sees of them.
 """
 
 import json
