@@ -18,7 +18,7 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from toprope.compat import ending, parallel_import
+from toprope.compat import fatal_error, parallel_import
 from toprope.compat.parallel_import import ParallelFinder
 from toprope.compat.torch_import import CARD_NAMES, TorchFinder
 from toprope.errors import InstallError
@@ -183,7 +183,7 @@ def install_for_run() -> None:
         Settings.load().apply_log()
     simulated = bool(os.environ.get("TOPROPE_SIM"))
     if simulated:
-        ending.install_for_run()
+        fatal_error.install_for_run()
     install(simulated_card=simulated)
     kind = os.environ.get("TOPROPE_DEVICE", "").partition(":")[0]
     # a real torch_npu gives torch.npu itself, and refuses to when there is one already

@@ -74,7 +74,7 @@ class Npu:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --npu."""
+    """Add --npu."""
     parser.getgroup("toprope", "simulated Ascend NPU").addoption(
         "--npu",
         metavar="CARDS",
@@ -164,7 +164,7 @@ def npu(request: pytest.FixtureRequest) -> Iterator[Npu]:
 
 
 def _load_real() -> None:
-    """Loads a real torch_npu where one is installed, since torch may be set not to do so itself."""
+    """Load a real torch_npu where one is installed, since torch may be set not to do so itself."""
     if finder.real_spec("torch_npu") is not None and not _is_simulated():
         try:
             import_module("torch_npu")

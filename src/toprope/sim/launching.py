@@ -137,7 +137,7 @@ def launch(
     collective: Collective | None = None,
     microseconds: float | None = None,
 ) -> None:
-    """Queues a kernel, which takes cores of its card before it runs and gives them back when it has ended.
+    """Queue a kernel, which takes cores of its card before it runs and gives them back when it has ended.
 
     It gets what it wishes for, at most what the limit of its stream allows now. A kernel whose blocks do not wait for
     each other runs as soon as it has one of them; with `sync_all`, or as a member of a collective, it needs all of them
@@ -241,7 +241,7 @@ def _body(key: int) -> Any:
         return BODY(0)
     if not _ready:
         _ready.append(BODY(_run))
-        atexit.register(_settle)
+        atexit.register(_end_kernels)
     return _ready[0]
 
 
@@ -258,8 +258,8 @@ def _run(key: int, run: int) -> int:
     return 0
 
 
-def _settle() -> None:
-    """Ends kernels before Python does: a body that is called afterwards finds no interpreter."""
+def _end_kernels() -> None:
+    """End kernels before Python does: a body that is called afterwards finds no interpreter."""
     library = _library()
     end = time.monotonic() + _AT_EXIT
     while _bodies and time.monotonic() < end and any(each.state in ("runs", "queued") for each in kernels()):

@@ -206,7 +206,7 @@ class Native:
 
 
 def load(core: Path, glue: Path) -> Native:
-    """Loads both objects; torch knows the device from here on."""
+    """Load both objects; torch knows the device from here on."""
     if not _loaded:
         _loaded.append(Native(core, glue))
     return _loaded[0]

@@ -1,6 +1,6 @@
 """The refusals as Markdown: `python -m toprope.support.refusals_page docs/refusals.md` renews the page.
 
-tests/support/test_refusals.py fails if the page is not that of refusals.toml.
+tests/support/test_refusals.py fails if the page does not agree with refusals.toml.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from toprope import chips, collectives
-from toprope.compat.ending import SUFFIX
+from toprope.compat.fatal_error import SUFFIX
 from toprope.compat.missing import of_the_real_one, vendor_names
 from toprope.messages import Message
 from toprope.sim.metrics.counters import Counters, Lack, LackRecord

@@ -13,7 +13,7 @@ from toprope.compat.missing import missing_from
 from toprope.sim import _autoload
 
 from . import _C, atb, contrib, distributed, dynamo, optim, profiler, utils
-from ._door import alias_npu, current_npu, needs_import, transfer_is_wanted
+from ._facade import alias_npu, current_npu, needs_import, transfer_is_wanted
 from .dtype_numbers import EXPORTED as _DTYPES
 from .operators import OPERATORS, described, register
 from .operators.checksum import matmul_checksum

@@ -1,6 +1,6 @@
 """Facade module `torch_npu.version`: the facade's version, which follows torch's. It is no build of a commit."""
 
-from ._door import version
+from ._facade import version
 
 __all__ = ["git_version"]
 

@@ -67,7 +67,7 @@ EXIT = torch.ops.air.scope_exit.default
 
 
 def enter_on(stream: Any, keys: list[str], values: list[str]) -> None:
-    """Enters a scope that is about a stream. In a traced graph this call stays as it is until `name_streams`."""
+    """Enter a scope that is about a stream. In a traced graph this call stays as it is until `name_streams`."""
     torch.ops.air.scope_enter(keys, values)
 
 

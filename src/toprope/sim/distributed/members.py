@@ -23,7 +23,7 @@ from toprope.collectives import hccl_minimum
 from toprope.sim.native import native
 from toprope.sim.state import installed
 
-__all__ = ["Members", "Traced", "begin", "check_cores", "on_vector_cores", "tell_differences"]
+__all__ = ["Members", "Traced", "begin", "check_cores", "on_vector_cores", "warn_of_other_limits"]
 
 _log = logging.getLogger("toprope")
 
@@ -147,7 +147,7 @@ def check_cores(name: str, hccl: Any, results: Any) -> int:
     return cores
 
 
-def tell_differences(hccl: Any, cores: Sequence[int]) -> None:
+def warn_of_other_limits(hccl: Any, cores: Sequence[int]) -> None:
     """Warn of each rank whose limit of vector cores is another than this one's, once.
 
     Args:

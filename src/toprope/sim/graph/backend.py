@@ -15,10 +15,10 @@ from torch.fx import GraphModule
 from toprope.errors import InstallError, UnsupportedError
 from toprope.sim.air.operators import name_streams
 from toprope.sim.graph.aclgraph import AclGraph
-from toprope.sim.graph.broken import lone_mark
 from toprope.sim.graph.compiled import CompiledGraph
 from toprope.sim.graph.config import CompilerConfig
 from toprope.sim.graph.ge import GeGraph
+from toprope.sim.graph.graph_breaks import lone_mark
 from toprope.sim.state import installed
 
 __all__ = ["NpuBackend", "get_npu_backend"]

@@ -76,7 +76,7 @@ class _Builder:
         self._begin = self.call(runtime.record)
 
     def switch(self, label: str) -> tuple[Node, Node]:
-        """Switches to the stream of that name; the stream before, and the new one."""
+        """Switch to the stream of that name; the stream before, and the new one."""
         before = self.current()
         stream = self.call(runtime.switch, label)
         self.call(runtime.wait, self._begin)

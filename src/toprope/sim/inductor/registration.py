@@ -25,7 +25,7 @@ def register() -> None:
 
 
 def _register_backends() -> None:
-    """Names the backends that torch.compile knows where torch_npu is installed."""
+    """Name the backends that torch.compile knows where torch_npu is installed."""
     from torch._dynamo.backends.registry import register_backend
 
     from toprope.sim.inductor.npugraphs_backend import npugraphs

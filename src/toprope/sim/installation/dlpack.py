@@ -18,7 +18,7 @@ _EXTENSION = 12
 
 
 def register() -> None:
-    """Lets `Tensor.__dlpack_device__` answer for tensors on npu; others are asked as before."""
+    """Let `Tensor.__dlpack_device__` answer for tensors on npu; others are asked as before."""
     import torch
 
     ours = torch.Tensor.__dlpack_device__

@@ -88,7 +88,7 @@ def install(
 
 
 def autoload() -> None:
-    """Installs what TOPROPE_SIM asks for; nothing where it is not set. Called at the end of `import torch`."""
+    """Install what TOPROPE_SIM asks for; nothing where it is not set. Called at the end of `import torch`."""
     text = os.environ.get("TOPROPE_SIM", "").strip()
     if not text:
         return
@@ -214,7 +214,7 @@ def _load_host_operators(library: Native, path: Path, release: Release) -> None:
 
 
 def _register(torch: ModuleType) -> None:
-    """Names the device, gives torch its namespace, its methods (Tensor.npu, Module.npu, ...) and its backend hccl."""
+    """Name the device, and give torch its namespace, methods (Tensor.npu, Module.npu, ...) and backend hccl."""
     if hasattr(getattr(torch, "npu", None), "__toprope_stand_in__"):
         del torch.npu  # the one that says there is no card
         sys.modules.pop("torch.npu", None)

@@ -85,7 +85,7 @@ def get_npu_tensor_unsafe_check_flag() -> bool:
 
 
 def stop_device(device_id: int) -> None:
-    """Drops the work that is queued on a card. Until `restart_device`, whatever uses it fails with 107022.
+    """Drop the work that is queued on a card. Until `restart_device`, any use of it fails with 107022.
 
     Raises:
         AssertionError: no card of that number.

@@ -123,7 +123,7 @@ def not_here(name: str, why: str) -> NotImplementedError:
 
 
 def lazy_init() -> None:
-    """Initialises the cards of this process, as every call that touches one does.
+    """Initialise the cards of this process, as every call that touches one does.
 
     Raises:
         RuntimeError: this process was forked from one that had used a card.

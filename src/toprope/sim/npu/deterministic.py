@@ -49,21 +49,21 @@ class _End(torch.autograd.Function):
 
 
 def _not_in_graphs(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Marks a function that torch.compile must not trace, as torch._dynamo.forbid_in_graph does."""
+    """Mark a function that torch.compile must not trace, as torch._dynamo.forbid_in_graph does."""
     function._dynamo_forbidden = True  # type: ignore[attr-defined]
     return function
 
 
 @_not_in_graphs
 def enable_deterministic_with_backward(tensor: torch.Tensor) -> torch.Tensor:
-    """Switches deterministic algorithms on from here on, and off again once the gradient has come back here."""
+    """Switch deterministic algorithms on from here on, and off again once the gradient has come back here."""
     made: torch.Tensor = _Begin.apply(tensor)  # type: ignore[no-untyped-call]
     return made
 
 
 @_not_in_graphs
 def disable_deterministic_with_backward(tensor: torch.Tensor) -> torch.Tensor:
-    """Switches deterministic algorithms off from here on, and on again once the gradient has come back here."""
+    """Switch deterministic algorithms off from here on, and on again once the gradient has come back here."""
     made: torch.Tensor = _End.apply(tensor)  # type: ignore[no-untyped-call]
     return made
 

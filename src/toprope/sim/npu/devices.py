@@ -66,7 +66,7 @@ def is_initialized() -> bool:
 
 
 def init() -> None:
-    """Initialises the cards; done by itself at first use."""
+    """Initialise the cards; done by itself at first use."""
     if not native().is_initialised():
         check_environment()
     lazy_init()

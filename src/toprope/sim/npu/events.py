@@ -76,7 +76,7 @@ class Event(torch.Event):
         raise not_here("Event.from_ipc_handle", _BETWEEN_PROCESSES)
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Marks the end of the work queued so far on a stream, None for the current one."""
+        """Mark the end of the work queued so far on a stream, None for the current one."""
         where = _stream_or_current(stream, "NPUEvent::record")
         super().record(where)
         fire("event_record", self.event_id, where.native_handle)  # type: ignore[attr-defined]

@@ -124,7 +124,7 @@ def _once(function: Callable[_P, None]) -> Callable[_P, None]:
 
 @_once
 def set_device_limit(device: int, cube_num: int = _UNTOUCHED, vector_num: int = _UNTOUCHED) -> None:
-    """Limits the cores that the process uses of a card, for work from now on. Once in a process.
+    """Limit the cores that the process uses of a card, for work from now on. Once in a process.
 
     Args:
         device: number of the card.
@@ -159,7 +159,7 @@ def reset_device_limit(device: int) -> None:
 
 
 def set_stream_limit(stream: Stream, cube_num: int = _UNTOUCHED, vector_num: int = _UNTOUCHED) -> None:
-    """Limits the cores that work on a stream uses, from now on, in every thread.
+    """Limit the cores that work on a stream uses, from now on, in every thread.
 
     Args:
         stream: the stream.

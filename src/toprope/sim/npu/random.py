@@ -70,22 +70,22 @@ def _set_rng_state_offset(offset: int, device: int | str | torch.device = "npu")
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the generator of the current card."""
+    """Seed the generator of the current card."""
     _generator().manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds the generators of all cards; `torch.manual_seed` calls it. It uses no card: the seed can wait for one."""
+    """Seed the generators of all cards; `torch.manual_seed` calls it. It uses no card: the seed can wait for one."""
     native().seed_generators(int(seed) % 2**64)
 
 
 def seed() -> None:
-    """Seeds the generator of the current card from the system."""
+    """Seed the generator of the current card from the system."""
     _generator().seed()
 
 
 def seed_all() -> None:
-    """Seeds the generators of all cards from the system, all alike."""
+    """Seed the generators of all cards from the system, all alike."""
     generators = default_generators()
     if generators:
         manual_seed_all(generators[0].seed())

@@ -67,7 +67,7 @@ class _StreamOfCard(torch.Stream):
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
-        """Marks the end of the work queued so far.
+        """Mark the end of the work queued so far.
 
         Args:
             event: the event to record, None for a new one.
@@ -90,7 +90,7 @@ class _StreamOfCard(torch.Stream):
         fire("stream_synchronization", self.native_handle)  # type: ignore[attr-defined]
 
     def set_data_preprocess_stream(self, is_data_preprocess_stream: bool = False) -> None:
-        """Marks the stream as one that prepares data; the simulated card treats all streams alike."""
+        """Mark the stream as one that prepares data; the simulated card treats all streams alike."""
 
     def __repr__(self) -> str:
         return f"<torch_npu.npu.{type(self).__name__} device={self.device} npu_stream={self.npu_stream:#x}>"

@@ -83,11 +83,11 @@ class Deviations:
         """Note that a module begins: bad numbers found until now are of the module around it."""
         if outermost:
             self._running.clear()
-        self._blame(self._running[-1] if self._running else None)
+        self._assign_found(self._running[-1] if self._running else None)
         self._running.append(module)
 
-    def _blame(self, module: Any) -> None:
-        """Note whose the bad numbers are that nobody's were until now."""
+    def _assign_found(self, module: Any) -> None:
+        """Assign the bad numbers that were found since the last call to a module; None for code outside of modules."""
         known = {each.kind for each in self.bad}
         for kind in self._noted():
             if kind in known:
@@ -102,8 +102,8 @@ class Deviations:
                 file.write(json.dumps(values) + "\n")
 
     def after_forward(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Note whose bad numbers are, and compute a module again in float32, at its first call."""
-        self._blame(module)
+        """Assign the bad numbers of a module, and at its first call compute it again in float32."""
+        self._assign_found(module)
         while self._running and self._running.pop() is not module:
             pass  # of one that failed inside
         if module in self._seen or next(module.children(), None) is not None:

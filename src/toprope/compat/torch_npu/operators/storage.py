@@ -13,8 +13,8 @@ import torch
 from toprope.sim.native import native
 from toprope.sim.npu.trace_callbacks import fire
 
-from .._door import current_npu
 from .._error_codes import ErrCode, ops_error, pta_error
+from .._facade import current_npu
 from .formats import check_on_card, format_of, share_format
 from .registry import operator
 

@@ -20,10 +20,10 @@ from torch.autograd.profiler import record_function
 from toprope.compat.missing import missing_from
 from toprope.sim.profiler import profiles
 
-from .._door import current_npu
+from .._facade import current_npu
 from ._actions import change_action
+from ._folder import FOLDER
 from ._messages import flag, reported, warn
-from ._place import PLACE
 from .experimental_config import ExportType, _ExperimentalConfig
 from .profiler_interface import ProfilerActivity, _ProfInterface, analyse_folder, supported_activities
 from .scheduler import ProfilerAction, record_always
@@ -70,7 +70,7 @@ class _KinetoProfile:
     @reported
     def start(self) -> None:
         """Begin to record."""
-        PLACE.choose(export_only=True)
+        FOLDER.choose(export_only=True)
         self.prof_if.init_trace()
         self.prof_if.start_trace()
 
@@ -177,7 +177,7 @@ def tensorboard_trace_handler(
     Returns:
         the function for `on_trace_ready`; None where the folder cannot be one, which is reported.
     """
-    PLACE.choose(worker_name, dir_name)
+    FOLDER.choose(worker_name, dir_name)
     write = flag("analyse_flag", analyse_flag, default=True)
     later = flag("async_mode", async_mode)
 
@@ -252,7 +252,7 @@ class profile(_KinetoProfile):  # noqa: N801  torch_npu's name
         """Begin with the schedule's first step."""
         self.stopped, self._started = False, True
         if self.on_trace_ready is None:
-            PLACE.choose(export_only=True)
+            FOLDER.choose(export_only=True)
         try:
             self._change(ProfilerAction.NONE, self.current_action)
         finally:

@@ -22,9 +22,9 @@ from toprope.sim import installed
 from toprope.sim.profiler import RAW, Options, analyse, export_chrome_trace, export_stacks, save
 from toprope.sim.profiler.collector import Collector
 
-from .._door import version
+from .._facade import version
+from ._folder import FOLDER, remove
 from ._messages import error, flag, say_times, warn
-from ._place import PLACE, remove
 from .experimental_config import ExportType, _ExperimentalConfig
 
 __all__ = ["ProfilerActivity", "supported_activities"]
@@ -103,7 +103,7 @@ class _ProfInterface:
         if not self._active:
             return
         self.prof_path = ""
-        path, removed_with_us = PLACE.make()
+        path, removed_with_us = FOLDER.make()
         self.prof_path = str(path)
         if removed_with_us:
             weakref.finalize(self, remove, path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .._door import current_npu
+from .._facade import current_npu
 
 __all__: list[str] = []
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._door import current_npu
+from .._facade import current_npu
 from ..operators.formats import npu_format_cast
 from ..utils._path_manager import PathManager
 

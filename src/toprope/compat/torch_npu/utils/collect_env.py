@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import collect_env as _torchs
 
-from .._door import version
+from .._facade import version
 
 __all__: list[str] = []
 

@@ -22,8 +22,8 @@ from torch.serialization import (
     location_tag,
 )
 
-from .._door import current_npu
 from .._error_codes import ErrCode, pta_error
+from .._facade import current_npu
 
 __all__ = ["save_async"]
 

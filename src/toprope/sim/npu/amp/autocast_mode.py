@@ -68,7 +68,7 @@ def is_autocast_enabled() -> bool:
 
 
 def set_autocast_enabled(enable: bool) -> None:
-    """Switches autocast for npu in this thread."""
+    """Switch autocast for npu in this thread."""
     torch.set_autocast_enabled("npu", enable)
 
 

@@ -75,7 +75,7 @@ class _Deterministic:
 
 
 def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: Any = None) -> Any:
-    """Limits the cores that work on a stream uses, inside the context.
+    """Limit the cores that work on a stream uses, inside the context.
 
     Args:
         op_aicore_num: cube cores.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase
 
-from ..._door import current_npu
+from ..._facade import current_npu
 
 __all__: list[str] = []
 

@@ -14,7 +14,7 @@ import torch.testing._internal.common_fsdp as torchs
 from torch.testing._internal.common_distributed import TEST_SKIPS
 from torch.testing._internal.common_fsdp import FSDPTest
 
-from ..._door import current_npu
+from ..._facade import current_npu
 
 __all__: list[str] = []
 

@@ -1,6 +1,6 @@
 """Functions of `torch_npu._C` for devices, streams and graph trees, made of functions of `torch.npu`.
 
-`torch_npu._C.__getattr__` calls `find`; each name is that of the compiled function in Ascend/pytorch.
+`torch_npu._C.__getattr__` calls `find`; the names are those of the compiled functions of Ascend/pytorch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from toprope.compat import no_npu
 
-from .._door import current_npu
+from .._facade import current_npu
 
 __all__ = ["SAME", "find"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ._messages import warn
 
-__all__ = ["PLACE", "remove"]
+__all__ = ["FOLDER", "remove"]
 
 _LONGEST = 226
 """Characters that the name of a worker has at most, less one."""
@@ -22,7 +22,7 @@ _LONGEST = 226
 _EXPORT_ONLY = "export_only_prof_dir"
 
 
-class _Place:
+class _Folder:
     """The place of this process's profiles: the last handler that was made decides, as with the real profiler."""
 
     def __init__(self) -> None:
@@ -94,4 +94,4 @@ def remove(path: Path) -> None:
             pass  # another profile is in it
 
 
-PLACE = _Place()
+FOLDER = _Folder()
