@@ -66,8 +66,9 @@ def test_it_costs_a_pytest_next_to_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout) == [
-        "toprope", "toprope.compat", "toprope.compat.fatal_error", "toprope.compat.finder", "toprope.compat.parallel_import",
-        "toprope.compat.pytest_plugin", "toprope.compat.torch_import", "toprope.errors", "toprope.imports",
+        "toprope", "toprope.compat", "toprope.compat.fatal_error", "toprope.compat.finder",
+        "toprope.compat.parallel_import", "toprope.compat.pytest_plugin", "toprope.compat.torch_import",
+        "toprope.errors", "toprope.imports",
     ]  # fmt: skip
 
 

@@ -271,10 +271,12 @@ class _Search:
             yield from _explained(match.start(), code, "own" if code.startswith("ERR") else "letters")
         for match in _DIGITS.finditer(line):
             code = match[0]
-            if (self._lenient and code in self._entries) or (_RANGES.fullmatch(code) and _said(line, *match.span())):
+            if (self._lenient and code in self._entries) or (
+                _RANGES.fullmatch(code) and _is_announced(line, *match.span())
+            ):
                 yield from _explained(match.start(), code, "digits")
         for match in _INNER.finditer(line):
-            if self._lenient or _said(line, *match.span()):
+            if self._lenient or _is_announced(line, *match.span()):
                 code = match[0] if match[0][1] == "x" else hex(int(match[0]))
                 yield from _explained(match.start(), code, "inner")
 
@@ -315,7 +317,7 @@ def _decoded(raw: bytes) -> str:
     return _COLOURS.sub("", line) if "\x1b" in line else line
 
 
-def _said(line: str, begin: int, end: int) -> bool:
+def _is_announced(line: str, begin: int, end: int) -> bool:
     """True if the text before a number says that it is a code, or the number is all of its line."""
     return _SAID.search(line[max(0, begin - 24) : begin]) is not None or not (line[:begin] + line[end:]).strip()
 

@@ -563,11 +563,11 @@ def _with_collectives(
             moved = Event(None, 1, phase, ("alltoall", size * chosen, layout.ep))
             experts = sum(1 for _ in _experts(component.module)) // layout.pp
             new += [moved] * (2 * experts * repeats)
-        made = _spread(made, new, found[0], found[-1] + 1)
+        made = _inserted_evenly(made, new, found[0], found[-1] + 1)
     return made
 
 
-def _spread(events: list[Event], new: list[Event], begin: int, end: int) -> list[Event]:
+def _inserted_evenly(events: list[Event], new: list[Event], begin: int, end: int) -> list[Event]:
     inside, made, put = events[begin:end], events[:begin], 0
     for place, each in enumerate(inside, 1):
         made.append(each)

@@ -111,7 +111,7 @@ def timed(work: Any, ended: Callable[[], None]) -> Work:
 
 
 class _Outcome:
-    """How a collective ended, and the future that tells it to those who asked.
+    """Outcome of a collective, and the future that passes it on.
 
     Args:
         works: gloo's works.

@@ -162,7 +162,7 @@ def set_option(option: dict[str, Any]) -> None:
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:
-    """Return True if operators are compiled at their first use; waits for the current card's work first."""
+    """Set whether operators are compiled at their first use; waits for the current card's work first."""
     if is_initialized():
         synchronize()
     _keep({"jitCompile": "enable" if jit_compile else "disable"})
