@@ -1,9 +1,10 @@
 """Foreign module names (torch_npu, torchair, yr, dataflow, apt_model, device_utils), importable without those packages.
 
-A module of this package that stands in for a foreign one is called a facade. `toprope run` installs the facades in the
-program and in its children; `install` does it for the process that calls it. Only `cli` imports this package; its own
-part is small: a facade passes names on to toprope.functions, toprope.flow, toprope.device, toprope.tiers or torch.npu.
+A module that stands in for a foreign one is called a facade. `toprope run` installs the facades in the program and in
+its children; `install` does it for the process that calls it.
 """
+
+# Only cli imports this package. Facades pass names on to toprope.functions, flow, device, tiers or torch.npu.
 
 from toprope.compat.finder import install, uninstall
 

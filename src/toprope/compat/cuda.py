@@ -288,7 +288,7 @@ def _move(log: Log | None, own: Callable[..., Any] | None) -> Callable[..., Any]
 
 
 def _answer(patches: Patches, kind: str) -> None:
-    """Have a tensor on a device of this kind say to the program that it is on CUDA; torch itself hears the truth."""
+    """Have tensors on a device of this kind tell the program that they are on CUDA; torch itself gets the real device."""
     import torch
 
     device: Any = torch.Tensor.device

@@ -53,7 +53,7 @@ class Log:
         self._process = os.getpid()
 
     def note(self, what: str, text: str, direct: bool = False) -> None:
-        """Something was asked of CUDA.
+        """Record a request to CUDA.
 
         Args:
             what, text: as `Site` has them.

@@ -231,7 +231,7 @@ def _whole(seed: Any) -> Any:
 
 
 def _report_without_effect() -> None:
-    """Say once of each variable that is set and that nobody reads; the report of a run says it too."""
+    """Warn once of each variable that is set and has no effect; the report of a run says it too."""
     for name, why in WITHOUT_EFFECT.items():
         with _lock:
             if name not in os.environ or name in _reported:

@@ -78,7 +78,7 @@ def _load_backends() -> None:
     try:
         _autoload()
     except TopropeError as error:
-        # it says what to do; where in the simulator it arose helps nobody and hides that
+        # it says what to do; its place in the simulator would only hide that
         raise error.with_traceback(None) from None
     if os.environ.get(TRANSFER, "0") != "0":
         import_module("torch_npu")  # a real one is loaded here in any case

@@ -1,9 +1,11 @@
 """The simulated Ascend NPU: a real PyTorch device named `npu` on a machine that has none.
 
-Public names: `install`, `trace`, `launch`, `rehearse`, `faults` and others (docs/simulator.md). toprope.compat and the
-entry point torch.backends import it in every process that imports torch, so what only some programs use is loaded when
-it is named. The device itself is C++ (csrc/), built at the first use by build.py.
+Every process of a run that imports torch imports this package, so what only some programs use is loaded when it is
+named. The device itself is C++ and is built at the first use.
 """
+
+# csrc/ is the C++, build.py builds it, installation/installer.py puts the device into torch. toprope.compat and the entry
+# point torch.backends import this package. Users' page: docs/simulator.md.
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,10 +1,11 @@
 """Failures of the simulated card on demand, to test a program's reaction to them.
 
-Each function is a context manager; inside the block the card fails so (`toprope.sim.faults`, docs/faults.md). For a
-program that is not to be changed, TOPROPE_SIM_FAULTS names the same functions, separated by semicolons, for the whole
-process: `TOPROPE_SIM_FAULTS="fail(aten::add, 507015, after=3); slow_link(2GB)"`. The C++ core carries them out
-(csrc/core/faults.h). Tests: tests/sim/simulated/test_faults.py.
+Each function is a context manager; the card fails so inside the block. For a program that is not to be changed,
+TOPROPE_SIM_FAULTS names the same functions, separated by semicolons, for the whole process:
+`TOPROPE_SIM_FAULTS="fail(aten::add, 507015, after=3); slow_link(2GB)"`.
 """
+
+# csrc/core/faults.h carries the failures out. Tests: tests/sim/simulated/test_faults.py; page: docs/faults.md.
 
 from __future__ import annotations
 

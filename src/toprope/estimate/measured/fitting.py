@@ -199,8 +199,10 @@ def fit(
         beyond |= at_bound - dropped
         dropped |= at_bound
         if not dropped:  # the worst third: without them the others may be certain
-            uncertain = sorted((name for name in names if uncertainty[name] > certain), key=lambda name: -uncertainty[name])
-            dropped = set(uncertain[: (len(uncertain) + 2) // 3])
+            unclear = sorted(
+                (name for name in names if uncertainty[name] > certain), key=lambda name: -uncertainty[name]
+            )
+            dropped = set(unclear[: (len(unclear) + 2) // 3])
         if not dropped:
             found = dict(zip(names, np.exp(x).tolist(), strict=True))
             return Fit(start | found, rows, frozenset(names), frozenset(beyond))

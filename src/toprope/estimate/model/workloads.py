@@ -437,7 +437,7 @@ class _Run:
     # ---- the cache of keys and values
 
     def _filled_cache(self) -> Any:
-        """A cache with `length` tokens, made by a prefill that nobody records."""
+        """A cache with `length` tokens, made by a prefill that is not recorded."""
         work, module = self.work, self.stage.module
         if not self.component.is_language_model:
             raise UsageError(f"{self.component.name} does not generate tokens.", do="use --mode forward")

@@ -59,7 +59,7 @@ class Members:
         self._messages: defaultdict[tuple[int, int], count[int]] = defaultdict(count)
 
     def next(self, between: tuple[int, int] | None, is_message: bool) -> tuple[str, int, int, int]:
-        """Communicator, rank, ranks and number of the next collective; a negative rank for a message from anybody.
+        """Communicator, rank, ranks and number of the next collective; a negative rank for a message from any process.
 
         A message is a collective of two: the sender is rank 0 of them, and messages each way are counted apart.
 
@@ -76,7 +76,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Traced:
-    """A collective that somebody traces.
+    """A collective that is traced.
 
     Attributes:
         end: records it, when it has ended.
@@ -88,7 +88,7 @@ class Traced:
 
 
 def begin(name: str, hccl: Any, results: Any, between: tuple[int, int] | None, *, is_message: bool) -> Traced | None:
-    """Count a collective of a group; the result records it where somebody traces, else None.
+    """Count a collective of a group; the result records it while a trace is written, else None.
 
     Args:
         name: the collective, as torch's backends name it.

@@ -88,7 +88,7 @@ def done(results: Any) -> Work:
 
 
 def timed(work: Any, ended: Callable[[], None]) -> Work:
-    """A work of gloo that has no future, as a message's, whose end somebody wants to know.
+    """Wrap a work of gloo that has no future, as a message has none, so that its end is reported.
 
     Args:
         work: gloo's work, on which nobody else waits.

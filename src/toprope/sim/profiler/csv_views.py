@@ -91,7 +91,7 @@ def tables(capture: Capture, relations: Relations) -> Iterator[Table]:
 
 
 def _kernel_details(capture: Capture, relations: Relations) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """The columns of the higher levels at every level: without Stream ID nobody could tell streams apart."""
+    """The columns of the higher levels at every level: without Stream ID a reader could not tell streams apart."""
     counted: tuple[str, ...] = ()
     if capture.options.level in ("Level1", "Level2") and capture.options.metrics == "ACL_AICORE_PIPE_UTILIZATION":
         counted = _PIPE_UTILIZATION

@@ -125,12 +125,12 @@ def enable(
 
 
 def enable_balanced_mode() -> None:
-    """Lossless: models that do not fit the device come and go, and attention is torch's own."""
+    """Enable the lossless mode: weights that do not fit the device are offloaded, and attention is torch's own."""
     _start_mode("balanced")
 
 
 def enable_speed_mode() -> None:
-    """Weights in 4 bits in inference, where that is faster on this machine.
+    """Enable 4-bit weights in inference, where they are faster on this machine.
 
     Raises:
         ModeUnavailable: it is not; nothing changed.
@@ -139,7 +139,7 @@ def enable_speed_mode() -> None:
 
 
 def enable_memory_mode() -> None:
-    """Balanced, and blocks computed again in backward, activations moved out, products in bf16.
+    """Enable the balanced mode, and recompute blocks in backward, offload activations, and compute products in bf16.
 
     Raises:
         ModeUnavailable: the device does not multiply bf16; nothing changed.
@@ -148,7 +148,7 @@ def enable_memory_mode() -> None:
 
 
 def enable_full_optimization() -> None:
-    """Everything that the memory mode does, and weights in 4 bits in inference.
+    """Enable all of the memory mode, and 4-bit weights in inference.
 
     Raises:
         ModeUnavailable: products in 4 bits are not faster here, or the device does not multiply bf16; nothing changed.
@@ -157,7 +157,7 @@ def enable_full_optimization() -> None:
 
 
 def disable() -> None:
-    """Undo all: models are as they were, and the stack is released. Prints it."""
+    """Disable the mode: models are as they were, and the stack is released. Prints a line."""
     global _active
     with _lock:
         if _active.stack is not None:

@@ -41,7 +41,7 @@ class VGPULevel:
         level: its number.
         capacity_mb: MiB that tensors may take.
         device: "npu:0", "cuda", "cpu", "ssd", ...
-        transfer_speed_gbps: GB/s to it, of an SSD from it, as somebody configured them; None where nobody did.
+        transfer_speed_gbps: GB/s to it, of an SSD from it, as configured; None where they are not.
         path: of an SSD, the folder for its file; None for one in toprope's cache directory.
 
     Raises:
@@ -116,7 +116,7 @@ class VGPULevel:
 
 
 class VGPUStack:
-    """Levels of memory, the fastest first; what finds no room on one is moved down to the next, never dropped.
+    """Levels of memory, the fastest first; a tensor without room on one is moved down to the next, never dropped.
 
     A tensor that is on its level's device already is kept by reference; one that is not, or that is a view of a
     larger storage, is copied. Safe to use from several threads. The call in which an error of a disk (TierError)

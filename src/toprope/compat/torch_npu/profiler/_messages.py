@@ -53,7 +53,7 @@ def _line(level: str, text: str) -> None:
 
 @functools.cache
 def say_times() -> None:
-    """Say once whose times the files have: in the report of a run, else on stderr."""
+    """Say once that times in the files are this machine's: in the report of a run, else on stderr."""
     if os.environ.get("TOPROPE_RUN_DIR"):
         note("profiler", _TIMES)
     else:

@@ -37,7 +37,7 @@ def _parts(value: Any, placements: Sequence[Placement]) -> Any:
 
 
 def _refuse_plain(operator: Any, tensors: Any) -> None:
-    """Refuse tensors that are no DTensors, of which nobody knows how they are split."""
+    """Refuse tensors that are no DTensors, since their split is unknown."""
     if any(isinstance(each, torch.Tensor) and not isinstance(each, DTensor) for each in tree_leaves(tensors)):
         raise RuntimeError(f"{operator}: got plain tensors next to DTensors; do: make all of them DTensors")
 
