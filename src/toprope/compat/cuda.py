@@ -288,7 +288,7 @@ def _move(log: Log | None, own: Callable[..., Any] | None) -> Callable[..., Any]
 
 
 def _answer(patches: Patches, kind: str) -> None:
-    """Have tensors on a device of this kind tell the program that they are on CUDA; torch itself gets the real device."""
+    """Have tensors on a device of this kind tell the program that they are on CUDA; torch gets the real device."""
     import torch
 
     device: Any = torch.Tensor.device

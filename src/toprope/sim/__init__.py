@@ -4,8 +4,8 @@ Every process of a run that imports torch imports this package, so what only som
 named. The device itself is C++ and is built at the first use.
 """
 
-# csrc/ is the C++, build.py builds it, installation/installer.py puts the device into torch. toprope.compat and the entry
-# point torch.backends import this package. Users' page: docs/simulator.md.
+# csrc/ is the C++, build.py builds it, installation/installer.py puts the device into torch. toprope.compat and the
+# entry point torch.backends import this package. Users' page: docs/simulator.md.
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -83,7 +83,7 @@ def _run(
     hccl.connect()
     peer = None if message_between is None else sum(message_between) - hccl.rank()
     hccl.streams.note(torch.npu.current_device(), peer)  # type: ignore[attr-defined]
-    staging = Staging(hccl.settle, factor_of(options), divisor_of(options, backend.size()))
+    staging = Staging(hccl.wait_for_all, factor_of(options), divisor_of(options, backend.size()))
     if options is not None and members.on_vector_cores():
         _compare_cores(backend, hccl, members.check_cores(name, hccl, results))
     traced = members.begin(name, hccl, results, message_between, is_message=options is None)

@@ -96,16 +96,16 @@ class Staging:
     """The host tensors of one collective.
 
     Args:
-        settle: waits for collectives under way; called before anything is read from the card at once, since gloo
+        wait_for_all: waits for collectives under way; called before anything is read from the card at once, since gloo
             reads only when their turn comes.
         factor: what a tensor that is reduced is multiplied by before, None for nothing.
         divisor: what whole numbers that are reduced are divided by afterwards, None for nothing.
     """
 
     def __init__(
-        self, settle: Callable[[], None], factor: float | Tensor | None = None, divisor: int | None = None
+        self, wait_for_all: Callable[[], None], factor: float | Tensor | None = None, divisor: int | None = None
     ) -> None:
-        self.settle, self.factor, self.divisor = settle, factor, divisor
+        self.wait_for_all, self.factor, self.divisor = wait_for_all, factor, divisor
         self._back: list[tuple[Tensor, Tensor]] = []
         self._divided: list[Tensor] = []
 
@@ -117,7 +117,7 @@ class Staging:
         """For a member of a list that is read."""
         view = host(tensor)
         if not view.is_contiguous():
-            self.settle()
+            self.wait_for_all()
             view = view.contiguous()
         return _carrier(view)
 
@@ -133,16 +133,16 @@ class Staging:
         """For a tensor that is reduced in place."""
         view = _single(tensor)
         if view.dtype is torch.int16:
-            self.settle()
+            self.wait_for_all()
             self._back.append((view, _widened(view)))
             view = self._back[-1][1]
         if self.factor is not None:
-            self.settle()
+            self.wait_for_all()
         return self._multiplied(view)
 
     def kept(self, tensor: Tensor) -> Tensor:
         """For a tensor that is reduced in place, when it is to stay as it is: gloo has a copy."""
-        self.settle()
+        self.wait_for_all()
         return self._multiplied(_widened(_single(tensor).clone()))
 
     def joined_to_reduce(self, tensors: Sequence[Tensor], length: int | None = None) -> tuple[Tensor, list[int]]:
@@ -152,7 +152,7 @@ class Staging:
             tensors: the list.
             length: of the row, which is cut, or filled with zeros; None for all numbers.
         """
-        self.settle()
+        self.wait_for_all()
         rows = [_widened(host(tensor)).reshape(-1) for tensor in tensors]
         row = torch.cat(rows)
         if length is not None:
@@ -161,7 +161,7 @@ class Staging:
 
     def joined(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         """For a list that is read as one row of numbers: the row, and how many of them each member has."""
-        self.settle()
+        self.wait_for_all()
         rows = [_carrier(host(tensor).contiguous()).reshape(-1) for tensor in tensors]
         return torch.cat(rows), [row.numel() for row in rows]
 
