@@ -1,4 +1,8 @@
-"""Attention operators of torch.ops.atb and npu_attention_update, against attention of one sequence in float64."""
+"""Attention operators of torch.ops.atb and npu_attention_update, against attention of one sequence in float64.
+
+Holds atb_flash_attention.py, atb_paged_attention.py, latent_attention.py and packed_attention.py in
+src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

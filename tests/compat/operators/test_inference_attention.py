@@ -1,4 +1,8 @@
-"""npu_fused_infer_attention_score and its relatives against softmax over plain loops in float64."""
+"""npu_fused_infer_attention_score and its relatives against softmax over plain loops in float64.
+
+Holds fused_infer_attention.py, inference_attention.py, inference_layout.py and sequence_attention.py in
+src/toprope/compat/torch_npu/operators.
+"""
 
 import math
 

@@ -1,5 +1,7 @@
 """Operators of KV caches: writing, reading, indexed updates and the step of a decoding loop.
 
+Holds indexed_update.py and kv_cache_transfer.py in src/toprope/compat/torch_npu/operators.
+
 Held against plain indexing of tensors.
 """
 
