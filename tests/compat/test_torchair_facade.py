@@ -1,4 +1,7 @@
-"""Facade torchair: import paths, names, and errors for names that are missing, with and without a simulated card."""
+"""Facade torchair: import paths, names, and errors for names that are missing, with and without a simulated card.
+
+Holds src/toprope/compat/torchair.
+"""
 
 import pytest
 

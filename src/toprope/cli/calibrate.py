@@ -1,4 +1,8 @@
-"""`toprope calibrate`: rates of a chip, refitted to a profile of a real card."""
+"""`toprope calibrate`: rates of a chip, refitted to a profile of a real card.
+
+cli/app.py imports it as a command. It reads, shows and writes; the fit is toprope.estimate.measured.calibrate. Users'
+page: docs/calibrate.md; tests: tests/cli/test_cli_calibrate.py.
+"""
 
 from __future__ import annotations
 
