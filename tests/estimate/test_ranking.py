@@ -1,6 +1,6 @@
-"""Pairs of variants whose order is known: the estimate has to name the faster one. Each test says its source.
+"""Pairs of variants whose order is known: the estimate has to name the faster one.
 
-Holds src/toprope/estimate/cost as a whole.
+Each pair says how its order is known. Holds src/toprope/estimate/cost as a whole.
 """
 
 import pytest
