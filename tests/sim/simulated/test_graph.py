@@ -155,7 +155,7 @@ def test_other_backends_pass_scopes_over(name: str) -> None:
 
 
 def test_the_name_that_documents_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "_told", False)
+    monkeypatch.setattr(contexts, "_warned", False)
 
     def go(x: torch.Tensor) -> torch.Tensor:
         with limit_core_num(6, op_vector_num=12):
