@@ -1,6 +1,6 @@
 """Tables of the chips in Markdown for docs/chips.md: an overview, and the source of every figure.
 
-Used by `python -m toprope.chips`.
+Used by `python -m toprope.chips`. Tests: tests/base/test_chips.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Log of the program's lines that asked something of CUDA, with their stacks, for `toprope run --trace-cuda FILE`.
 
-toprope.compat.cuda records into it in each process; cli/run.py merges the processes' files into one.
+toprope.compat.cuda records into it in each process; cli/run.py merges the processes' files into one. Tests:
+tests/compat/test_compat_cuda.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Record of the uncaught error that ended a process of a `toprope run`: one file for each such process.
 
 toprope.compat.finder installs it at the start of every Python process of a run, so it imports only the standard
-library. cli/reports/failure.py reads the files for the run's report and must follow their fields.
+library. cli/reports/failure.py reads the files for the run's report and must follow their fields. Tests:
+tests/cli/test_failure.py.
 """
 
 from __future__ import annotations

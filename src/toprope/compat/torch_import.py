@@ -1,6 +1,7 @@
 """Import hook for torch in a process of a run: it adds the simulated card, or a torch.npu that says there is none.
 
-toprope.compat.finder installs it. The card is made by `toprope.sim`, the module without a card is no_npu.py.
+toprope.compat.finder installs it. The card is made by `toprope.sim`, the module without a card is no_npu.py. Tests:
+tests/compat/test_finder.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Layouts of what the C++ core keeps in memory and files: written by scripts/layouts.py from its headers."""
+"""Layouts of what the C++ core keeps in memory and files: written by scripts/layouts.py from its headers.
+
+Tests: tests/sim/test_layouts.py.
+"""
 
 from __future__ import annotations
 

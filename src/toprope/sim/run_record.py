@@ -1,6 +1,7 @@
 """Counters, trace and cards of this process in the folder of its run, TOPROPE_RUN_DIR.
 
-Called when the card is installed in a process of `toprope run`; cli reads the files at the end of the run.
+Called when the card is installed in a process of `toprope run`; cli reads the files at the end of the run. Tests:
+tests/sim/simulated/test_counters_file.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The `SimSpec` of the cards that are installed in this process, None where there are none.
 
-installer.py sets it; all of toprope.sim asks it.
+installer.py sets it; all of toprope.sim asks it. Tests: tests/sim/test_sim_install.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Read from npu_operators.toml, which scripts/npu_operators.py writes from the published wheel and op-plugin. The
 torch_npu facade registers its operators by it (compat/torch_npu/operators/registry.py); compat/missing.py answers by
-it.
+it. Tests: tests/compat/test_vendor_names.py.
 """
 
 from __future__ import annotations

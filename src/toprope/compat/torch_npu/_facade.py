@@ -1,6 +1,6 @@
-"""The torch_npu facade's own parts that its modules share: its version, the current `torch.npu`, and what it imports.
+"""Functions that the modules of the torch_npu facade share: its version, the current `torch.npu`, and what it imports.
 
-`alias_npu` makes `torch_npu.npu` the same module as `torch.npu`.
+`alias_npu` makes `torch_npu.npu` the same module as `torch.npu`. Tests: tests/compat/test_torch_npu_facade.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure an Ascend card: times, memory, operators on the host, refused dtypes and error texts.
 
 A file of its own: Python 3.8 or newer, torch and torch_npu; nothing else is imported. `toprope verify` writes it out,
-verification.py reads its result. Run it where the card is:
+verification.py reads its result. Run it where the card is: Tests: tests/cli/test_cli_verify.py.
 
     python verify_card.py [--quick] [--only PART,...] [--device N] [--output verify_card.json] [--overwrite]
 

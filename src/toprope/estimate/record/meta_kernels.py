@@ -2,7 +2,7 @@
 
 model/workloads.py switches them on. diffusers 0.42 asks `is_torch_npu_available()` in RMSNorm (models/normalization.py,
 npu_rms_norm) and in GEGLU (models/activations.py, npu_geglu). Elsewhere models run the operators that they are written
-with.
+with. Tests: tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 The context managers of contexts.py call them; toprope.sim.graph finds them in a graph. The marks of scopes compute
 nothing. They are registered as operators with effects, so that passes over the graph keep them, and in their order.
+Tests: tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

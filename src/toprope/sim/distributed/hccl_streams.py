@@ -1,7 +1,7 @@
 """Streams on which torch_npu's HCCL runs a group's collectives and messages, for programs that ask for them.
 
 Used by process_group.py. Here gloo runs collectives in threads of the host: the streams exist, and nothing is queued on
-them.
+them. Tests: tests/sim/simulated/test_hccl_alone.py.
 """
 
 from __future__ import annotations

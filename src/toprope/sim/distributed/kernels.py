@@ -2,7 +2,7 @@
 
 process_group.py registers them. torch's process groups call them, from Python, from DDP's C++ and from compiled
 functional collectives alike. torch's own kernels would give device tensors to the C++ backend, which is gloo here and
-cannot read them; these call collectives.py.
+cannot read them; these call collectives.py. Tests: tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

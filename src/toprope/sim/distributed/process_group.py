@@ -1,6 +1,7 @@
 """The backend `hccl` of a process group, torch_npu's ProcessGroupHCCL: gloo over host views of the card's memory.
 
-torch.distributed makes one for each group (registration.py). Its methods are the functions of collectives.py.
+torch.distributed makes one for each group (registration.py). Its methods are the functions of collectives.py. Tests:
+tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Registration of the backend `hccl` for the device `npu` with torch.distributed, under torch_npu's names.
 
-Called when the card is installed; the backend itself is imported with the first process group that uses it.
+Called when the card is installed; the backend itself is imported with the first process group that uses it. Tests:
+tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

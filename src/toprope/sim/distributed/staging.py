@@ -1,7 +1,7 @@
 """Host tensors for a collective: the bytes of device tensors in a form that gloo can carry, and the way back.
 
 Used by collectives.py and kernels.py. A host tensor is a view wherever possible: gloo then works on the card's memory
-itself. gloo takes contiguous tensors of nine types:
+itself. gloo takes contiguous tensors of nine types: Tests: tests/sim/test_distributed.py.
 
 - a tensor that is only moved travels as a type of the same width, bit for bit (complex128 as pairs of float64);
 - bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which equals "or" and "and" there;

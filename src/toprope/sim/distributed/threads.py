@@ -1,7 +1,8 @@
 """Threads that complete the futures of collectives: a callback on a future may itself wait for a collective.
 
 Used by work.py. gloo's own thread must not run callbacks, since the collective that one waits for would have to run
-there. One further thread is not enough, for the same reason: another is started whenever all are busy.
+there. One further thread is not enough, for the same reason: another is started whenever all are busy. Tests:
+tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

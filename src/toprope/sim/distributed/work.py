@@ -1,6 +1,6 @@
 """torch's Work object for a collective under way: waiting, futures, errors in HCCL's words, and results.
 
-collectives.py returns it to torch and to the program.
+collectives.py returns it to torch and to the program. Tests: tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """torchair's capture mode (mode "reduce-overhead", backend "npugraph_ex"): a captured graph keeps its core limits.
 
-backend.py picks it. The limits are those of the stream at the first call; ge.py is the other mode.
+backend.py picks it. The limits are those of the stream at the first call; ge.py is the other mode. Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

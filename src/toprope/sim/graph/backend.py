@@ -1,6 +1,7 @@
 """Backend of torch.compile for the simulated card (`torchair.get_npu_backend`, "npu"): graphs with scopes.
 
-torch.compile calls it with each traced graph; it checks the options and hands the graph to aclgraph.py or ge.py.
+torch.compile calls it with each traced graph; it checks the options and hands the graph to aclgraph.py or ge.py. Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Comparison with the version of CANN whose rules apply, where they differ between versions.
 
-aclgraph.py and ge.py ask it. The version is the setting `cann` (TOPROPE_CANN).
+aclgraph.py and ge.py ask it. The version is the setting `cann` (TOPROPE_CANN). Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Base of both modes' compiled graphs: the operators with their attributes, and the graph that runs.
 
-AclGraph and GeGraph extend it; `toprope.sim.graph.CompiledGraph` lets a program read what the backend made.
+AclGraph and GeGraph extend it; `toprope.sim.graph.CompiledGraph` lets a program read what the backend made. Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

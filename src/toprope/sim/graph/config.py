@@ -1,6 +1,7 @@
 """`CompilerConfig`: how a model is compiled, with torchair's options and its rules about their values.
 
-Programs import it from torchair. The options themselves are data: options.toml. A new option is a row there.
+Programs import it from torchair. The options themselves are data: options.toml. A new option is a row there. Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torchair's graph engine mode ("max-autotune"): core limits of operators, read as the graph engine (GE) reads them.
 
-backend.py picks it; aclgraph.py is the other mode.
+backend.py picks it; aclgraph.py is the other mode. Tests: tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Used by aclgraph.py (`by_stream`) and ge.py (`by_operator`). A scope of the capture mode ("reduce-overhead") becomes a
 `get_stream_limit` and two `set_stream_limit`: one where the scope begins, and one where it ends, which restores the
 values. Limits of the graph engine ("max-autotune") belong to operators: a stream's limit is set where the next operator
-has another one, and restored at the end. The calls are functions of runtime.py.
+has another one, and restored at the end. The calls are functions of runtime.py. Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Functions that compiled graphs call while they run: streams by name, events between them, and core limits.
 
-lowering.py puts the calls into a graph; streams and limits are those of torch.npu (toprope.sim.npu).
+lowering.py puts the calls into a graph; streams and limits are those of torch.npu (toprope.sim.npu). Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

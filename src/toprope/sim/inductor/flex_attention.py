@@ -2,7 +2,7 @@
 
 Registered when the card is installed. torch_npu accepts npu where torch lists devices by name, and registers the
 kernels of autocast: torch_npu/utils/patch_flexattention.py. Its Inductor has a template of its own; here a graph has
-the dense computation.
+the dense computation. Tests: tests/sim/simulated/test_attention.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Recording of Inductor's compiled functions into graphs of the card: `torch.compile(mode="reduce-overhead")`.
 
-Used by host_graphs.py and npugraphs_backend.py; the graphs are toprope.sim.npu.graph_trees.
+Used by host_graphs.py and npugraphs_backend.py; the graphs are toprope.sim.npu.graph_trees. Tests:
+tests/sim/simulated/test_graph_trees.py.
 """
 
 from __future__ import annotations

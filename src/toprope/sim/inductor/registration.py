@@ -1,6 +1,6 @@
 """Registration of the card with TorchDynamo and Inductor, when a program imports them.
 
-Called when the card is installed (installation/installer.py).
+Called when the card is installed (installation/installer.py). Tests: tests/sim/simulated/test_inductor.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Object `torch.npu.backends.fft_plan_cache`: the plans of Fourier transforms that a card keeps.
 
-The C++ core counts them (csrc/torch/fft_plans.cpp).
+The C++ core counts them (csrc/torch/fft_plans.cpp). Tests: tests/sim/simulated/test_complex_and_linalg.py.
 """
 
 from __future__ import annotations

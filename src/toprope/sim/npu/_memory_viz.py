@@ -1,6 +1,6 @@
 """Module `torch.npu._memory_viz`: text for flame graphs of a memory snapshot.
 
-The functions are torch's; they need no device.
+The functions are torch's; they need no device. Tests: tests/sim/simulated/test_npu_names.py.
 """
 
 from torch.cuda._memory_viz import (

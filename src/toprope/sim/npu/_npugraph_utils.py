@@ -2,7 +2,7 @@
 
 `NPUGraph.debug_dump` of graphs.py writes them. A dump is a list of events. Here all events of a graph are of one
 stream, since a replay computes one operator after the other; torch_npu also merges streams and aligns the events that
-they wait for.
+they wait for. Tests: tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

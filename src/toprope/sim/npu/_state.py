@@ -1,6 +1,7 @@
 """Parts that the modules of `torch.npu` share: initialisation, device numbers, streams, torch_npu's form of errors.
 
-Used all over toprope.sim and by operators of the torch_npu facade. Numbers of streams follow csrc/core/stream.h.
+Used all over toprope.sim and by operators of the torch_npu facade. Numbers of streams follow csrc/core/stream.h. Tests:
+tests/sim/simulated/test_devices.py and test_visible_devices.py.
 """
 
 from __future__ import annotations

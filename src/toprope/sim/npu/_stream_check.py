@@ -2,7 +2,7 @@
 
 _sanitizer.py switches it on. torch's own detector for CUDA (`torch.cuda._sanitizer`) keeps the vector clocks of the
 streams; the operators come from a dispatch mode, and so do allocations: an output whose storage was not seen before.
-Interface: `_stream_check.py` of torch_npu.
+Interface: `_stream_check.py` of torch_npu. Tests: tests/sim/simulated/test_sanitizer.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Module `torch.npu.aclnn`: one switch of CANN's operator library, kept and read back, without effect here."""
+"""Module `torch.npu.aclnn`: one switch of CANN's operator library (`allow_hf32`), kept and read back.
+
+It has an effect with `numerics=card` alone. Tests: tests/sim/simulated/test_numerics.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Part of `torch.npu`: figures of the allocator of pinned host memory. Sizes are bytes."""
+"""Part of `torch.npu`: figures of the allocator of pinned host memory. Sizes are bytes.
+
+Tests: tests/sim/simulated/test_npu_settings.py.
+"""
 
 from __future__ import annotations
 

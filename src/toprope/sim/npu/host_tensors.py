@@ -2,7 +2,7 @@
 
 Used by graphs.py and host_functions.py. When the call is queued they are named by their address, since they are still
 to be written; when the function is called their bytes are copied for it. Source: torch_npu/npu/graphs.py and
-csrc/npu/Graph.cpp of Ascend/pytorch.
+csrc/npu/Graph.cpp of Ascend/pytorch. Tests: tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

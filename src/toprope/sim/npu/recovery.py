@@ -1,6 +1,6 @@
 """Part of `torch.npu`: stopping a card, starting it again, and release of memory that other processes no longer use.
 
-_recovery.py has the marks on damaged memory.
+_recovery.py has the marks on damaged memory. Tests: tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Module `torch.npu.utils`: the names that torch_npu has in `torch_npu.npu.utils`."""
+"""Module `torch.npu.utils`: the names that torch_npu has in `torch_npu.npu.utils`.
+
+Tests: tests/sim/simulated/test_npu_names.py.
+"""
 
 import warnings
 from typing import Any

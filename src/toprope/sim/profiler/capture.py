@@ -1,7 +1,7 @@
 """Capture of a profile: operators on the host and acts on the cards, and its file; pure.
 
 collector.py makes it, analysis.py reads it. All times are those of the host: how long a card would take is not
-simulated.
+simulated. Tests: tests/sim/test_profiler_files.py.
 """
 
 from __future__ import annotations

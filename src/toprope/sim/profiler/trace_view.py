@@ -2,7 +2,7 @@
 
 analysis.py writes it. Tracks as the vendor has them: the host's threads under "Python", the streams of each card under
 "Ascend Hardware", and when a card computes, communicates and is free under "Overlap Analysis". Times are the host's, in
-microseconds.
+microseconds. Tests: tests/sim/test_profiler_files.py.
 """
 
 from __future__ import annotations

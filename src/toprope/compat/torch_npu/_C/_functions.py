@@ -1,6 +1,7 @@
 """Functions of `torch_npu._C` for devices, streams and graph trees, made of functions of `torch.npu`.
 
-`torch_npu._C.__getattr__` calls `find`; the names are those of the compiled functions of Ascend/pytorch.
+`torch_npu._C.__getattr__` calls `find`; the names are those of the compiled functions of Ascend/pytorch. Tests:
+tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 torch.compile of a program on the simulated card is lowered by torch's own Inductor with or without this module, as for
 the CPU (toprope.sim.inductor). The code generators for Ascend, their passes and their settings are missing: asking for
-one is an error.
+one is an error. Tests: tests/sim/simulated/test_graphs.py.
 """
 
 from toprope.compat.missing import missing_from

@@ -1,8 +1,9 @@
-"""Checks of arguments for operator modules: what a kernel of the card would refuse is one clear RuntimeError here.
+"""Checks of arguments for the operators of the torch_npu facade: a kernel's refusal is one clear RuntimeError here.
 
-Used by nearly all operator modules of this folder. A refusal is also counted for the run's report (sim/metrics). The
-rules are those of the operators' published documents (op-plugin, ops-nn and ops-transformer of CANN); where the
-document and the tiling code differ, the tiling code is followed, since it is what runs.
+Used by nearly all modules of this folder. A refusal is also counted for the run's report (sim/metrics). The rules are
+those of the operators' published documents (op-plugin, ops-nn and ops-transformer of CANN); where the document and the
+tiling code differ, the tiling code is followed, since it is what runs. Tests: each operator's own, in
+tests/compat/operators.
 """
 
 from __future__ import annotations

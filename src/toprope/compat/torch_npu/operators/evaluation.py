@@ -1,7 +1,7 @@
 """Questions that operator modules ask before they compute: real values or shapes alone, an Ascend 950 or not.
 
 Also `gradients`, by which an operator that is itself a backward pass uses autograd. Used by many modules of this
-folder.
+folder. Tests: tests/sim/simulated/test_npu_operators.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Used by lightning_indexer.py, nsa.py and sparse_flash_attention.py. BSND: [B, S, ...] with the length of each sequence.
 TND: [T, ...] with running sums of the lengths. PA_BSND: blocks [blocks, block_size, ...] with the length of each
-sequence and a table of its blocks.
+sequence and a table of its blocks. Tests: tests/compat/operators/test_lightning_indexer.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Folder of a profile of `torch_npu.profiler`: where it is made, and its name.
 
 Used by profiler.py and profiler_interface.py. The name has torch_npu's form, by which the vendor's tools find it.
+Tests: tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations

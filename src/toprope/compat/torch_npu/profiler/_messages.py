@@ -1,7 +1,8 @@
 """Warnings and errors of the torch_npu profiler: a line on stderr, after which the program goes on.
 
 Used by the modules of this folder. The texts are torch_npu's; it writes them to stdout, which here is the program's
-own. Under `toprope run` they also go to the report (toprope.compat.run_remarks).
+own. Under `toprope run` they also go to the report (toprope.compat.run_remarks). Tests:
+tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One profile after another for `torch_npu.profiler`: its folder, its recording, and the files that describe it.
 
-Called by profiler.py. toprope.sim.profiler records and writes the vendor's files.
+Called by profiler.py. toprope.sim.profiler records and writes the vendor's files. Tests:
+tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations

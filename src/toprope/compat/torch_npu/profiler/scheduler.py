@@ -1,4 +1,7 @@
-"""Facade module: `Schedule`, the steps at which the profiler waits, warms up, records and saves; as in torch_npu."""
+"""Facade module: `Schedule`, the steps at which the profiler waits, warms up, records and saves; as in torch_npu.
+
+Tests: tests/compat/test_torch_npu_profiler.py.
+"""
 
 from __future__ import annotations
 

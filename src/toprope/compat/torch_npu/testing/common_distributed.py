@@ -1,4 +1,7 @@
-"""Facade module: helpers of torch_npu's distributed tests: skip without enough cards, and process groups for a test."""
+"""Facade module: helpers of torch_npu's distributed tests: skip without enough cards, and process groups for a test.
+
+Tests: tests/compat/test_torch_npu_testing.py.
+"""
 
 from __future__ import annotations
 

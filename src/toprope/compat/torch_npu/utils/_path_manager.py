@@ -1,4 +1,7 @@
-"""Facade module: `PathManager`, checks of paths, and files and folders with restricted permissions, as in torch_npu."""
+"""Facade module: `PathManager`, checks of paths, and files and folders with restricted permissions, as in torch_npu.
+
+Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 

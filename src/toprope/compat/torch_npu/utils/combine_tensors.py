@@ -1,4 +1,7 @@
-"""Facade module: tensors laid one behind the other in the memory of one, as the fused optimizers need them."""
+"""Facade module: tensors laid one behind the other in the memory of one, as the fused optimizers need them.
+
+Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 

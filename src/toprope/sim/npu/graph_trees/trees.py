@@ -2,7 +2,7 @@
 
 Loaded by toprope.sim.inductor and by _graph_tree.py. The classes and functions that are not below are torch's. The code
 after the call of `exec` is ours: torch_npu's differences from torch (fewer arguments, other texts), and functions for
-which the card needs nothing.
+which the card needs nothing. Tests: tests/sim/simulated/test_graph_trees.py.
 """
 
 from __future__ import annotations

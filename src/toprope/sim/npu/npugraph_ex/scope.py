@@ -1,7 +1,7 @@
 """Module `torch.npu.npugraph_ex.scope`: contexts for core limits, streams and determinism of operators.
 
 Outside of a graph, a context sets and restores at once. While a graph is traced it marks the operators inside
-(toprope.sim.air), and the backend does the rest (toprope.sim.graph).
+(toprope.sim.air), and the backend does the rest (toprope.sim.graph). Tests: tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

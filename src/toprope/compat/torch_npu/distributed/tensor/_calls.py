@@ -1,6 +1,7 @@
-"""Calls of operators on DTensors that torch's sharding rules cannot express: lists of tensors, and given results.
+"""DTensor calls of torch_npu's operators that torch's sharding rules cannot express: lists of tensors, given results.
 
-The package imports it, which registers them with DTensor; rules of all other operators are in _rules.py.
+Importing it registers them with DTensor, which torch_npu.distributed.tensor (the facade) does; rules of all other
+operators are in _rules.py. Tests: tests/compat/test_torch_npu_dtensor.py.
 """
 
 from __future__ import annotations

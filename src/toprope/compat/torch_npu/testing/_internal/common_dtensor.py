@@ -1,4 +1,7 @@
-"""Facade module: base class for tests of DTensor on cards, as torch_npu's own tests use it."""
+"""Facade module: base class for tests of DTensor on cards, as torch_npu's own tests use it.
+
+Tests: tests/compat/test_torch_npu_testing.py.
+"""
 
 from __future__ import annotations
 

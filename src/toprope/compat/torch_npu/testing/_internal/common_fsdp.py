@@ -1,6 +1,6 @@
 """Facade module: base class for tests of FSDP on cards, as torch_npu's own tests use it.
 
-Importing it has torch's own helpers of FSDP use cards and hccl.
+Importing it has torch's own helpers of FSDP use cards and hccl. Tests: tests/compat/test_torch_npu_testing.py.
 """
 
 from __future__ import annotations
