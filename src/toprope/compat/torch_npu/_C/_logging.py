@@ -1,6 +1,6 @@
 """Facade module `torch_npu._C._logging`: set the levels of torch_npu's own log (toprope.sim.npu._logs).
 
-torch's `torch._logging.set_logs` reaches it under torch_npu.
+Programs that were written for torch_npu call it.
 """
 
 from __future__ import annotations
