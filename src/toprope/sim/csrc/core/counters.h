@@ -1,4 +1,5 @@
-// What the cards did, kept in memory that a file may stand behind (see ../../metrics/counters.py, which reads it).
+// Counts of what the cards did, in memory that may be mapped from a file of the run. Read by ../../metrics/counters.py;
+// a change of a structure needs scripts/layouts.py.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Reading of the file of refused dtypes; see documents.h.
 #include "documents.h"
 
 #include <cerrno>

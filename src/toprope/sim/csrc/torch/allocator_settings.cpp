@@ -1,5 +1,5 @@
 // PYTORCH_NPU_ALLOC_CONF: torch reads the keys that all accelerators have, this file torch_npu's own
-// (NPUAllocatorConfig.cpp).
+// (NPUAllocatorConfig.cpp of Ascend/pytorch). tests/sim/simulated/test_allocator_settings.py.
 #include <c10/core/AllocatorConfig.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A call of a host kernel for a card; see call.h.
 #include "call.h"
 
 #include <ATen/SparseCsrTensorImpl.h>

@@ -1,3 +1,4 @@
+// Errors of the core as the exceptions that torch_npu raises, with the vendor's texts.
 #include <c10/util/Exception.h>
 #include <unistd.h>
 

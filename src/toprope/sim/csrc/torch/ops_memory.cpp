@@ -44,7 +44,7 @@ Tensor new_tensor(size_t bytes, c10::ScalarType dtype, std::optional<c10::Device
                                                   c10::scalarTypeToTypeMeta(dtype));
 }
 
-// In deterministic mode memory that nobody wrote holds known values, as on the host.
+// In deterministic mode memory that was not written holds known values, as on the host.
 void fill_if_deterministic(const Tensor& tensor) {
   const at::Context& context = at::globalContext();
   if (context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory()) [[unlikely]] {
