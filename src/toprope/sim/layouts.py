@@ -1,6 +1,7 @@
-"""Layouts of what the C++ core keeps in memory and files: written by scripts/layouts.py from its headers.
+"""Layouts of the memory and files that the C++ core keeps: written by scripts/layouts.py from its headers.
 
-Tests: tests/sim/test_layouts.py.
+The readers of traces, counters, cards and rehearsals use it. Change the header in csrc/core, then run the script;
+tests/sim/test_layouts.py compares.
 """
 
 from __future__ import annotations
