@@ -144,9 +144,9 @@ def written() -> str:
             )
     exported = [*sorted(constants), *sorted(name for names in WANTED.values() for name in names)]
     head = (
-        '"""Layouts of the memory and files that the C++ core keeps: written by scripts/layouts.py from its headers.\n\n'
-        "The readers of traces, counters, cards and rehearsals use it. Change the header in csrc/core, then run the script;\n"
-        'tests/sim/test_layouts.py compares.\n"""'
+        '"""Layouts of the memory and files that the C++ core keeps: written by scripts/layouts.py from its headers.'
+        "\n\nThe readers of traces, counters, cards and rehearsals use it. Change the header in csrc/core, then run "
+        'the script;\ntests/sim/test_layouts.py compares.\n"""'
         "\n\nfrom __future__ import annotations\n\nimport ctypes\nfrom enum import IntEnum\n\n__all__ = [\n"
         + "".join(f'    "{name}",\n' for name in exported) + "]\n\n"
         + "".join(f"{name} = {number}\n" for name, number in constants.items())
