@@ -5,6 +5,8 @@ scores are kept, which takes memory that grows with the square of the pixels. He
 wherever possible; otherwise the reason is recorded.
 
 Source of the operator's arguments: torch_npu.npu_fusion_attention, documentation of Ascend Extension for PyTorch.
+
+Used by `images.engine` on devices that have the operator; held by tests/images/simulated/test_images_attention.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Qwen-Image-Edit: a transformer whose instruction is read by a language model that sees the picture too."""
+"""Qwen-Image-Edit: a transformer whose instruction is read by a language model that sees the picture too.
+
+Found by `families.finding` and called by the engine. Rounding and bounds follow diffusers' QwenImageEditPipeline.
+"""
 
 from __future__ import annotations
 

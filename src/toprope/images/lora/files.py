@@ -1,4 +1,8 @@
-"""Read a LoRA's file, and compare it with the model before any weight of the model is changed."""
+"""Read a LoRA's file, and compare it with the model before any weight of the model is changed.
+
+Called by `adapters`, and by the page's form for specifications. Names that another training program gives its tensors
+are added in `renamed` and `unwrapped`; tests/images/test_images_lora.py.
+"""
 
 from __future__ import annotations
 

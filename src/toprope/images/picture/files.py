@@ -1,4 +1,8 @@
-"""Open pictures of any format as RGB, upright and complete, and save results atomically."""
+"""Open pictures of any format as RGB, upright and complete, and save results atomically.
+
+The only place that opens pictures for the engine, the command line and the page. What a record in a PNG looks like is
+decided in `images.results`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Refiner that asks a local chat model of transformers, with or without vision."""
+"""Refiner that asks a local chat model of transformers, with or without vision.
+
+Made by `refining.opening` for a name such as `local:FOLDER`.
+"""
 
 from __future__ import annotations
 

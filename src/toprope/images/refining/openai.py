@@ -1,4 +1,7 @@
-"""Refiner that asks a server with OpenAI's chat completions, with Python's own HTTP client."""
+"""Refiner that asks a server with OpenAI's chat completions, with Python's own HTTP client.
+
+Made by `refining.opening` for a name such as `openai:URL`; tests/images/test_images_refine.py has servers that fail.
+"""
 
 from __future__ import annotations
 

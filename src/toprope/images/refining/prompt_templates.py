@@ -1,6 +1,8 @@
 """Prompt for a model that rewrites instructions, and parser of its answer. Pure: no network, no torch.
 
 The answer may be JSON or three lines. Anything else raises NoAnswer with a reason; a parsed instruction is never empty.
+
+Used by `opening`, and by both providers for the prompt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Run jobs on several cards: one engine per card, each in its own process, which `toprope.functions` starts."""
+"""Run jobs on several cards: one engine per card, each in its own process, which `toprope.functions` starts.
+
+Called by `toprope edit --cards` and `toprope ui --cards` (for `check_cards`); `runs.running` has the same for one
+engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The folder with results: pictures with free numbers, each with its sidecar, and records of failed jobs."""
+"""The folder with results: pictures with free numbers, each with its sidecar, and records of failed jobs.
+
+Used by everything that saves results: `runs.running`, `runs.cards`, the page. Names follow `runs.jobs`, records
+`images.results`.
+"""
 
 from __future__ import annotations
 

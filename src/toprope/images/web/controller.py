@@ -1,6 +1,9 @@
 """The controller: loads a model in the background, queues edits, and keeps sessions with their results.
 
 Everything that a page can do is a method here; `toprope.images.web.page.app` only draws.
+
+Made by `toprope ui` (`cli.ui`); called by `web.page.app`, `web.api` and `web.serving`. Gradio is not known here:
+tests/images/test_images_web.py runs it without a browser. Its errors need a translation in `web.messages`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Copies of results for pages; the folder with results itself is not served, as it may have other files."""
+"""Copies of results for pages; the folder with results itself is not served, as it may have other files.
+
+Used by the controller; paths of results never leave it, only those of copies.
+"""
 
 from __future__ import annotations
 

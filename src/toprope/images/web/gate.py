@@ -3,6 +3,9 @@
 A page of another origin can send forms and files to any address that the browser reaches, and a name that resolves to
 127.0.0.1 makes such a page "the same origin" (DNS rebinding). So the names in Host and Origin are compared with those
 that the server goes by. No framework here: plain ASGI.
+
+`web.serving` puts it in front of everything that it serves. A new path that takes files needs its limit here;
+tests/images/test_images_gate.py.
 """
 
 from __future__ import annotations

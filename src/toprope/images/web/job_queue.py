@@ -2,6 +2,8 @@
 
 This module is independent of models and web pages: a job is a function that reports its steps and checks for
 cancellation.
+
+Used by the controller, and by the page and the API to follow a job; tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

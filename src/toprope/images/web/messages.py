@@ -2,6 +2,9 @@
 
 The engine writes English, and so do records and logs. The page looks up a sentence's template in this table and shows
 it in its language; it shows a sentence without a template in English.
+
+Called by `Words.message` of `web.texts`. tests/images/test_images_messages.py reads the sources of the engine and fails
+where an error or a notice has no translation here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Serve the page and the HTTP API, with limits; nothing is fetched from other servers."""
+"""Serve the page and the HTTP API, with limits; nothing is fetched from other servers.
+
+Called by `toprope ui` (`cli.ui`). The order of what a request passes is here: `web.gate`, `web.language`, Gradio and
+the API.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 At first only the headers of the files are read. `check` compares names and shapes with the transformer's; then tensors
 are read one by one.
+
+Called by `loading`, and by `stages` for the tensors themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The page, in Gradio: what it looks like, and which part calls what of the controller. No thinking here."""
+"""The page, in Gradio: its components, and which of them calls what of the controller.
+
+Imported by `web.serving` once Gradio is known to be there. Whatever decides something belongs into `web.controller`,
+where tests need no browser; texts are in `web.texts`; tests/images/test_images_page.py runs the page in a browser.
+"""
 
 from __future__ import annotations
 
