@@ -82,8 +82,8 @@ def _as_authors(
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to compute guidance.
+class Formulas:
+    """Formulas of guidance: ours, or the authors'.
 
     Attributes:
         with_norm, plain: guidance by text and picture, bounded or not.
@@ -97,10 +97,10 @@ class Way:
     refine_from: Callable[[int, float], int]
 
 
-OURS = Way(guide_with_norm, guide, guide_by_text, refine_from)
+OURS = Formulas(guide_with_norm, guide, guide_by_text, refine_from)
 """Our computation: in float32, with the number of refine steps from exact decimals."""
 
-AUTHORS = Way(
+AUTHORS = Formulas(
     _as_authors_with_norm,
     _as_authors,
     lambda nothing, everything, guidance: nothing + guidance * (everything - nothing),
