@@ -1,7 +1,9 @@
-"""`npu-smi` for programs on the simulated card: the vendor's words and layout, the run's cards.
+"""`npu-smi` for programs on the simulated card: the vendor's words and layout, with the cards of the run.
 
 `toprope run` puts a folder with a launcher of this file in front of PATH. It loads neither torch nor the command line,
 and runs in the Python of toprope, whatever Python asks. docs/npu-smi.md says what it knows and what it does not.
+
+What public tools read of npu-smi is the measure: tests/cli/test_npu_smi.py. Tables are in `cli.smi.tables`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`toprope port`: CUDA-only code becomes code that runs on NPU, CUDA and CPU."""
+"""`toprope port`: CUDA-only code becomes code that runs on NPU, CUDA and CPU.
+
+Options, exit statuses and what is printed; the work is in `toprope.port`. Statuses are an interface for CI:
+docs/port.md, tests/port/test_port_cli.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`toprope run`: a program on a simulated or a real card, with the foreign modules importable, and a report."""
+"""`toprope run`: a program on a simulated or a real card, with the foreign modules importable, and a report.
+
+Only the order of a run is here: `cli.launch` chooses the card and starts the program, `toprope.compat` and
+`toprope.sim` act in its processes, `cli.reports` says what happened. docs/run.md, tests/cli/test_run.py.
+"""
 
 from __future__ import annotations
 

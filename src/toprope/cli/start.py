@@ -1,4 +1,7 @@
-"""`toprope start`, and `yr start` under `toprope run`: settings and cards for later programs."""
+"""`toprope start`, and `yr start` under `toprope run`: settings and cards for later programs.
+
+The deployment is written and read in `functions.deployment`; option names follow openYuanrong's `yr start`.
+"""
 
 from __future__ import annotations
 

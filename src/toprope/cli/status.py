@@ -1,4 +1,7 @@
-"""`toprope status`, and `yr status` under `toprope run`: the deployment, the instances, and the users of the cards."""
+"""`toprope status`, and `yr status` under `toprope run`: the deployment, the instances, and the users of the cards.
+
+Reads what `functions.deployment` and the cards' shared memory say, and changes nothing.
+"""
 
 from __future__ import annotations
 

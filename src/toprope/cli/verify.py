@@ -1,4 +1,8 @@
-"""`toprope verify`: a program that measures a card, and the comparison of its file with toprope's tables."""
+"""`toprope verify`: a program that measures a card, and the comparison of its file with toprope's tables.
+
+The program that users run on a card is `estimate/measured/verify_card.py`, copied as it is; the comparison is
+`estimate.measured.verification`. Held by tests/cli/test_cli_verify.py.
+"""
 
 from __future__ import annotations
 

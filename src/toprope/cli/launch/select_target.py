@@ -1,4 +1,8 @@
-"""Choice of a program's card: the wish, compared with what the machine has."""
+"""The card that a program of `toprope run` gets: the options and settings, compared with what the machine has.
+
+Called by `cli.run` before anything is started; reports read `Choice`. tests/cli/test_choose.py has every combination,
+and docs/run.md the rules for users.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +129,7 @@ def choose(
             )
         return Choice("npu", probe=found)
     if begun:
-        return Choice("sim", _join(begun, card, given), begun=True)
+        return Choice("sim", _check_started_cards(begun, card, given), begun=True)
     spec = _spec(card, settings)
     if asked is Asked.SIM:
         return Choice("sim", spec)
@@ -141,8 +145,8 @@ def choose(
     return Choice("npu", probe=found, automatic=True)
 
 
-def _join(begun: str, card: Mapping[str, str | int | None], given: list[str]) -> SimSpec:
-    """The cards that were begun, which options may describe, but not otherwise; the rest is each program's own."""
+def _check_started_cards(begun: str, card: Mapping[str, str | int | None], given: list[str]) -> SimSpec:
+    """The cards of `toprope start`: options may repeat what they are, but not ask for others."""
     spec = SimSpec.parse(begun)
     asked = spec.changed(**card, force=True)
     if (asked.chip, asked.count, asked.hbm) != (spec.chip, spec.count, spec.hbm):

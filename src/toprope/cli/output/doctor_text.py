@@ -1,4 +1,8 @@
-"""Output of `toprope doctor` and `toprope devices`, made to be pasted into an issue. Pure."""
+"""Output of `toprope doctor` and `toprope devices`, made to be pasted into an issue. Pure.
+
+Called by `cli.doctor` and `cli.devices`. The facts are `device.host.machine.Facts`; a new one needs its row here. Texts
+are translated: locale/zh.po.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The operator whose error ended a program, and the vendor's documents about it; pure but for `read_endings`."""
+"""The operator whose error ended a program, and the vendor's documents about it; pure but for `read_endings`.
+
+Called by `cli.run` for a program that failed. The records are written by `sim` in the program's processes; the vendor's
+documents are those of `toprope.support` and `toprope.collectives`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The file of `toprope run --report`, and the exit status of `--fail-on`."""
+"""The file of `toprope run --report`, and the exit status of `--fail-on`.
+
+Called by `cli.run`. The facts come from `sim.rehearsal.facts`, whose schema is the interface of the JSON for users;
+`rehearsal_page` writes the HTML.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The report of a run: what the program did to the card, from the counters of its processes. Pure."""
+"""The report at the end of `toprope run`: what the program did to the card, as text, and as JSON. Pure.
+
+Called by `cli.run` and `rehearsal_file`. The counters are `sim.metrics`, findings and times `sim.rehearsal.facts`;
+texts are translated (locale/zh.po). tests/cli/test_report.py holds it from counters made by hand.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 What the simulated card does not have (power, temperature, use of cores, a PCIe address) is "-" or "NA", the vendor's
 own words for a figure that is not known. MB are 2^20 bytes, as in the original.
+
+Called by `cli.npu_smi`. The layouts are recorded outputs of the vendor's tool in tests/cli/test_npu_smi.py: change a
+column only with a newer recording.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AUTHORS", "OURS", "Way", "guide", "guide_by_text", "guide_with_norm", "refine_from"]
+__all__ = ["AUTHORS", "OURS", "Formulas", "guide", "guide_by_text", "guide_with_norm", "refine_from"]
 
 
 def guide_with_norm(
