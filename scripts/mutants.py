@@ -32,7 +32,7 @@ PACKAGE = ROOT / "src" / "toprope"
 MODULES = {
     "sizes": "base/test_sizes.py",
     "chips/catalogue": "base/test_chips.py",
-    "visible": "base/test_visible.py base/test_visible_maps.py",
+    "visible_devices": "base/test_visible_devices.py base/test_visible_devices_maps.py",
     "codes/reasons": "base/test_codes_reasons.py",
     "cores/proof/bounds": "cores/test_cores_bounds.py cores/test_cores_check.py",
     "cores/planning/order": "cores/test_cores_planning_order.py",

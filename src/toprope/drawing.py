@@ -2,6 +2,9 @@
 
 A figure is one file without scripts or links. It follows the reader's `prefers-color-scheme`, and has a title and a
 description for screen readers.
+
+Every figure and HTML page of toprope is drawn with it: `cores`, `tiers`, `flow`, `port`, reports and scripts. The
+colours of both themes are here only; tests/base/test_drawing.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A build is whole or not there. One process builds, others wait for it. Compilers end with the process that started
 them, and the next build removes what a killed one left.
+
+Called by `sim.build` (the simulated card) and `tiers.quant.kernels`; `cli.cache` lists the folders, so a change of
+names there must follow. Held by tests/sim/test_sim_build.py with a compiler that only pretends.
 """
 
 from __future__ import annotations

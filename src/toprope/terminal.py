@@ -3,6 +3,8 @@
 Colour and control characters go to terminals alone. Nothing is cut off, no word is broken, and text is never markup.
 A `Message` is shown in the reader's language.
 Lines are wrapped on a terminal; elsewhere they are as long as they are, but for `field`s with a width.
+
+All commands print with it. Only what is shown is decided here; texts and their translation are `toprope.messages`.
 """
 
 from __future__ import annotations

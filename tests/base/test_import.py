@@ -32,7 +32,7 @@ def python(code, *, timeout=120, **environment):
         "toprope.chips",
         "toprope.sim",
         "toprope.device",
-        "toprope.visible",
+        "toprope.visible_devices",
     ],
 )
 def test_early_imports_load_nothing_heavy(module):

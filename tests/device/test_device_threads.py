@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from device_stand_ins import MISSING, in_python, install, run_anew, told
-from toprope.visible import explain, explain_grant, npu_map, visible_cards
+from toprope.visible_devices import explain, explain_grant, npu_map, visible_cards
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from toprope.codes import explain, in_text
+from toprope.device.doctor.collect import collect_facts
 from toprope.device.doctor.diagnosis import diagnose
-from toprope.device.doctor.facts import gather
 from toprope.device.host import smi
 from toprope.device.host.ascend import AscendMachine
 from toprope.device.host.machine import DeviceResult, Examination, Facts, Package, SmiCard
@@ -104,7 +104,7 @@ def test_thread_3_python_packages_that_cann_imports(tmp_path: Path) -> None:
     set_env.parent.mkdir(parents=True)
     set_env.touch()
     install(tmp_path / "site", "scipy", "1.13.0")
-    facts = gather(root=tmp_path, environment={}, path=[str(tmp_path / "site")], examining=False)
+    facts = collect_facts(root=tmp_path, environment={}, path=[str(tmp_path / "site")], examining=False)
     (found,) = [each for each in diagnose(facts) if each.name == "python-packages"]
     assert found.do == ("pip install attrs decorator numpy psutil pyyaml",)
     assert found.problem
@@ -116,7 +116,7 @@ def test_thread_4_torch_npu_of_another_release_than_cann_wants(tmp_path: Path) -
     """https://github.com/Ascend/pytorch/issues/37: torchair has no attribute 'get_npu_backend'."""
     install(tmp_path, "torch", "2.1.0")
     install(tmp_path, "torch-npu", "2.1.0")
-    facts = gather(root=tmp_path / "root", environment={}, path=[str(tmp_path)], examining=False)
+    facts = collect_facts(root=tmp_path / "root", environment={}, path=[str(tmp_path)], examining=False)
     error = "AttributeError: module 'torch_npu.dynamo.torchair' has no attribute 'get_npu_backend'"
     facts = replace(
         facts,

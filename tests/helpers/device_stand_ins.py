@@ -36,7 +36,7 @@ torch.accelerator.synchronize = lambda index: npu.synchronize(index)
 # What a driver of NVIDIA would tell torch, for a machine with so many GPUs.
 CUDA = """
 import os, torch
-from toprope.visible import cuda_map
+from toprope.visible_devices import cuda_map
 uuids = ["GPU-abc-0", "GPU-def-1", "GPU-012-2", "GPU-345-3"]
 seen = len(cuda_map(os.environ.get("CUDA_VISIBLE_DEVICES"), {count}, uuids[:{count}]))
 torch.cuda.device_count = lambda: seen

@@ -64,8 +64,8 @@ def doctor(
         return
     from toprope.cli.launch import card_build
     from toprope.cli.output.doctor_text import as_dict, report
+    from toprope.device.doctor.collect import collect_facts
     from toprope.device.doctor.diagnosis import diagnose
-    from toprope.device.doctor.facts import gather
     from toprope.terminal import Display, say, show
 
     card_build.ensure_for_environment()
@@ -76,12 +76,12 @@ def doctor(
             from toprope.images.doctor import checks
 
             with checks.Trial(wait=wait) as trial:  # at the same time as the other processes
-                facts = gather(wait=wait)
+                facts = collect_facts(wait=wait)
                 about = trial.facts()
             more, further = {"images": about.as_dict()}, checks.rows(about)
             findings = (*diagnose(facts), *checks.diagnose(about))
         else:
-            facts = gather(wait=wait)
+            facts = collect_facts(wait=wait)
             findings = diagnose(facts)
     if as_json:
         say(json.dumps(as_dict(facts, findings) | more, ensure_ascii=False, indent=2) + "\n")

@@ -250,7 +250,7 @@ def _run(
     from toprope.sim.rehearsal.record_file import read_run as read_records
     from toprope.sim.tracing.timing import of_run as times_of_run
     from toprope.terminal import columns, wants_colour
-    from toprope.visible import VARIABLE
+    from toprope.visible_devices import VARIABLE
 
     folder = tempfile.mkdtemp(prefix="toprope-run-")
     try:

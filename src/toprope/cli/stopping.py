@@ -17,7 +17,7 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopping:
-    """A context in which signals take effect at safe points, once `stop_at_safe_points` was called; before, they end at once.
+    """A context in which signals end the work at once; after `stop_at_safe_points`, at its next safe point.
 
     Args:
         tell: gets a line on what the first signal does.

@@ -1,4 +1,7 @@
-"""The CPU: the fallback of every program; its memory and stream functions never raise."""
+"""The CPU: the fallback of every program; its memory and stream functions never raise.
+
+Found by `kinds`; the methods are those of `base.Device`, the host's figures come from `memory.HostMemory`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parsing of device arguments: "npu", "npu:1", a number, a torch.device, a `Device`."""
+"""Parsing of device arguments: "npu", "npu:1", a number, a torch.device, a `Device`.
+
+Called by `select` for every argument and setting that names a device, and by `portable`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Kinds of device: toprope's own, those of the entry points `toprope.backends`, other accelerators."""
+"""Kinds of device: toprope's own, those of the entry points `toprope.backends`, other accelerators.
+
+Called by `select` and doctor's child process. A kind of toprope's own is a row of `_OWN`; others come by entry points
+(docs/adding.md).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Probe of dtypes on a device: runs matmul, convolution and attention there, and checks the results."""
+"""Probe of dtypes on a device: runs matmul, convolution and attention there, and checks the results.
+
+Called through `Device.probe`, `best_dtype`, `choose_dtype` and `why_not`. What counts as working is decided by the
+three trials here, on the device itself and never by a table.
+"""
 
 from __future__ import annotations
 

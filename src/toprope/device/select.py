@@ -1,6 +1,9 @@
 """The choice of a device: argument > context > TOPROPE_DEVICE > PREFERRED_DEVICE > [tool.toprope] > NPU, CUDA, CPU.
 
 What is asked for is granted or refused with the reasons; another device in its place only where that was allowed.
+
+Public through `toprope.device`; `tiers`, `images` and `compat` call it too. The order above is documented in
+docs/device.md and held by tests/device/test_device_select.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`import torch`, and what to do where that fails: torch loads torch_npu with it, and a broken one ends both."""
+"""`import torch`, and what to do where that fails: torch loads torch_npu with it, and a broken one ends both.
+
+Called by `select` and `api` before anything else of torch.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Files of weights: mapped into memory as the CPU's, then copied to the device piece by piece.
 
 The mapped pages are given back as they are copied, so that a file larger than the host's memory can be loaded too.
+
+Called by `Device.load` and `toprope.device.load`. The files are read by safetensors and torch.load.
 """
 
 from __future__ import annotations

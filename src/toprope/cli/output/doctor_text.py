@@ -23,7 +23,7 @@ from toprope.device.host.machine import DeviceResult, Facts
 from toprope.messages import Message, joined, local
 from toprope.sizes import gibibytes
 from toprope.terminal import WIDTH, field, table, unbroken
-from toprope.visible import VARIABLE, explain
+from toprope.visible_devices import VARIABLE, explain
 
 __all__ = [
     "as_dict", "codes_as_dict", "codes_text", "devices_as_dict", "devices_text", "report", "seen_as_dict", "seen_text",

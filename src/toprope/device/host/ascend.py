@@ -1,6 +1,9 @@
 """The Ascend parts of a machine, read from files and variables alone: device files, driver, CANN, masks, container.
 
 Nothing is loaded or started, so it works even if everything else is broken.
+
+Called by `device.doctor.collect`, and by `device.npu` for its errors. The paths are the driver's and CANN's;
+tests/device/test_device_ascend.py has folders that are laid out so.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toprope.messages import Message, joined
-from toprope.visible import CONTAINER_VARIABLE, VARIABLE, npu_map, visible_cards
+from toprope.visible_devices import CONTAINER_VARIABLE, VARIABLE, npu_map, visible_cards
 
 __all__ = ["AscendMachine", "look_at_machine", "mask_text"]
 

@@ -1,4 +1,8 @@
-"""Installed software: torch_npu and other Python packages, and the vendor's packages: libraries, folders, scripts."""
+"""Installed software: torch_npu and other Python packages, and the vendor's packages: libraries, folders, scripts.
+
+Called by `device.doctor`, `cli.run` and `device.npu`. What is looked for is listed in software.toml next to it, with
+sources.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from toprope.images.results import EditResult
 from toprope.images.runs.jobs import Job, Summary
 from toprope.images.runs.output import Output, problem_of
 from toprope.images.runs.running import Attempt, Listener, Problem, attempts, keep
-from toprope.visible import VARIABLE
+from toprope.visible_devices import VARIABLE
 
 __all__ = ["CardEditor", "check_cards", "kind_of", "run_on_cards"]
 

@@ -1,15 +1,19 @@
-"""Cards that a process sees, by the vendors' rules, under which numbers, and why no more.
+"""Visible devices: which cards a process sees by the vendors' rules, under which numbers, and why no more.
 
 A card has up to three numbers. `physical`: the machine's, as in /dev/davinci5. `visible`: the one that the mask
 ASCEND_RT_VISIBLE_DEVICES counts, from 0 over the cards of the machine or of the container. `logical`: the process's
 own, as in npu:1. Without container and mask the three are the same.
 
 Example:
-    >>> from toprope.visible import visible_cards
+    >>> from toprope.visible_devices import visible_cards
     >>> visible_cards("1,3", 4).cards
     (1, 3)
     >>> visible_cards("3,1", 4)
     Visible(cards=(), problem='numbers must rise, and 1 follows 3')
+
+Used by `device`, `sim`, `functions`, `images` and the commands; docs/device.md shows it to users. What torch_npu and
+CANN do with the variables is the measure: tests/base/test_visible_devices.py asks the simulated card, which follows
+them.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from toprope.device.doctor.collect import collect_facts
 from toprope.device.doctor.diagnosis import diagnose
-from toprope.device.doctor.facts import gather
 from toprope.device.doctor.ratings import ratings
 from toprope.device.doctor.torch_probe import examination
 from toprope.device.host import smi, software, versions
@@ -207,7 +207,7 @@ def test_gathering_looks_at_another_root_and_starts_nothing_when_told(
         "SECRET": "x",
         "ASCEND_HOME_PATH": "/no",
     }
-    facts = gather(root=tmp_path, environment=variables, path=[], examining=False)
+    facts = collect_facts(root=tmp_path, environment=variables, path=[], examining=False)
     assert facts.ascend.cards == (2, 10)
     assert facts.missing_nodes == ("devmm_svm", "hisi_hdc")
     assert facts.ascend.container
@@ -227,8 +227,8 @@ def test_npu_smi_on_the_path_is_asked(tmp_path: Path) -> None:
     program = tmp_path / "npu-smi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{SMI}\nEND\n")
     program.chmod(0o755)
-    facts = gather(root=tmp_path, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}, path=[], examining=False)
+    facts = collect_facts(root=tmp_path, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}, path=[], examining=False)
     assert (facts.npu_smi, len(facts.smi_cards or ())) == (str(program), 2)
     program.write_text("#!/bin/sh\necho dcmi module initialize failed. ret is -8005\nexit 1\n")
-    facts = gather(root=tmp_path, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}, path=[], examining=False)
+    facts = collect_facts(root=tmp_path, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}, path=[], examining=False)
     assert (facts.smi_cards, facts.npu_smi_error) == (None, "dcmi module initialize failed. ret is -8005")

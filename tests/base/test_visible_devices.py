@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forkserver
-from toprope.visible import explain, visible_cards
+from toprope.visible_devices import explain, visible_cards
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
+
+
+def test_the_deprecated_module_has_the_same_names_with_a_warning():
+    from toprope import visible
+
+    with pytest.warns(DeprecationWarning, match="toprope.visible is toprope.visible_devices now"):
+        assert visible.visible_cards is visible_cards
+    with pytest.raises(AttributeError, match="npu_cards"):
+        visible.npu_cards  # noqa: B018
+
 
 MASKS = [
     ("1,3", (1, 3), ""),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.visible import IdMap, cuda_map, explain_grant, granted_cards, npu_map, visible_cards
+from toprope.visible_devices import IdMap, cuda_map, explain_grant, granted_cards, npu_map, visible_cards
 
 MACHINES = st.sets(st.integers(0, 63), min_size=1, max_size=16).map(sorted)
 GPUS = ["GPU-8932f937-d72c", "GPU-8932f900-aaaa", "GPU-11111111-0000", "GPU-22222222-0000"]
