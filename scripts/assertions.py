@@ -7,6 +7,9 @@ Conditions are compared as normalised source, without the message of an `assert`
 are paired by their names, wherever the file is now. An assertion that is missing in its function counts as moved if
 another function has gained the same. The exit status is 1 if one is gone or changed, except upper bounds on wall-clock
 times below 5 s.
+
+For whoever changes tests and wants to show that none became weaker; nothing calls it in CI.
+tests/project/test_assertions.py holds the rules of pairing.
 """
 
 from __future__ import annotations

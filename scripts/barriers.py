@@ -1,10 +1,13 @@
-"""Writes the generated half of src/toprope/support/all_blocks.toml from checkouts of the vendor's operators.
-
-A kernel is one of "one block at a time" only where nothing that it includes of the vendor's repositories waits for
-other blocks, and one of "all blocks at once" where each of its kernel types says so, or it belongs to MC2. What is
-between, such as a matrix product that has a barrier in one of its tilings, is in neither list, and counts as unknown.
+"""Write the generated half of src/toprope/support/all_blocks.toml from checkouts of the vendor's operators.
 
     python scripts/barriers.py ops-math=/path/to/checkout ops-nn=... ops-transformer=... opbase=...
+
+The table says which operators need all of their blocks (cores) at once, because their kernels wait for each other;
+`toprope.cores` decides with it whether streams can deadlock. A kernel counts as "one block at a time" only where no
+file of the vendor that it includes waits for other blocks. It counts as "all blocks at once" where each of its kernel
+types says so, or where it belongs to MC2. Others, such as a matrix product with a barrier in one of its tilings, are in
+neither list and stay unknown. Run by hand for a new release of the vendor's operators; the other half of the table is
+written by hand.
 """
 
 import collections

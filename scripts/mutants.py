@@ -1,4 +1,4 @@
-"""Would the tests notice a mistake? Changes one place of a module at a time, and runs the module's tests.
+"""Mutation testing: change one place of a module at a time, and see whether the module's tests fail.
 
     python scripts/mutants.py                      30 changes of each module of MODULES, drawn by a seed
     python scripts/mutants.py cores/proof/bounds   one module
@@ -6,7 +6,7 @@
 
 A change is killed when a test fails, or does not end within the limit. The survivors are printed with their lines: a
 test is missing there, or the change makes no difference. The exit status is 1 where fewer than 90 % of a module's
-changes are killed.
+changes are killed. Run by hand. `MODULES` names each module's tests: a test file that is renamed has to follow there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Write the operators of torch_npu, as its wheel and op-plugin's repository have them.
+"""Write src/toprope/support/npu_operators.toml: the operators of torch_npu with their schemas.
 
     python scripts/npu_operators.py WHEEL OP_PLUGIN
 
 WHEEL is a published torch-npu wheel, which is read and never imported; OP_PLUGIN a clone of Ascend/op-plugin (a bare
 one is enough). The operators of the namespace `atb` are defined in C++ of that repository and only there.
+
+Run by hand for a new release of torch_npu. `toprope.support.npu_operators` reads the table; `toprope.compat` and `sim`
+take the operators' schemas from it, and docs/npu_operators.md lists them.
 """
 
 from __future__ import annotations

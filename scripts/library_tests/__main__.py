@@ -9,6 +9,9 @@ package; what its tests import and this environment lacks belongs in SOURCES/pac
 --target`). Each file runs in a process of its own for each device, or all files of a suite in one. How tests end is
 kept in SOURCES/.ends, so a run that was stopped goes on where it was. The results are written to results.toml, and
 their table to docs/compat.md.
+
+Run by hand, for hours. Suites and the known reasons of differences are in suites.toml, how a process records its tests
+in `ends`; clones and limits come from scripts/vendor_tests.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A process that dies, or that is killed at its limit, loses one test only: the next one leaves out what is in the file,
 which ENDS names. Each line is JSON: [test, "begins"], [test, "finished"], or [test, outcome, text].
+
+Loaded by pytest in the processes that `__main__` starts, and by scripts/inductor_tests.py for its reader. A change of
+the lines makes kept files unreadable: run with `--again`.
 """
 
 from __future__ import annotations

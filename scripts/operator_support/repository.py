@@ -1,4 +1,7 @@
-"""Reading of a bare git repository: files at a commit, and the commits that branches and submodules name."""
+"""Reading of a bare git repository: files at a commit, and the commits that branches and submodules name.
+
+Used by the modules next to it, for clones of Ascend/op-plugin and Ascend/pytorch.
+"""
 
 from __future__ import annotations
 

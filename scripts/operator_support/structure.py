@@ -1,4 +1,7 @@
-"""How torch's dispatcher treats an operator that a backend has no kernel for, from the torch that is installed."""
+"""How torch's dispatcher treats an operator that a backend has no kernel for, from the torch that is installed.
+
+Called by `__main__`: an operator without a kernel still works on a card where torch composes it of others.
+"""
 
 from __future__ import annotations
 

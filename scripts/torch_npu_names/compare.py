@@ -1,4 +1,7 @@
-"""The published names beside ours: what agrees, what differs, what cannot be compared."""
+"""Compare the published names with ours: what agrees, what differs, what cannot be compared.
+
+Called by `report` and tests/compat/test_compat_torch_npu.py; `page` shows the result. Pure.
+"""
 
 from __future__ import annotations
 

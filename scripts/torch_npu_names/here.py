@@ -1,4 +1,7 @@
-"""The names of `torch.npu` here, read in a process of its own that has the simulated card."""
+"""The names of `torch.npu` here, read in a process of its own that has the simulated card.
+
+Called by `report`. The process prints JSON, in the form that `published` has for the wheel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The comparison as Markdown, for docs/compat.md."""
+"""The comparison as Markdown, for docs/compat.md.
+
+Called by `report`; `__main__` writes the result between the page's marks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The published wheel: where it is, and the signatures in its Python files. Nothing of it is ever imported."""
+"""The published wheel: where it is, and the signatures in its Python files. Nothing of it is ever imported.
+
+Called by `report`, and by tests/helpers/published_wheel.py, which finds the wheel for other tests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sample programs: run as they are, and held to what they print."""
+"""Sample programs of a repository: run as they are, and compared with the output that suites.toml expects.
+
+Called by `__main__`; tests/project/test_vendor_tests.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Run pytest on one file with a bare command line, which some of the vendor's tests parse as their own.
 
 python run_file.py OPTION ... FILE
+
+Started by `__main__` for each file of tests, in the copy of the repository.
 """
 
 import sys

@@ -1,4 +1,7 @@
-"""The tests of a file: those in its source, and how they ended in a run."""
+"""The tests of a file: those in its source, and how they ended in a run.
+
+Called by `__main__`. Counted from the source, so that a test that never ran is missed too.
+"""
 
 from __future__ import annotations
 
