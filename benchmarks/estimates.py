@@ -2,6 +2,9 @@
 
 Reads benchmarks/measurements/operators.toml. A measurement whose chip is not named, only its family, is compared with
 the range over all chips of that family.
+
+Run by hand after a change of rates or formulas of `toprope.estimate`; docs/time.md has the table. The
+measurements are other people's, each with its source: rows are added, never adapted.
 """
 
 import argparse

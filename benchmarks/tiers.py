@@ -1,4 +1,4 @@
-"""How near `toprope.tiers` comes to what disk, link and computation allow, beside accelerate in the same run.
+"""Times of `toprope.tiers` as multiples of what disk, link and computation allow, next to accelerate in the same run.
 
     python benchmarks/tiers.py                     tables, and exit status 1 when a target is missed
     python benchmarks/tiers.py --json              the same as JSON
@@ -20,6 +20,8 @@ follows another one, so that nothing is read ahead for it between runs. Files ar
 
 Weights that begin in their file where fp32 may begin in memory are read into their place. Others ("copied") have to be
 copied once more, or products with one row would have other bits: those have rows of their own.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
 """
 
 from __future__ import annotations
@@ -59,12 +61,12 @@ TARGETS = {
 COPIED_ROWS = 128  # the most that are measured with copied weights
 PIECE = 4 * 2**20  # bytes of a request to the disk
 ROOM = 2**27  # bytes of memory that the disk's speed is measured into
-HOT = 2**23  # so many stay in the CPU's cache
+HOT = 2**23  # bytes that stay in the CPU's cache
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured."""
+    """Sizes of the model and of its runs."""
 
     layers: int = 32
     width: int = 4096
@@ -111,7 +113,7 @@ def write(folder: Path, size: Size, start: int = 0) -> None:
 
 
 def drop(folder: Path) -> None:
-    """Out of the page cache."""
+    """Drop a folder's files from the page cache."""
     for file in folder.iterdir():
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)
@@ -120,9 +122,9 @@ def drop(folder: Path) -> None:
             os.close(descriptor)
 
 
-def areas(room: int) -> list[mmap.mmap]:
-    """Memory that two threads read into, so many bytes together; it is there before it is read into, as a slot is."""
-    made = [mmap.mmap(-1, room // 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]
+def buffers(nbytes: int) -> list[mmap.mmap]:
+    """Buffers of two threads, of `nbytes` together; their memory is touched before it is read into, as a slot's is."""
+    made = [mmap.mmap(-1, nbytes // 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]
     for each in made:
         each.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to a request: the disk is faster so
         for page in range(0, len(each), mmap.PAGESIZE):
@@ -131,10 +133,10 @@ def areas(room: int) -> list[mmap.mmap]:
 
 
 def read(folder: Path, share: float, into: Sequence[mmap.mmap]) -> int:
-    """Read a share of the files directly, 4 MiB at a time, with a thread for each area, again and again into it.
+    """Read a share of the files directly, 4 MiB at a time, with a thread for each buffer, filled again and again.
 
     Returns:
-        How many bytes.
+        The number of bytes.
     """
     places = [
         (file, offset)
@@ -171,16 +173,16 @@ def read(folder: Path, share: float, into: Sequence[mmap.mmap]) -> int:
 
 
 def disk_speed(folder: Path, share: float = 1.0, room: int = ROOM) -> float:
-    """Bytes a second of reading a share of the files into so many bytes of memory, and doing nothing else."""
-    into = areas(room)
+    """Bytes a second of reading a share of the files into a buffer of this size, and doing nothing else."""
+    into = buffers(room)
     begin = time.perf_counter()
     return read(folder, share, into) / (time.perf_counter() - begin)
 
 
-def beside(folder: Path, nbytes: int, work: Callable[[], object]) -> float:
-    """Seconds until both are done, reading so many bytes and computing, begun at once and with nothing of toprope."""
+def concurrently(folder: Path, nbytes: int, work: Callable[[], object]) -> float:
+    """Seconds until both reading `nbytes` and computing are done, begun at once and without toprope."""
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    reader = threading.Thread(target=read, args=(folder, nbytes / total, areas(ROOM)))
+    reader = threading.Thread(target=read, args=(folder, nbytes / total, buffers(ROOM)))
     begin = time.perf_counter()
     reader.start()
     work()
@@ -274,9 +276,9 @@ def from_disk(
             was = read_bytes()
             took = timed(lambda: model(x))
             stats, moved = handle.stats(), read_bytes() - was
-            # What is read ahead for the next pass is read in this one's time, as this one's was in that of the last.
+            # What is read ahead for the next pass is read in this one's time, as this one's was in the last one's.
             loaded = sum(each.bytes for each in handle.plan.loads)
-            both = beside(folder, loaded, lambda: plain(x))
+            both = concurrently(folder, loaded, lambda: plain(x))
             theirs = None if other is None else other.run(x)
             speeds.append(disk_speed(folder, 0.5))
             hot.append(disk_speed(folder, 0.5, HOT))
@@ -374,7 +376,7 @@ def small_turns() -> Iterator[Callable[[], float]]:
 
 
 def turns(size: Size, folder: Path, counts: Sequence[int]) -> Rows:
-    """What is measured with an older code too."""
+    """The work that is also measured with an older code (--old)."""
     found: Rows = {
         **{f"disk, {count} rows": partial(disk_turns, folder / "whole", size, count) for count in counts},
         **{
@@ -448,7 +450,7 @@ print((peak - before) / size.arena)
 
 
 def memory(folder: Path, size: Size) -> float:
-    """The most memory that a process takes beside what it had, as a part of the device's budget."""
+    """The most memory that a process takes in addition to what it had, as a part of the device's budget."""
     code = MEMORY.format(folder=str(Path(__file__).parent), size=asdict(size), model=str(folder))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(done.stdout)

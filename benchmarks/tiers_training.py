@@ -1,4 +1,4 @@
-"""How near a training step comes to what disk and computation allow, with activations and Adam's states on the disk.
+"""Time of a training step as a multiple of what disk and computation allow, activations and Adam's states on the disk.
 
     python benchmarks/tiers_training.py                  a table, and exit status 1 when the target is missed
     python benchmarks/tiers_training.py --json
@@ -15,6 +15,8 @@ written from then on. The table has as "after backward" what a step would take i
 of it, and then the longer of the optimizer's step in memory and the disk's work for the states. "Both alone" is a step
 in memory and the disk's work of a step with tiers, begun at once and with nothing of toprope: they share cores and
 memory.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ PIECE = 4 * 2**20
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured."""
+    """Sizes of the model and of its runs."""
 
     layers: int = 8
     width: int = 2048
@@ -103,7 +105,7 @@ class Disk:
         os.close(self.descriptor)
 
     def move(self, nbytes: float, *, write: bool) -> float:
-        """Seconds that so many bytes take, around the file as often as it needs."""
+        """Seconds that `nbytes` take, around the file as often as needed."""
         places, lock = iter(range(0, int(nbytes) - PIECE + 1, PIECE)), threading.Lock()
         call = os.pwritev if write else os.preadv
 
@@ -132,7 +134,7 @@ def disk_speeds(folder: Path, size: Size) -> tuple[float, float]:
     return write, read
 
 
-def beside(plain: Trained, folder: Path, size: Size, moved: dict[str, int]) -> float:
+def concurrently(plain: Trained, folder: Path, size: Size, moved: dict[str, int]) -> float:
     """Seconds until a step in memory and the disk's work of ours are done, begun at once, with nothing of toprope."""
     with Disk(folder, size.probe) as disk:
 
@@ -177,7 +179,7 @@ def training(folder: Path, size: Size, rows: int) -> Row:
             handle.reset_stats()
             took, optimizer = ours.step()
             moved = handle.stats().moved
-            both = beside(plain, folder, size, moved)
+            both = concurrently(plain, folder, size, moved)
             after = calibrate(plain, folder, size)
             if any(max(pair) > size.apart * min(pair) for pair in zip(before[::2], after[::2], strict=True)):
                 discarded += 1
@@ -220,7 +222,7 @@ def turns_of(folder: Path, size: Size, rows: int) -> Iterator[Callable[[], float
 
 
 def turns(folder: Path, size: Size) -> Rows:
-    """What is measured with an older code too."""
+    """The work that is also measured with an older code (--old)."""
     return {f"training, {rows} rows": partial(turns_of, folder, size, rows) for rows in size.rows}
 
 

@@ -8,7 +8,7 @@ are paired by their names, wherever the file is now. An assertion that is missin
 another function has gained the same. The exit status is 1 if one is gone or changed, except upper bounds on wall-clock
 times below 5 s.
 
-For whoever changes tests and wants to show that none became weaker; nothing calls it in CI.
+For contributors who change tests and want to show that none became weaker; nothing calls it in CI.
 tests/project/test_assertions.py holds the rules of pairing.
 """
 
@@ -41,7 +41,7 @@ class Assertion:
 
 
 class _Times:
-    """Which expressions of a module are wall-clock times: clock calls, and names and functions that hold them."""
+    """Wall-clock times among the expressions of a module: clock calls, and names and functions that hold them."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._names: set[str] = set()

@@ -36,7 +36,7 @@ KNOWN_OUTSIDE = re.compile(
 
 
 def git(folder: str, *arguments: str, given: str = "") -> bytes:
-    """What git says of a checkout."""
+    """Run a git command in a checkout; return its output."""
     return subprocess.run(
         ["git", "-C", folder, *arguments], input=given.encode(), capture_output=True, check=True
     ).stdout
@@ -59,7 +59,16 @@ def sources(folder: str) -> dict[str, str]:
 
 
 def classes(own: dict[str, str], base: dict[str, str]) -> tuple[set[str], set[str], set[str]]:
-    """The operators of a repository that are MC2's, others that need all of their blocks, those that need one."""
+    """Sort the operators of a repository by the blocks that they need.
+
+    Args:
+        own: sources of the repository, by path.
+        base: sources of the library that its kernels include (opbase).
+
+    Returns:
+        Operators of MC2, which communicate; others that need all of their blocks at once; those that need one at a
+        time. Operators of which nothing is certain are in none.
+    """
     text = base | own
     by_name = collections.defaultdict(list)
     for path in text:

@@ -6,8 +6,8 @@ A code line holds something other than white space, a comment or a docstring. Ev
 is a docstring, so the texts below attributes are too; the lines of every other string count, except blank ones.
 Markdown, JSON and CSV are not code. The working tree includes untracked files that git does not ignore.
 
-For whoever restructures a package. scripts/assertions.py reads files of a commit with it, scripts/words.py asks it for
-docstrings; tests/project/test_lines.py.
+For contributors who restructure a package. scripts/assertions.py reads files of a commit with it, scripts/words.py asks
+it for docstrings; tests/project/test_lines.py.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def mutants(source: str) -> list[tuple[int, str, str]]:
 
 
 def is_killed(module: str, source: str, folder: Path) -> bool:
-    """Whether a test of the module fails with this source."""
+    """True if a test of the module fails with this source."""
     file = folder / "mutant.py"
     file.write_text(source, encoding="utf-8")
     tests = [f"tests/{name}" if name.endswith(".py") else name for name in shlex.split(MODULES[module])]

@@ -47,8 +47,8 @@ def _git(repository: str, *arguments: str) -> str:
 def _schemas(functions: dict[str, Any]) -> dict[str, str]:
     """Name with overload, and the rest of the schema that torch_npu registers.
 
-    It is not quite that of the file (torchnpugen/custom_functions.py of Ascend/pytorch): several outputs are one list,
-    and a parameter `self` is called `input`.
+    It is not quite the schema of the file (torchnpugen/custom_functions.py of Ascend/pytorch): several outputs are one
+    list, and a parameter `self` is called `input`.
     """
     found = {}
     for entry in (entry for part in ("custom", "symint") for entry in functions[part] if isinstance(entry, dict)):

@@ -30,7 +30,7 @@ def _show(clone: Path, commit: str, path: str) -> list[str]:
 
 
 def _covers(value: str, torch: int, newest: int) -> bool:
-    """Whether a value of `acl_op:` or `op_api:` covers torch 2.`torch`."""
+    """True if a value of `acl_op:` or `op_api:` covers torch 2.`torch`."""
     value = value.strip()
     if value == "all_version":
         return True

@@ -2,7 +2,7 @@
 
 python scripts/owner.py ascend-tools security@ascend-tools.example
 
-Run by hand once, by whoever takes the project over. The files are `FILES` below; tests/project/test_owner.py fails
+Run by hand once, by those who take the project over. The files are `FILES` below; tests/project/test_owner.py fails
 where another file names the owner.
 """
 

@@ -83,7 +83,7 @@ def commands(block: str) -> list[tuple[str, str]]:
 
 
 def printed(command: str, folder: Path, exported: Mapping[str, str] | None = None) -> str:
-    """What a command prints on a terminal, stdout and stderr together.
+    """The output of a command on a terminal, stdout and stderr together.
 
     Raises:
         TimeoutError: it did not end; all its processes are killed.

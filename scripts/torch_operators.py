@@ -87,7 +87,7 @@ class Table:
 
 
 def own_kernel_of_the_cpu(name: str) -> bool:
-    """Whether only the CPU calls this operator: another device has its own in its place."""
+    """True if only the CPU calls this operator: another device has its own in its place."""
     return name.partition(".")[0].endswith("_for_cpu") or name.startswith(("mkldnn_", "_sparse_mm_reduce_impl"))
 
 

@@ -53,7 +53,7 @@ PHRASES = {
 """Instructions by the edit that they ask for; "" for none."""
 
 DEFAULTS = {"steps": 8, "guidance": 1.0, "image_guidance": 1.0}
-"""What the model is to be used with. It was trained without dropping the instruction: guidance has nothing to add."""
+"""Values of the knobs for the model. It was trained without dropping the instruction: guidance has nothing to add."""
 
 SCENES = 3000
 TEXTS_EMPTY = 0.1

@@ -1,4 +1,7 @@
-"""Lines over sizes as one SVG: panels side by side, both axes by powers of ten."""
+"""Lines over sizes as one SVG: panels side by side, both axes by powers of ten.
+
+Used by benchmarks/growth.py and benchmarks/cores.py; the drawing is in the style of `toprope.drawing`, without it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What processes have used: time of processors, and memory."""
+"""Processor time and memory of processes, and a context that stops them meanwhile. Reads /proc.
+
+Used where two sides take turns: `parts.turns`, `parts.old_code`, benchmarks/flow.py, benchmarks/serve.py.
+"""
 
 from __future__ import annotations
 

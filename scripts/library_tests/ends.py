@@ -65,7 +65,7 @@ def _text(report: Any) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = [line.strip() for line in str(crash.message if crash else report.longrepr).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\b", line)]
-    return (named[-1:] or lines or ["error"])[0][:300]  # the last one is that of a child process
+    return (named[-1:] or lines or ["error"])[0][:300]  # the last one is a child process's
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:

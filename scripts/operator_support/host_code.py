@@ -162,7 +162,7 @@ def _core(name: str) -> str:
 
 
 def _computes(function: _Function) -> bool:
-    """Whether its first tensor is moved, and torch's operator of its own name called: at::NAME() or x_cpu.NAME()."""
+    """True if its first tensor is moved, and torch's operator of its own name is called: at::NAME() or x_cpu.NAME()."""
     moved = dict(_MOVED.findall(function.body))
     first = function.names[function.parameters.index("T")] if "T" in function.parameters else ""
     if first not in {*moved.values(), *_INLINE.findall(function.body)}:
@@ -175,7 +175,7 @@ def _computes(function: _Function) -> bool:
 def _at(
     function: _Function, functions: list[_Function], interface: str, path: str, text: str, place: int, inner: str
 ) -> HostCode:
-    """What holds at a place of a function's body; `inner` is what holds in the helper that is called there."""
+    """The conditions at a place of a function's body; `inner` has those of the helper that is called there."""
     before = function.body[:place]
     line = text.count("\n", 0, function.start + place) + 1
     if "DO_COMPATIBILITY" in re.split(r"[;{}]", before)[-1]:

@@ -26,7 +26,7 @@ _SECTIONS = ("official", "symint")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A registered operator: the interfaces that it has a kernel of, and its schema behind the name where it is given."""
+    """A registered operator: the interfaces that it has a kernel of, and its schema after the name, if given."""
 
     interfaces: frozenset[str]
     schema: str = ""

@@ -43,7 +43,7 @@ class Repository:
         return "".join(re.findall(r"^160000 commit (\w+)", self.git("ls-tree", commit, path), re.MULTILINE))
 
     def has(self, commit: str) -> bool:
-        """Whether a commit is stored."""
+        """True if a commit is stored."""
         return bool(self.git("cat-file", "-t", commit, check=False).strip())
 
     def files(self, commit: str, folder: str) -> list[str]:

@@ -60,6 +60,6 @@ def read() -> Structure:
 
 
 def _is_of_jit(full: str) -> bool:
-    """Whether an operator is TorchScript's own (numbers, strings, lists), and has no tensor."""
+    """True if an operator is TorchScript's own (numbers, strings, lists), and has no tensor."""
     schema = next((one for one in torch._C._jit_get_schemas_for_operator(full.partition(".")[0])), None)
     return schema is None or not any("Tensor" in str(argument.type) for argument in schema.arguments)

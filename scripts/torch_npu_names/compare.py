@@ -19,10 +19,10 @@ class Comparison:
 
     agree: list[str] = field(default_factory=list)
     differ: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """What the wheel has, and what is here."""
+    """By name: the description in the wheel, and ours."""
 
     unread: list[str] = field(default_factory=list)
-    """What the wheel's Python files do not show, and is here."""
+    """Names that are here, and that the wheel's Python files do not show."""
 
     @property
     def share(self) -> float:

@@ -67,7 +67,7 @@ OPERATORS = "import json; import toprope.compat.torch_npu as torch_npu; print(js
 
 
 def read_here(names: Iterable[str]) -> dict[str, dict[str, Any] | None]:
-    """What each name is: kind, signature, members; None for one that is not there."""
+    """Describe each name: kind, signature, members; None for one that is not there."""
     read: dict[str, dict[str, Any] | None] = json.loads(_run(LOOK, json.dumps(list(names))))
     return read
 

@@ -86,7 +86,7 @@ def markdown(
 
 
 def renewed(page: str, text: str) -> str:
-    """The page with the part between its marks written anew.
+    """The page with the part between its marks written again.
 
     Raises:
         ValueError: the page has no marks.

@@ -13,7 +13,7 @@ import pytest
 
 
 def _no_test(case: Any) -> None:
-    """What unittest calls where a class is made without the name of a test, as pytest makes it to collect its tests."""
+    """The test of a case that is made without the name of one, as pytest makes it to collect tests."""
 
 
 if __name__ == "__main__":
