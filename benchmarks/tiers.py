@@ -87,6 +87,7 @@ QUICK = Size(layers=8, width=512, shards=2, arena=4_500_000, runs=1, tries=2, li
 
 
 def build(size: Size) -> nn.Sequential:
+    """The model, with random weights."""
     return nn.Sequential(*(nn.Linear(size.width, size.width, bias=False) for _ in range(size.layers)))
 
 
@@ -202,6 +203,7 @@ def memory_speed(size: Size) -> float:
 
 
 def timed(work: Callable[[], object]) -> float:
+    """Seconds of a call."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
