@@ -1,4 +1,7 @@
-"""Reasons that a line itself gives, and explanations computed from its numbers, at their borders."""
+"""Reasons that a line itself gives, and explanations computed from its numbers, at their borders.
+
+Holds `toprope.codes.reasons`; pure, and one of the modules of scripts/mutants.py.
+"""
 
 import pytest
 

@@ -1,3 +1,8 @@
+"""Settings: argument, environment, pyproject.toml, default; the origin of each value; and what cannot be read.
+
+Holds `toprope.settings`.
+"""
+
 import dataclasses
 import os
 import pathlib

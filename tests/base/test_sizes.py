@@ -1,3 +1,8 @@
+"""Sizes: texts that are read, texts that are refused, and how sizes are printed.
+
+Holds `toprope.sizes`; pure, and one of the modules of scripts/mutants.py.
+"""
+
 from fractions import Fraction
 
 import pytest

@@ -1,4 +1,7 @@
-"""What ASCEND_RT_VISIBLE_DEVICES shows, and that the simulated card agrees."""
+"""Cards that ASCEND_RT_VISIBLE_DEVICES shows, by the vendor's rules, and that the simulated card agrees.
+
+Holds `toprope.visible_devices`. The rules are torch_npu's, read from its source and from CANN's documentation.
+"""
 
 import json
 import os

@@ -1,6 +1,8 @@
 """First use of the simulated card: run, doctor and devices report its build, which is no fault and takes no time.
 
 The compiler is a slow pretended one, which gives the build that this machine has.
+
+Holds `cli.launch.card_build` in the commands that call it.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Which card a program gets, for every combination of options, settings and machines."""
+"""The card that a program of `toprope run` gets, for every combination of options, settings and machines.
+
+Holds `cli.launch.select_target`. Pure: machines are results of a search, written by hand.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,8 @@
-"""`toprope calibrate`: its tables, JSON, the stored file, and what it refuses."""
+"""`toprope calibrate`: its tables, JSON, the stored file, and what it refuses.
+
+Holds `cli.calibrate`; profiles are written from known rates (helpers/synthetic_profiles.py), so the right result is
+known.
+"""
 
 import json
 import re

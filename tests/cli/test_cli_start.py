@@ -1,4 +1,8 @@
-"""`toprope start`, `status` and `stop`, and the same as `yr` under `toprope run`."""
+"""`toprope start`, `status` and `stop`, and the same as `yr` under `toprope run`.
+
+Holds `cli.start`, `cli.status`, `cli.stop` and `cli.yr`. The measure for option names and texts is openYuanrong's own
+command.
+"""
 
 import json
 import os
@@ -58,7 +62,7 @@ def runtime(tmp_path, monkeypatch):
 
 
 def toprope(*words, status=0, **variables):
-    """What the command prints on stdout and on stderr; its exit status must be this."""
+    """Run the command; return its stdout and stderr. Its exit status must be `status`."""
     done = subprocess.run(
         [TOPROPE, *words], capture_output=True, text=True, env=os.environ | variables, timeout=120
     )  # fmt: skip
@@ -167,7 +171,7 @@ def test_what_was_started_is_the_users_alone_and_ends(runtime):
     assert state_file.read() is None
 
 
-def test_a_file_that_others_may_have_written_is_not_heeded(runtime):
+def test_a_file_that_others_may_have_written_is_ignored(runtime):
     place = state_file.keep(Deployment())
     place.chmod(0o644)
     assert state_file.read() is None

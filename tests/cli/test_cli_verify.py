@@ -1,4 +1,7 @@
-"""`toprope verify`: its program on the simulated card, and tables that are wrong on purpose."""
+"""`toprope verify`: its program on the simulated card, and tables that are wrong on purpose.
+
+Holds `cli.verify` and `estimate.measured.verification`.
+"""
 
 import ast
 import json

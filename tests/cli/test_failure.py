@@ -1,4 +1,7 @@
-"""Which lack ended a program, and the vendor's documents about it: records and endings made by hand."""
+"""Operators and names whose lack ended a program, and the vendor's documents about them: from records made by hand.
+
+Holds `cli.reports.failure`; tests/cli/test_run_failed.py has the same with real programs.
+"""
 
 import json
 import signal

@@ -1,4 +1,7 @@
-"""The search for a real card, with a stub for torch_npu on the child's module path, and one for torch where it does."""
+"""The search for a real card, with a stub for torch_npu on the child's module path, and one for torch where it does.
+
+Holds `cli.launch.detect`.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The report of a run, from counters made by hand."""
+"""The report of a run, from counters made by hand.
+
+Holds `cli.reports.run_report`. Pure.
+"""
 
 import dataclasses
 import json
@@ -70,7 +73,7 @@ def test_a_program_on_one_card() -> None:
     )
 
 
-def test_operators_whose_cores_nobody_says_are_told() -> None:
+def test_operators_whose_cores_nobody_says_are_reported() -> None:
     odd = {"aten::mm": 10, "aten::linalg_cholesky_ex": 2, "mine::special": 1}
     assert "  operators     6 310 (3 kinds); 2 assumed core counts\n" in text(process(operators=odd))
     (simulated,) = as_dict(Outcome(SIM, 8.44, 0, (process(operators=odd),)))["simulated"]

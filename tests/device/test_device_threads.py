@@ -1,6 +1,8 @@
-"""One test for each public thread that the device room answers, named for it; numbered as in test_doctor_threads.
+"""One test for each public thread that `toprope.device` answers, named for it; numbered as in test_doctor_threads.
 
 The list at the end holds all of them together.
+
+The measure is the thread that each test's docstring names.
 """
 
 import re

@@ -1,6 +1,8 @@
-"""One test for each public thread that `toprope doctor` answers, named for it (shared numbering: part P1 of the field).
+"""One test for each public thread that `toprope doctor` answers, named for it; numbered as in test_device_threads.
 
 Stub packages on PYTHONPATH stand for a torch_npu that is broken; the torch is the real one, in child processes.
+
+Holds `device.doctor` and `toprope.codes`; the measure is the thread that each test's docstring names.
 """
 
 import json
@@ -55,7 +57,7 @@ def doctor(tmp_path: Path) -> Callable[..., tuple[int, Mapping[str, Any]]]:
 
 
 def cache() -> str:
-    """The cache of this machine: a home folder of its own must not compile the simulated card anew."""
+    """The cache of this machine: a home folder of its own must not compile the simulated card again."""
     from toprope.settings import Settings
 
     return str(Settings.load().cache_dir)

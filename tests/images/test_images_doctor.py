@@ -1,4 +1,7 @@
-"""`toprope doctor --images`: offline, one tiny edit in a process of its own, findings, the exit status (32)."""
+"""`toprope doctor --images`: offline, one tiny edit in a process of its own, findings, the exit status (32).
+
+Holds `images.doctor`.
+"""
 
 import json
 import os

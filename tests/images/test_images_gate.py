@@ -1,4 +1,7 @@
-"""The gate before the server: names, origins, lengths, and how many uploads are kept. No Gradio here."""
+"""Access control of the page's server: names, origins, lengths, and the number of uploads. No Gradio here.
+
+Holds `images.web.gate`.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,7 @@
-"""HiDream-E1 on the CPU: each stage has its weights, tensor by tensor; files that do not match are refused."""
+"""HiDream-E1 on the CPU: each stage has its weights, tensor by tensor; files that do not match are refused.
+
+Holds `images.families.hidream`: `checkpoint`, `layout`, `stages`, `pipeline`. The models are `images.tiny`.
+"""
 
 import json
 import shutil
@@ -352,7 +355,7 @@ def bare(folder, kind="HiDreamImagePipeline", llama=True) -> Path:
     return folder
 
 
-def test_parts_are_found_in_a_folder_and_beside_it(tmp_path) -> None:
+def test_parts_are_found_in_a_folder_and_next_to_it(tmp_path) -> None:
     base = bare(tmp_path / BASE)
     with pytest.raises(UsageError, match="the weights for editing are not there"):
         find_layout(base)
@@ -364,7 +367,7 @@ def test_parts_are_found_in_a_folder_and_beside_it(tmp_path) -> None:
         find_layout(base)
     (base / f"{FULL}.safetensors").unlink()
     assert find_layout(base).variant == "1.1"
-    # the edit's own folder, with the base beside it, and Llama in either or beside both
+    # the edit's own folder, with the base next to it, and Llama in either or next to both
     edit = bare(tmp_path / ONE, "HiDreamImageEditingPipeline", llama=False)
     with pytest.raises(WeightsError, match="no fourth text encoder"):
         find_layout(edit)

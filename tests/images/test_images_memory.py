@@ -1,4 +1,7 @@
-"""The memory ladder on the CPU, where nothing is saved: its rungs in order, the same pictures, and the way down."""
+"""The memory ladder on the CPU, where it saves nothing: its rungs in order, the same pictures, and the way down.
+
+Holds `images.memory` and `images.pipeline_manager`; peaks on a card are in simulated/test_images_memory.py.
+"""
 
 from types import SimpleNamespace
 

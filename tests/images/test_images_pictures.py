@@ -1,4 +1,7 @@
-"""Pictures of every kind come in as RGB and upright, or are refused with one error; results are whole files."""
+"""Pictures of every kind come in as RGB and upright, or are refused with one error; results are whole files.
+
+Holds `images.picture.files` and `images.picture.geometry`.
+"""
 
 import os
 import struct
@@ -23,7 +26,7 @@ def values(image) -> numpy.ndarray:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A PNG that says it has so many pixels, with none."""
+    """A PNG whose header has a width and height, and that has no pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

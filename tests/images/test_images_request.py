@@ -1,4 +1,7 @@
-"""What is asked of the engine, and at which size the model sees it: pure, without torch and Pillow."""
+"""Requests and frames: values of an edit, and the size at which the model sees the picture. Pure: no torch, no Pillow.
+
+Holds `images.request`, `images.batching` and `images.picture.geometry`.
+"""
 
 import json
 import math
@@ -113,7 +116,7 @@ def test_an_unknown_key_is_refused_with_the_nearest() -> None:
     ],
 )
 def test_the_sizes_of_the_original_scripts(source, model) -> None:
-    """What HiDream-E1.1's resize_image makes of them; the spec has its outputs."""
+    """The outputs of HiDream-E1.1's resize_image for these sizes; the spec has them."""
     assert plan_frame(source, size="1m", fit="crop", pixels=1024**2, multiple=16).model == model
 
 

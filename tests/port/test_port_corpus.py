@@ -1,4 +1,7 @@
-"""Whole programs, ported: excerpts of our own writing here, public repositories from TOPROPE_CORPUS in a soak."""
+"""Whole programs, ported: excerpts of our own writing here, public repositories from TOPROPE_CORPUS in a soak.
+
+The measure is benchmarks/parts: a scan that shares no code with the port, and a reader's verdicts.
+"""
 
 import ast
 import json
