@@ -1,4 +1,7 @@
-"""Code that another answer to a question opens: followed through names, attributes, functions and constants."""
+"""Code that another answer to a question opens: followed through names, attributes, functions and constants.
+
+Called by `guards`.
+"""
 
 from __future__ import annotations
 
