@@ -7,10 +7,10 @@ Example:
     'npu:0'
     >>> settings.origins["device"], settings.origins["log"]
     ('argument', 'default')
-
-Read by whatever a user can set: `device`, `sim`, `tiers`, `flow`, `cli`. A setting is a field, a row of the table
-below, and an entry of docs/environment.md (tests/project/test_docs.py).
 """
+
+# For maintainers: read by all that a user can set: `device`, `sim`, `tiers`, `flow`, `cli`. A setting is a field, a row
+# of the table below, and an entry of docs/environment.md (tests/project/test_docs.py).
 
 from __future__ import annotations
 

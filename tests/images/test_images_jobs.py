@@ -16,7 +16,7 @@ from PIL import Image
 
 from toprope.errors import EditCancelled, EditError, ImageError, UsageError
 from toprope.images import EditRequest, EditResult, Step
-from toprope.images.runs.cards import _spread, check_cards
+from toprope.images.runs.cards import _run_on_free_cards, check_cards
 from toprope.images.runs.jobs import (
     FAILED,
     Job,
@@ -392,7 +392,7 @@ def spread(tmp_path, monkeypatch, fleet, jobs, stopped=lambda: ""):
     monkeypatch.setattr(yr, "wait", lambda refs, count, timeout: (refs[:1], refs[1:]))
     monkeypatch.setattr(yr, "get", lambda ref, timeout: fleet.fetch(ref))
     told, summary = Recorded(), Summary(len(jobs))
-    _spread(fleet, deque([job] for job in jobs), Output(tmp_path), told, summary, stopped, 1)
+    _run_on_free_cards(fleet, deque([job] for job in jobs), Output(tmp_path), told, summary, stopped, 1)
     return told, summary
 
 

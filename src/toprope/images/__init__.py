@@ -7,10 +7,10 @@
     result.pictures[0].save("snow.png")
 
 Importing it imports no torch, diffusers or Pillow; the first use does.
-
-Called by `toprope edit`, `toprope ui` and users' programs. The names of `__all__` are public: docs/images.md describes
-them, and tests/images hold them.
 """
+
+# For maintainers: called by `toprope edit`, `toprope ui` and users' programs. The names of `__all__` are public:
+# docs/images.md describes them, and tests/images hold them.
 
 from importlib import import_module
 from typing import TYPE_CHECKING
