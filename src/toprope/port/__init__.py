@@ -3,7 +3,7 @@
 Example:
     from toprope import port
 
-    ported = port.port(b"import torch\nmodel.cuda()\n")
+    ported = port.port(b"import torch\\nmodel.cuda()\\n")
     print(ported.after.decode(), [finding.rule.code for finding in ported.findings])
 """
 
