@@ -446,7 +446,9 @@ class Controller:
             job.result = outcome = Outcome()
             made: dict[int, list[Entry]] = {}
             try:
-                self._run_on_free_cards(job, len(images), partial(self._edit_of_batch, job, session, values, images), made)
+                self._run_on_free_cards(
+                    job, len(images), partial(self._edit_of_batch, job, session, values, images), made
+                )
             finally:
                 outcome.entries = [entry for at in sorted(made) for entry in made[at]]
                 if outcome.entries:
@@ -631,7 +633,9 @@ class Controller:
         picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
         return read_form(values, image, self.options() or (), refiner=False)
 
-    def _request_of_form(self, values: Mapping[str, Any], image: str) -> tuple[Callable[[Engine], EditRequest], list[str]]:
+    def _request_of_form(
+        self, values: Mapping[str, Any], image: str
+    ) -> tuple[Callable[[Engine], EditRequest], list[str]]:
         """A function that makes a request from a form once the model is loaded, and the selected LoRAs."""
 
         def request(engine: Engine) -> EditRequest:
@@ -734,7 +738,9 @@ class Controller:
                 self.sessions.done(session, each.number, _files(path))
             entries = [self._copies.entry(name, path, source.files["picture"]) for path in paths]
         except EditCancelled:
-            self._end_edit_of_batch(session, step, StepState.INTERRUPTED if self._closing else StepState.CANCELLED, None)
+            self._end_edit_of_batch(
+                session, step, StepState.INTERRUPTED if self._closing else StepState.CANCELLED, None
+            )
             raise
         except Exception as error:
             problem = Problem.of(error)
