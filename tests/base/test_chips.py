@@ -1,7 +1,7 @@
-"""Descriptions of chips: every figure with its source, names and aliases, and the errors for unknown or invalid ones.
+"""The catalogue of chips: every figure has a public source, and any spelling of a chip's name finds it.
 
-Holds `toprope.chips`. The measure is the vendor's published figures, which chips/*.toml name with their
-sources.
+Holds src/toprope/chips against the vendor's published figures (910B, 310P, 950), figures that must fit together, and
+docs/chips.md.
 """
 
 import datetime

@@ -1,6 +1,6 @@
 """The catalogue of error codes: its data, its look-ups, and codes found in real messages.
 
-Holds `toprope.codes`. The measure is messages from public threads and the vendor's lists of codes.
+Holds src/toprope/codes; the messages are from public issues, named in the data.
 """
 
 import datetime

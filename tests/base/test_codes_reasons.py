@@ -1,6 +1,6 @@
-"""Reasons that a line itself gives, and explanations computed from its numbers, at their borders.
+"""Reasons that a line of a log gives next to a code, and explanations computed from its numbers, at their borders.
 
-Holds `toprope.codes.reasons`; pure, and one of the modules of scripts/mutants.py.
+Holds src/toprope/codes/reasons.py.
 """
 
 import pytest

@@ -1,6 +1,6 @@
-"""The tree of errors: docstrings, the drawn tree, a page for each class, exit statuses, text and pickling.
+"""Errors of toprope: every class is exported and documented, has a page in docs/errors, and says what to do.
 
-Holds `toprope.errors` and docs/errors. A new class fails here until it has its page and its line in both indices.
+Holds src/toprope/errors.py.
 """
 
 import inspect

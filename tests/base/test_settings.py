@@ -1,6 +1,6 @@
-"""Settings: argument, environment, pyproject.toml, default; the origin of each value; and what cannot be read.
+"""Settings: which origin wins, what `show` prints, and how wrong values and files are refused.
 
-Holds `toprope.settings`.
+Holds src/toprope/settings.py.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Sizes: texts that are read, texts that are refused, and how sizes are printed.
+"""Sizes as text ("1.5GiB"): reading, refusing and printing.
 
-Holds `toprope.sizes`; pure, and one of the modules of scripts/mutants.py.
+Holds src/toprope/sizes.py.
 """
 
 from fractions import Fraction

@@ -1,7 +1,4 @@
-"""Files of weights on the CPU; tests/sim/simulated has them on a card.
-
-Holds `device.weights`.
-"""
+"""Files of weights on the CPU; tests/sim/simulated/test_device_weights.py has them on a card."""
 
 import collections
 import pathlib

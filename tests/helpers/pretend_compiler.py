@@ -1,7 +1,4 @@
-"""A compiler that only pretends, for tests of how the simulator's native part is built.
-
-Used by tests of `native_build`, `sim.build` and `cli.launch.card_build`.
-"""
+"""Stand-in for the C++ compiler, for tests of src/toprope/sim/build.py."""
 
 import itertools
 import os
