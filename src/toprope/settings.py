@@ -262,6 +262,7 @@ def _project_table(start: Path | None) -> tuple[Path | None, Mapping[str, object
 
 
 def _table_of(file: Path) -> Mapping[str, object] | None:
+    """The table [tool.toprope] of a pyproject.toml; None if it has none."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

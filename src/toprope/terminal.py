@@ -277,6 +277,7 @@ class Display:
         return [word for word in (step.amount, step.rate, left, stage, self.details()) if word]
 
     def _line(self, step: Step) -> RenderableType:
+        """The line of progress: name, bar and words, as wide as the terminal."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -293,6 +294,7 @@ class Display:
         return line
 
     def _draw(self, line: RenderableType) -> None:
+        """Draw the line in the place of the one before."""
         from rich.live import Live
 
         live = self._live  # a signal's handler may clear it at any time

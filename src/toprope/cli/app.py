@@ -144,6 +144,7 @@ def _begin() -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    """Run the command line: completion, the greeting without arguments, or a verb; errors become an exit status."""
     if VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 

@@ -286,6 +286,7 @@ class _Used:
 
 
 def _paths_of(process: Path) -> Iterator[str]:
+    """Yield the files and folders that a process uses: mapped, open, or named in its variables."""
     for line in _read(process / "maps").splitlines():
         if "/" in line:
             yield line[line.index("/") :].removesuffix(" (deleted)")

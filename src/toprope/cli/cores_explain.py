@@ -88,6 +88,7 @@ def text(found: Sequence[Found]) -> Group:
 
 
 def _paragraph(found: Found) -> list[RenderableType]:
+    """Lay out one explanation: the code, the line of the log, causes, what to try, sources."""
     items: list[RenderableType] = []
     code, symptom = found.code, found.symptom
     if code is not None:

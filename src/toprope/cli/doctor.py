@@ -91,6 +91,7 @@ def doctor(
 
 
 def _explain(words: list[str], *, as_json: bool) -> None:
+    """Print the explanations of codes, messages and logs, as text or as JSON."""
     from toprope.cli.output.doctor_text import codes_as_dict, codes_text, seen_as_dict, seen_text
     from toprope.codes import Seen, explain, in_log, in_text
     from toprope.terminal import say, show

@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    """Answer the command line from the cards of the run; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         spec = SimSpec.parse(os.environ.get("TOPROPE_SIM", ""))
@@ -104,6 +105,7 @@ def answer(words: Sequence[str], machine: Machine) -> str:
 
 
 def _one_subject(options: Sequence[str], machine: Machine) -> str:
+    """Answer `npu-smi info -t TYPE -i NPU [-c CHIP]`."""
     given: dict[str, str] = dict(zip(options[::2], options[1::2], strict=False))
     if len(options) % 2 or len(given) * 2 != len(options) or not {"-t", "-i"} <= set(given) <= {"-t", "-i", "-c"}:
         raise UsageError(f"'info {' '.join(options)}' is no command of the simulated npu-smi.", do="see npu-smi -h")
@@ -163,6 +165,7 @@ def _memory(machine: Machine, device: Device) -> Iterator[str]:
 
 
 def _usages(machine: Machine, device: Device) -> Iterator[str]:
+    """Yield the lines of `-t usages`: shares of memory and cores in use."""
     ddr = machine.layout is Layout.DDR
     yield field("DDR Capacity(MB)", device.total_mib if ddr else 0)
     yield field("DDR Usage Rate(%)", device.usage if ddr else 0)

@@ -186,6 +186,7 @@ def port(
 def _report(
     form: Format, name: str, done: list[Ported], diff: bool, notes: list[str], facts: dict[str, Any], seconds: float
 ) -> str:
+    """The report in the form that was asked for: text with or without diffs, JSON, SARIF or HTML."""
     import toprope
     from toprope.port import all_rules
     from toprope.port.report import summary

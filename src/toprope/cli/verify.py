@@ -78,6 +78,7 @@ def verify(
 
 
 def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) -> None:
+    """Write the measuring program for a chip and a release of torch_npu."""
     from toprope.estimate.measured.verification import program
     from toprope.support.operators_on_card import find_release
     from toprope.terminal import say
@@ -102,6 +103,7 @@ def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) ->
 
 
 def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
+    """Compare a file that the measuring program wrote with toprope's tables; return the exit status."""
     from toprope import chips
     from toprope.estimate.cost.rates import rates_of, shipped_rates
     from toprope.estimate.measured.verification import compare, differing, fitted, queue_factors, read_measured
@@ -143,6 +145,7 @@ def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
 
 
 def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Finding]) -> list[Any]:
+    """Lay out the comparison: the card, then each finding with its figures."""
     from toprope.estimate.measured.verification import differing
     from toprope.terminal import table
 

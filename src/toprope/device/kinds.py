@@ -89,6 +89,7 @@ def _others() -> dict[str, EntryPoint]:
 
 
 def _other(kind: str) -> type[Device]:
+    """The class of a kind that is not toprope's own: of an entry point, or by torch.accelerator."""
     if kind not in _others():
         _others.cache_clear()  # the package may have come onto sys.path since
     entry = _others().get(kind)

@@ -173,6 +173,7 @@ def _is_a_name_to_torch() -> bool:
 
 
 def _only_made_by_hand(npu: Any) -> Availability:
+    """The answer for a `torch.npu` that some program put there, such as a mock."""
     return Availability(
         "npu",
         State.BROKEN,
@@ -226,6 +227,7 @@ def _import_torch_npu() -> Availability | None:
 
 
 def _gives_no_npu(origin: str) -> Availability:
+    """The answer for a torch_npu that was imported and did not give torch its `npu`."""
     return Availability(
         "npu",
         State.BROKEN,

@@ -197,6 +197,7 @@ def _without_autocast(kind: str) -> AbstractContextManager[object]:
 
 
 def _probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
+    """Run the three trials of a dtype, and compare their numbers; an out-of-memory error is raised."""
     import torch
 
     name = _name(dtype)

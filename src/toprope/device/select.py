@@ -231,6 +231,7 @@ def _asked(device: DeviceLike | None) -> tuple[Asked, str]:
 
 
 def _read_setting(text: str, source: str) -> Asked:
+    """Parse a device from a variable or a file; errors name it."""
     try:
         asked = read_name(text)
         if asked.kind not in (AUTO, SIMULATED):
@@ -292,6 +293,7 @@ def _grant(asked: Asked, first: tuple[str, ...] = ()) -> Device:
 
 
 def _automatic(source: str, first: tuple[str, ...]) -> Choice:
+    """Take the first kind that works, and keep the reasons against those before it."""
     passed: list[Availability] = []
     for kind in (*first, *(kind for kind in kinds() if kind not in first)):
         _check_mask(kind)
@@ -308,6 +310,7 @@ def _automatic(source: str, first: tuple[str, ...]) -> Choice:
 
 
 def _fallen_back(asked: Asked, source: str, error: TopropeError, first: tuple[str, ...]) -> Choice:
+    """Take another device than the one asked for, with one warning for each reason."""
     choice = _automatic(source, first)
     reason = error.what.rstrip(".")
     key = (str(asked), str(choice.device), reason)
@@ -343,6 +346,7 @@ def _with_source(error: TopropeError, source: str) -> TopropeError:
 
 
 def _no_index(cls: type[Device], index: int, count: int) -> DeviceIndexError:
+    """The error for an index beyond the devices that the process sees."""
     names = [str(_device(cls.kind, each)) for each in range(count)]
     shown = names if len(names) <= 4 else [names[0], names[1], "...", names[-1]]
     number = f"{len(names)} device{'s' if len(names) > 1 else ''}"

@@ -34,6 +34,7 @@ def check_torch() -> None:
 
 
 def _explained(error: Exception) -> TopropeError:
+    """The error for a torch that cannot be imported: missing, broken, or ended by a backend."""
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return DeviceNotInstalledError("torch is not installed.", looked_at=sys.executable, do="install torch")
     if isinstance(error.__cause__, TopropeError):

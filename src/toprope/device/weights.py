@@ -49,6 +49,7 @@ def load_file(path: str | os.PathLike[str], device: torch.device, *, dtype: torc
 
 
 def _load_safetensors(file: Path, move: _Mover) -> dict[str, torch.Tensor]:
+    """Load the tensors of a safetensors file in the file's order, and return them in its own."""
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             in_the_order_of_the_file = opened.offset_keys() if hasattr(opened, "offset_keys") else opened.keys()
@@ -63,6 +64,7 @@ def _load_safetensors(file: Path, move: _Mover) -> dict[str, torch.Tensor]:
 
 
 def _load_checkpoint(file: Path, move: _Mover, *, mapped: bool) -> Any:
+    """Load what torch.save wrote, weights alone."""
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:

@@ -102,6 +102,7 @@ def files_of(folder: Path, *others: Path, full: bool = False) -> dict[str, dict[
 
 
 def _hash(file: Path, part: str) -> str | None:
+    """The SHA-256 of a file, or of its header alone; None if nothing of it is hashed."""
     if part == "nothing":
         return None
     digest = hashlib.sha256()

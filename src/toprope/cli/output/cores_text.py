@@ -68,6 +68,7 @@ def report(program: Program, result: Result) -> Group:
 
 
 def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
+    """Yield the verdict, its proof or its witness, and the limit that would help."""
     what, how = program_text(program), _HANDED_OUT[result.discipline]
     if result.verdict == "safe":
         relaxed = any(op.assumed and not op.sync_all for _, op in program.ops())
@@ -126,6 +127,7 @@ def _assumed_ops(program: Program) -> list[Op]:
 
 
 def _assumed(program: Program) -> Iterator[RenderableType]:
+    """Yield the operators whose need of cores is assumed, since no source gives it."""
     ops = _assumed_ops(program)
     if not ops:
         return
@@ -187,6 +189,7 @@ def _rank(state: State, id: OpId) -> tuple[int, OpId]:
 
 
 def _fix(program: Program, result: Result) -> Iterator[str]:
+    """Yield the limit on an operator that makes the program safe, or why there is none."""
     from toprope.cores.fix import with_limit
 
     fix, fixes = result.fix, result.fixes
@@ -303,6 +306,7 @@ def as_dict(
 
 
 def _witness(state: State) -> dict[str, Any]:
+    """The state of a deadlock as plain data: operators that are done, and those that wait for cores."""
     program = state.program
     return {
         "done": list(state.done),

@@ -85,6 +85,7 @@ def as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _found(facts: Facts) -> Iterator[str]:
+    """Yield the versions that were found: toprope, Python, torch, torch_npu, CANN, NNAL, driver."""
     yield f"toprope {toprope.__version__}"
     yield f"Python {facts.python} ({facts.machine})"
     for name in _MAIN:
@@ -115,6 +116,7 @@ def _row(label: str | Text, *texts: str | Text) -> list[RenderableType]:
 
 
 def _finding(finding: Finding) -> list[RenderableType]:
+    """Lay out a finding: the problem, the facts, numbered steps, a source."""
     name, style = (Message("problem"), "bold red") if finding.problem else (Message("note"), "bold yellow")
     label = Text(local(name), style)
     texts: list[str | Text] = [finding.what]
@@ -140,6 +142,7 @@ def _devices(facts: Facts) -> Iterator[str]:
 
 
 def _of_kind(facts: Facts, kind: str, devices: Sequence[DeviceResult]) -> str:
+    """Describe the devices of one kind in a line: number, name, memory, numbers on the machine."""
     first = devices[0]
     name = f"{kind}: {len(devices)} x " if len(devices) > 1 else f"{first.name}: "
     memory = "" if first.total is None else f", {gibibytes(first.total)}"
@@ -254,6 +257,7 @@ def seen_text(seen: Sequence[Seen]) -> Group:
 
 
 def _paragraphs(explanations: Iterable[tuple[Explanation, Sequence[str]]]) -> list[RenderableType]:
+    """Lay out explanations of codes, each with the places where it was seen."""
     items: list[RenderableType] = []
     for each, where in explanations:
         means = [f"{each.means} ({each.name})" if each.name else each.means]
@@ -270,6 +274,7 @@ def _paragraphs(explanations: Iterable[tuple[Explanation, Sequence[str]]]) -> li
 
 
 def _reason(what: Explanation) -> Iterator[str]:
+    """Yield the reason that the log itself gives, and whether the cause stays open."""
     if what.reason:
         yield what.reason
     if what.open:

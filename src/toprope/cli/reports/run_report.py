@@ -149,6 +149,7 @@ def _failure(outcome: Outcome) -> Failure | None:
 
 
 def _failure_as_dict(failure: Failure) -> dict[str, Any]:
+    """The lack that ended the program, as plain data."""
     return {
         "name": failure.record.name,
         "dtype": failure.record.dtype,
@@ -172,6 +173,7 @@ def _rehearsal_as_dict(rehearsal: Rehearsal, is_recorded: bool) -> dict[str, Any
 
 
 def _totals_as_dict(totals: Totals) -> dict[str, Any]:
+    """The counters of the cards of one chip, as plain data."""
     return {
         "chip": totals.chip,
         **_chip_figures(totals.chip),
@@ -218,6 +220,7 @@ def _chip_figures(name: str) -> dict[str, int | None]:
 
 
 def _items(outcome: Outcome) -> Iterator[RenderableType]:
+    """Yield the parts of the report in their order: card, failure, figures, findings, files."""
     choice = outcome.choice
     if choice.device != "sim":
         yield _without_simulated_card(outcome)
@@ -348,6 +351,7 @@ def _chosen(choice: Choice) -> list[RenderableType]:
 
 
 def _without_simulated_card(outcome: Outcome) -> str:
+    """The line about a run that used a real card, CUDA or the CPU."""
     took = f"{outcome.seconds:.1f} s"
     if outcome.choice.device == "npu":
         probe = outcome.choice.probe
@@ -370,6 +374,7 @@ def _without_simulated_card(outcome: Outcome) -> str:
 
 
 def _headline(totals: Totals) -> str:
+    """The first line: the simulated chip, its memory, number of cards and processes, torch."""
     size = sizes.gibibytes(max((card.capacity for card in totals.cards), default=0))
     chip = _chip_text(totals.chip, size, totals.hbm_by_user)
     seen = (
@@ -421,6 +426,7 @@ _LACKS = {
 
 
 def _failure_text(failure: Failure, folder: str) -> str:
+    """One sentence about the lack that ended the program, and a real card's answer."""
     record = failure.record
     dtype = f" ({record.dtype})" if record.dtype else ""
     rank = Message("rank {rank}: ", rank=failure.rank) if failure.rank else ""
@@ -513,6 +519,7 @@ def _assumed(one: AssumedDtype) -> str:
 
 
 def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
+    """Yield the rows of figures: memory, operators, copies, synchronisations, times."""
     memory = []
     for card in totals.cards:
         text = Message(
@@ -561,6 +568,7 @@ def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
 
 
 def _on_host(totals: Totals, folder: str) -> Iterator[str]:
+    """Yield a line for each operator that runs on the host, with the bytes that it copies."""
     kinds = len({one.operator for one in totals.on_host})
     yield Message(
         "{kinds} operator{s} without a kernel in {torch_npu}",
@@ -589,6 +597,7 @@ def _on_host(totals: Totals, folder: str) -> Iterator[str]:
 
 
 def _operators(totals: Totals) -> str:
+    """Count the calls and kinds of operators, and those of which something is assumed."""
     text = Message(
         "{calls} ({kinds} kinds)",
         calls=_number(totals.operator_calls),
@@ -605,6 +614,7 @@ def _operators(totals: Totals) -> str:
 
 
 def _trace(trace: TraceFile) -> str:
+    """One sentence about the trace file."""
     if trace.error:
         return Message("could not be written to {path}: {error}", path=trace.path, error=trace.error)
     if not trace.processes:

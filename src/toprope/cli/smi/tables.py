@@ -110,6 +110,7 @@ def overview(machine: Machine) -> str:
 
 
 def _overview(machine: Machine) -> Iterator[str]:
+    """Yield the lines of the first table of `npu-smi info`, by the layout of the card."""
     form = _FORMS[machine.layout]
     release = version(machine.layout)
     first, second = form.version
@@ -135,6 +136,7 @@ def _overview(machine: Machine) -> Iterator[str]:
 
 
 def _device(machine: Machine, device: Device) -> Iterator[str]:
+    """Yield the two rows of a device."""
     name, health, npu, memory = machine.name, device.health, device.npu, f"{device.used_mib:<5}/ {device.total_mib}"
     if machine.layout is Layout.DDR:
         yield f"| {npu:<7} {name:<22}| {health:<15} | {'NA':<12} {'NA':<17} {'0':<6}/ {'0':<13} |"
@@ -176,6 +178,7 @@ def mapping(machine: Machine) -> str:
 
 
 def _mapping(machine: Machine) -> Iterator[str]:
+    """Yield the rows of `npu-smi info -m`."""
     if machine.layout is Layout.A5:
         yield _row("NPU ID", "Slot ID", "Chip ID", "Chip Phy-ID", "Chip Name")
         for device in machine.devices:

@@ -38,6 +38,7 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
 
 
 def _torch(facts: Facts) -> Iterator[Finding]:
+    """Findings about a torch that is missing or cannot be imported."""
     examination = facts.examination
     if examination is not None and examination.torch_error and "torch" in facts.packages:
         yield Finding(

@@ -172,6 +172,7 @@ def _in_container(facts: Facts, granted: str) -> Iterator[Finding]:
 
 
 def _misspelt(facts: Facts) -> Iterator[Finding]:
+    """Findings about variables whose names are almost a mask's."""
     known = (VARIABLE, CONTAINER_VARIABLE, CUDA_VARIABLE)
     for name in facts.environment:
         meant = difflib.get_close_matches(name, known, n=1, cutoff=0.9)

@@ -244,6 +244,7 @@ def python_packages(facts: Facts) -> Iterator[Finding]:
 
 
 def _missing(library: str, facts: Facts) -> Finding:
+    """The finding about a library without which torch_npu cannot be loaded, by its package."""
     package = software.package_of(library)
     what = Message("torch_npu cannot be loaded: {library} is missing.", library=library)
     if package == "driver":
@@ -309,6 +310,7 @@ def _not_loaded(what: str, package: str, facts: Facts) -> Finding:
 
 
 def _no_torch_npu(facts: Facts) -> Iterator[Finding]:
+    """The finding about a machine with cards or CANN, and no torch_npu."""
     cann = facts.package("CANN")
     if not facts.ascend.cards and cann is None:
         return

@@ -110,6 +110,7 @@ def find(root: Path, environment: Mapping[str, str]) -> tuple[Package, ...]:
 
 
 def _bases(root: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the folders in which the vendor's packages are looked for, the usual ones first."""
     yield root / DEFAULT
     if environment.get("HOME"):
         yield Path(environment["HOME"], "Ascend")

@@ -176,6 +176,7 @@ def _tree(draws: random.Random, x: float, foot: float) -> list[_Part]:
 
 
 def _house(draws: random.Random, middle: float, foot: float, width: float, height: float) -> list[_Part]:
+    """Parts of a house: walls, roof, door and windows, with colours and shape that the seed chooses."""
     left, right, top = middle - width / 2, middle + width / 2, foot - height
     over, tall = draws.uniform(1, 3), draws.uniform(7, 12)
     flat = draws.choice((0.0, width * 0.2))  # a ridge, or a tip

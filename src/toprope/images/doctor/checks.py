@@ -178,6 +178,7 @@ def rows(facts: ImageFacts) -> list[tuple[str, Sequence[str]]]:
 
 
 def _trial_text(trial: Mapping[str, Any]) -> str:
+    """One line about the tiny edit that succeeded."""
     time_said = "" if trial["simulated"] else Message(", 2 steps in {seconds:.2f} s", seconds=trial["seconds"])
     same = Message("twice the same") if trial["repeatable"] else Message("twice, and not the same")
     simulated = Message(" (simulated)") if trial["simulated"] else ""

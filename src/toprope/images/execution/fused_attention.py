@@ -63,6 +63,7 @@ class FusedAttention(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
+        """Compute scaled_dot_product_attention by the fused operator if it can, else by torch's own function."""
         reason = why_not(query, key, value, attn_mask, dropout_p, is_causal)
         if query.device.type == self._kind and not reason:
             mask = None if attn_mask is None else _excluded_mask(attn_mask, query, key)

@@ -258,6 +258,7 @@ class Adapters:
             self._inject_parts(adapter, file)
 
     def _inject_parts(self, adapter: Adapter, file: LoraFile) -> None:
+        """Load a LoRA into each component, and check that every layer took it."""
         pipeline = self._loaded.pipeline
         for name, count in adapter.report.modules.items():
             part = getattr(pipeline, name)

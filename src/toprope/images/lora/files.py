@@ -352,6 +352,7 @@ _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.(?P<what>weight|bias)")
 
 
 def _compare(report: Report, part: str, model: Any, some: Mapping[str, torch.Tensor]) -> None:
+    """Compare a LoRA's tensors for one component with the model, and add mismatches to the report."""
     import torch
 
     layers = dict(model.named_modules())

@@ -84,6 +84,7 @@ class WholeModule(OffloadedModule):
         self._home: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     def _load(self) -> None:
+        """Copy all tensors to the device and put the copies in the module; the originals are kept."""
         place = self.device.torch_device
         there: dict[int, torch.Tensor] = {}
         for owner in self.module.modules():
@@ -126,6 +127,7 @@ class StreamedModule(OffloadedModule):
         self._given = 0
 
     def _load(self) -> None:
+        """Attach tiers with the given budget, or with the smallest one that can be planned."""
         total = bytes_of(self.module)
         if self._links is None and total >= MEASURED:
             self._links = measure(self.device).links

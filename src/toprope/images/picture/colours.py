@@ -66,6 +66,7 @@ def to_srgb(picture: Image, source: Image) -> tuple[Image, list[str]]:
 
 
 def _converted(picture: Image, profile: Any) -> tuple[Image, list[str]]:
+    """Convert a picture from its profile to sRGB; a profile that does not fit is ignored with a note."""
     from PIL import ImageCms
 
     space = str(profile.profile.xcolor_space).strip()

@@ -161,6 +161,7 @@ def _pixels_in(said: str) -> str:
 
 
 def _converted(picture: Image, name: str, background: tuple[int, int, int]) -> Opened:
+    """Make RGB of a loaded picture: first frame, upright, 8 bits, sRGB, on a background."""
     from PIL import Image, ImageOps
 
     notes = []

@@ -50,6 +50,7 @@ class Local(Provider):
             self._load()
 
     def _load(self) -> None:
+        """Load the chat model and its tokenizer or processor, on the first call."""
         import transformers
 
         dtype, there = self.device.best_dtype(), self.device.torch_device

@@ -112,6 +112,7 @@ class OpenAI(Provider):
             raise NotRefined("the server lists no model, name one: openai:URL?model=NAME") from None
 
     def _json(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Send a request to the server; return the JSON of its reply."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := os.environ.get("OPENAI_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"

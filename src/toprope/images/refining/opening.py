@@ -131,6 +131,7 @@ def open_refiner(name: str) -> Refiner | None:
 
 
 def _read(options: dict[str, str], kinds: dict[str, type], name: str) -> dict[str, Any]:
+    """Read the options of a refiner's name in their types."""
     found: dict[str, Any] = {}
     for key, value in options.items():
         if key not in kinds:

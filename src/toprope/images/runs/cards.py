@@ -237,6 +237,7 @@ def _run_on_free_cards(
     stopped: Callable[[], str],
     at_once: int,
 ) -> None:
+    """Give each group of jobs to the card that is free next; write results as they come."""
     from toprope import functions as yr
 
     while True:

@@ -130,6 +130,7 @@ class Copies:
         save_picture(opened, to)
 
     def _copy(self, name: str, path: str, make: Callable[[Path], None]) -> Path:
+        """Make a copy unless it is there, and remove the oldest ones beyond the limit."""
         with self._lock:
             copy = self.folder / name
             if name not in self._made:

@@ -198,6 +198,7 @@ class Gate:
         return None
 
     async def _upload(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Hand on an upload within the limits, and answer others with the reason."""
         if not self._uploads.make_room():
             await _answer(
                 scope, send, 429, "too many pictures were uploaded.", "try again in some minutes, when old ones go"

@@ -357,6 +357,7 @@ class JobQueue:
             job._end(State.CANCELLED)
 
     def _serve(self) -> None:
+        """Run waiting jobs one after the other, in the queue's thread, until it is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)

@@ -122,6 +122,7 @@ def _served(
     open_browser: bool,
     language: str | None,
 ) -> Served:
+    """Start Gradio and the API behind the gate, in a thread of their own."""
     try:
         gradio, fastapi, uvicorn = (import_module(name) for name in ("gradio", "fastapi", "uvicorn"))
         api, theme, page = (import_module(f"toprope.images.web.{name}") for name in ("api", "page.theme", "page.app"))
