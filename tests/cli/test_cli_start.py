@@ -293,7 +293,7 @@ def test_without_cards_it_starts_and_says_so(runtime, capsys):
 
 def test_what_makes_no_sense(runtime, capsys, monkeypatch):
     for words, text in (
-        ([], "start where?"),
+        ([], "neither --master nor --master_address is given"),
         (["--master", "--unheard"], "there is no option --unheard"),
         (["--master", "--block", "maybe"], "neither true nor false"),
         (["--master", "--config", "/nonexistent.toml"], "cannot be read"),

@@ -111,5 +111,5 @@ def test_edits_run_one_by_one_each_with_its_picture(tmp_path, monkeypatch) -> No
                 EditRequest(**({"image": cat, "instruction": "make it snow", "steps": 2, "seed": 3} | knobs))
             )
             assert changed.pictures[0].tobytes() != first.pictures[0].tobytes()
-        with pytest.raises(UsageError, match="max_pixels is 4096, and this pipeline shows the model"):
+        with pytest.raises(UsageError, match="max_pixels is 4096, and this pipeline always gives the model"):
             engine.edit(EditRequest(cat, "x", max_pixels=4096))

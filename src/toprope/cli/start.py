@@ -97,7 +97,10 @@ def start(
     }  # fmt: skip
     idle = leftover(context.args)
     if not master and address is None:
-        raise UsageError("start where?", do="give --master for this machine, or --master_address to join a Ray")
+        raise UsageError(
+            "neither --master nor --master_address is given.",
+            do="give --master for this machine, or --master_address to join a Ray",
+        )
     if block.lower() not in ("true", "false"):
         raise UsageError(f"--block {block!r} is neither true nor false.")
     try:

@@ -146,7 +146,7 @@ class Adapters:
         stages = getattr(self._loaded.pipeline, "stages", None)
         if getattr(stages, "shares_weights", False):
             raise LoraError(
-                "a LoRA cannot be fused into this model: the weights that edit are those that refine, too.",
+                "a LoRA cannot be fused into this model: its edit and refine stages share weights.",
                 looked_at=f"{self._loaded.folder}, whose edit weights differ from its base in some layers alone",
                 do="leave it as it is: the pictures are the same",
             )

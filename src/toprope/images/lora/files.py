@@ -68,7 +68,7 @@ def check_scale(scale: float) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise LoraError(f"{scale!r} is no scale of a LoRA.", do="give a number such as 0.8")
     if abs(scale) > MOST_SCALE:
-        raise LoraError(f"a scale of {scale:g} is more than any LoRA bears.", do=f"give at most {MOST_SCALE:g}")
+        raise LoraError(f"a scale of {scale:g} is too large for a LoRA.", do=f"give at most {MOST_SCALE:g}")
     return float(scale)
 
 

@@ -210,7 +210,7 @@ def _eight_bits(picture: Image, name: str) -> Image:
     values = numpy.asarray(picture).astype(numpy.float64)
     if picture.mode == "F" or values.min() < 0 or values.max() > 65535:
         raise ImageError(
-            f"{name} has numbers in which no range from black to white is known.",
+            f"{name} has pixel values of an unknown range.",
             looked_at=f"mode {picture.mode}, {values.min():g} to {values.max():g}",
             do="save it with 8 or 16 bits a channel",
         )
@@ -284,7 +284,7 @@ def save_picture(
         raise ImageError(
             f"a result cannot be saved as {path.suffix or 'a file without an ending'}.",
             looked_at=os.fspath(path),
-            do=f"end it in {', '.join(SUFFIXES)}",
+            do=f"give it one of the endings {', '.join(SUFFIXES)}",
         )
     with writing_whole(path) as file:
         options: dict[str, Any] = {"quality": quality} if kind != "PNG" else {}

@@ -259,7 +259,7 @@ def make_stages(
     }
     if weights.tensors and not differ:
         raise WeightsError(
-            "the transformer of the base has the edit weights already: it is none to edit or to refine with.",
+            "the transformer of the base has the edit weights already: it cannot serve as the base.",
             looked_at=f"all {len(weights.tensors)} tensors of {weights.path} are equal to its own",
             do=f"give the transformer of {BASE}, as it was downloaded",
         )
