@@ -381,6 +381,7 @@ def measure(with_ray: bool, share: float, growth_count: int) -> tuple[list[Row],
 
 
 def _ray() -> Any:
+    """Start a Ray on this machine with two resources that stand for cards."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray

@@ -216,6 +216,7 @@ def read_bytes() -> int:
 
 
 def resident(folder: Path, size: Size) -> nn.Sequential:
+    """The model with all its weights in memory."""
     from safetensors.torch import load_file
 
     model = build(size)
@@ -459,6 +460,7 @@ def memory(folder: Path, size: Size) -> float:
 
 
 def measure(size: Size, folder: Path, counts: Sequence[int] = ROWS) -> tuple[list[Row], dict[str, float]]:
+    """Measure all rows: weights from the disk, from the host, and the costs of Python and memory."""
     torch.set_grad_enabled(False)
     whole, odd = folder / "whole", folder / "odd"
     write(whole, size)

@@ -132,6 +132,7 @@ def others(size: Size, there: torch.device) -> dict[str, nn.Module]:
 
 
 def measure(size: Size, link: float | None) -> Row:
+    """Measure one link: each offloader in turns, all outputs compared."""
     card = devices.get()
     there = card.torch_device
     if not card.capabilities.separate_memory:

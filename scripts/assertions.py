@@ -58,6 +58,7 @@ class _Times:
                 self._learn(each)
 
     def _learn(self, node: ast.AST) -> None:
+        """Add the names that a statement binds to a wall-clock time, or to a number."""
         if isinstance(node, ast.Assign) and self.timed(node.value):
             self._names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
         elif isinstance(node, ast.FunctionDef):

@@ -81,6 +81,7 @@ _NOT_CODE = {
 
 
 def _python_lines(text: str) -> set[int]:
+    """Numbers of the lines that have code: no blank lines, comments or docstrings."""
     lines = text.splitlines()
     documented = []
     for node in docstrings(ast.parse(text)):

@@ -113,6 +113,7 @@ def _without(repository: str, paths: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _lines(wheel: Path, repository: str) -> Iterator[str]:
+    """Yield the lines of the table."""
     with zipfile.ZipFile(wheel) as files:
         functions = yaml.safe_load(files.read(FUNCTIONS))
     exposed = sorted(

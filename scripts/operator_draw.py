@@ -41,6 +41,7 @@ def _covers(value: str, torch: int, newest: int) -> bool:
 
 
 def _registered(plugin: Path, pytorch: Path, version: str) -> set[str]:
+    """Operators with a kernel in a release, by the vendor's lists read line by line."""
     release = find_release(version)
     torch = int(release.torch.split(".")[1])
     found = set()

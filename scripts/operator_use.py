@@ -45,6 +45,7 @@ def _files(clone: Path) -> Counter[str]:
 
 
 def _page(vendor: Path) -> str:
+    """The page: operators ranked by their shares in all repositories."""
     shares: Counter[str] = Counter()
     files: Counter[str] = Counter()
     users: dict[str, list[str]] = {}

@@ -177,6 +177,7 @@ def compare(script: Path, arguments: Sequence[str], old: Path, names: Sequence[s
 
 
 def _one(sides: list[_Side], name: str, rounds: int) -> Compared:
+    """Measure one row with both versions; a side that lacks the row is named."""
     started, said = [], []
     for place, side in enumerate(sides):
         with stopped([sides[1 - place].process.pid]):

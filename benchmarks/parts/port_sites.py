@@ -98,6 +98,7 @@ def _site(node: ast.AST, kind: str, text: str) -> Site:
 
 
 def _walk(tree: ast.Module, own: frozenset[str], imported: dict[str, str]) -> Iterator[Site | None]:
+    """Walk the tree, and yield each place; a name's parts are one place, found at its outermost node."""
     waiting: list[ast.AST] = [tree]
     compared: set[ast.AST] = set()
     called: set[ast.AST] = set()
@@ -141,6 +142,7 @@ def _chain(node: ast.expr) -> tuple[list[str], ast.expr | None]:
 def _named(
     node: ast.expr, parts: list[str], root: ast.expr | None, own: frozenset[str], imported: dict[str, str]
 ) -> Site | None:
+    """The place of a dotted name that holds one of the words, unless it is the program's or another package's."""
     named = [part for part in parts if WORDS.search(part)]
     package = imported.get(root.id) if isinstance(root, ast.Name) else None
     if package == "torch":
@@ -169,6 +171,7 @@ def _import(node: ast.Import | ast.ImportFrom, own: frozenset[str]) -> Site | No
 
 
 def _arguments(call: ast.Call, own: frozenset[str]) -> Iterator[Site]:
+    """Yield places in the arguments of a call: device numbers, pinned memory, names with a word."""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     if method == "to" and call.args and _is_number(call.args[0]):
         yield _site(call.args[0], "number", "to")

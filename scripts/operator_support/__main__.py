@@ -70,6 +70,7 @@ class Release:
 
 
 def _releases(pytorch: Repository, plugin: Repository) -> Iterator[Release]:
+    """Yield the releases: branches of Ascend/pytorch with the commits that they pin."""
     versions = defaultdict(list)
     for version, branch in re.findall(
         r"^\|\s*(\S+)\s*\|\s*(v\S+)\s*\|", pytorch.text("master", COMPATIBILITY), re.MULTILINE
@@ -107,6 +108,7 @@ def _order(name: str) -> tuple[float, ...]:
 
 
 def _of_wheel(path: Path, plugin: Repository) -> tuple[Release, dict[str, Kernel]]:
+    """A release read from its wheel, with its kernels."""
     version = path.name.split("-")[1]
     with zipfile.ZipFile(path) as files:
         data = yaml.load(
@@ -158,6 +160,7 @@ def _matching(codes: list[HostCode], schema: str) -> HostCode | None:
 
 
 def _lines(releases: list[Release], torch_structure: structure.Structure) -> Iterator[str]:
+    """Yield the lines of the table."""
     yield HEAD
     for one in releases:
         yield "[[release]]"

@@ -109,6 +109,7 @@ def _text(repository: Repository, commit: str, path: str) -> str:
 
 
 def _of_file(text: str, interface: str, path: str) -> Iterator[HostCode]:
+    """Yield functions of a file that compute on the host, themselves or by a helper of the file."""
     functions = list(_functions(text))
     found: dict[str, HostCode] = {}
     for one in functions:
@@ -209,6 +210,7 @@ def _conditions(before: str) -> Iterator[str]:
 
 
 def _sort(condition: str, function: _Function, functions: list[_Function]) -> str:
+    """Sort a condition: dtypes by name, "chip", "cann", or "arguments" for all others."""
     helpers = [one for one in functions if one is not function and re.search(rf"\b{one.name}\s*\(", condition)]
     text = " ".join([condition, *(one.body for one in helpers)])
     if condition == "else":

@@ -62,6 +62,7 @@ def _entries(text: str, torch: str, *, common: bool) -> Iterator[tuple[str, froz
 
 
 def _interfaces(entry: Mapping[str, Any], version: str, every: list[str], common: bool) -> Iterator[str]:
+    """Yield the interfaces for which an entry of the list has a kernel in this version of torch."""
     if "impl_ns" in entry:  # 5.0.rc3 to 6.0.rc2: one interface for each version
         interfaces = [interface.strip() for interface in entry["impl_ns"].split(",")]
         listed = re.split(r",\s+", str(entry.get("version", "")))
