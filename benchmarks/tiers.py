@@ -7,19 +7,22 @@
     python benchmarks/tiers.py --old FOLDER        the same passes with another checkout's code, in turns; status 1 when
                                                    one is more than 5 % slower now
 
-32 x Linear(4096, 4096) in fp32 lie on the disk, the device is an arena of 0.5 GB in the host's memory. A run is: the
-disk and the computation alone (calibration), a pass whose weights come from the disk, the same with accelerate, and the
-calibration again; where the two calibrations differ by more than 20 % it does not count. The limit T* of a pass is the
-longer of computing with all weights in memory and reading what the pass reads at the disk's speed, by the faster
-calibration. That speed is the one into 128 MiB of memory, since weights go into memory and not into the CPU's cache;
-"hot" in the notes is T/T* by the speed into 4 MiB for each thread, which stay in the cache. "Both alone" is how long
-the same reading and the same computing take when they are begun at once, without toprope: T* would have them not
-disturb each other at all, which they do where cores and memory are shared. A pass that is timed
-follows another one, so that nothing is read ahead for it between runs. Files are dropped from the page cache;
-`/proc/self/io` says whether a pass has read what it should.
+The model is 32 x Linear(4096, 4096) in fp32, in files; the device is an arena of 0.5 GB in the host's memory. A run is:
+the disk and the computation alone (calibration), a pass whose weights come from the disk, the same with accelerate, and
+the calibration again. It does not count where the two calibrations differ by more than 20 %.
 
-Weights that begin in their file where fp32 may begin in memory are read into their place. Others ("copied") have to be
-copied once more, or products with one row would have other bits: those have rows of their own.
+The figure is T/T*. T is the time of the pass. T*, its limit, is the longer of two times by the faster calibration:
+computing with all weights in memory, and reading the pass's bytes at the disk's speed. Further columns:
+
+* "hot": T/T* with the disk's speed into buffers that stay in the CPU's cache (4 MiB for each thread). T* itself has the
+  speed into 128 MiB, since weights go into memory.
+* "both alone": the same reading and computing, begun at once and without toprope. It is more than T* where the two
+  disturb each other, as they share cores and memory.
+* "copied": rows of a model whose weights do not begin at a multiple of 16 bytes in their files. They cannot be read
+  into their place and are copied once more.
+
+A timed pass follows another one, so that nothing is read ahead for it between runs. Files are dropped from the page
+cache before; `/proc/self/io` says whether a pass has read what it should.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
 """

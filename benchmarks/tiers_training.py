@@ -6,15 +6,19 @@
     python benchmarks/tiers_training.py --old FOLDER     the same steps with another checkout's code, in turns; status 1
                                                          when one is more than 5 % slower now
 
-A stack of square Linear layers in fp32 trains on the CPU; its weights stay in the arena, what forward saves and Adam's
-states go to a file. A run is: a step with everything in memory and the disk alone (calibration), a step with tiers, and
-the calibration again; where the two differ by more than 20 % it does not count. The limit T* of a step is the longer of
-the step in memory and writing and reading what the step moves at the disk's speeds, by the faster calibration: as if
-the two could overlap as a whole. They cannot quite: states are read between the last gradient and the next forward, and
-written from then on. The table has as "after backward" what a step would take if they were written by then: the rest
-of it, and then the longer of the optimizer's step in memory and the disk's work for the states. "Both alone" is a step
-in memory and the disk's work of a step with tiers, begun at once and with nothing of toprope: they share cores and
-memory.
+A stack of square Linear layers in fp32 trains on the CPU; its weights stay in the arena (the device's memory here), the
+activations that forward saves and Adam's states go to a file. A run is: a step with everything in memory and the disk
+alone (calibration), a step with tiers, and the calibration again. It does not count where the two calibrations differ
+by more than 20 %.
+
+The figure is T/T*. T is the time of the step. T*, its limit, is the longer of two times by the faster calibration: the
+step in memory, and the disk's work for the bytes that the step moves, as if the two could overlap as a whole. Further
+columns:
+
+* "after backward": a limit that can be reached. States are read after the last gradient, so the disk's work for them
+  overlaps with the optimizer's step alone: the rest of the step, and then the longer of these two.
+* "both alone": a step in memory and the disk's work, begun at once and without toprope. It is more than T* where the
+  two disturb each other, as they share cores and memory.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
 """

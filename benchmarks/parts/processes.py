@@ -16,7 +16,7 @@ __all__ = ["memory", "processor_time", "stopped"]
 
 @contextmanager
 def stopped(pids: Iterable[int]) -> Iterator[None]:
-    """These processes do nothing meanwhile."""
+    """Context in which processes are stopped (SIGSTOP), so that they do not disturb what is measured."""
     pids = list(pids)
     try:
         for pid in pids:

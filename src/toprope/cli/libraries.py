@@ -14,9 +14,9 @@ _VERBOSITY = ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY")
 
 
 def quiet_libraries() -> None:
-    """Let diffusers and transformers tell errors alone, and not which faster package is not installed.
+    """Have diffusers and transformers log errors alone, without hints at faster packages that are not installed.
 
-    Where the user has set TRANSFORMERS_VERBOSITY or DIFFUSERS_VERBOSITY, what they say counts.
+    A level that the user has set in TRANSFORMERS_VERBOSITY or DIFFUSERS_VERBOSITY stays.
     """
     if not any(os.environ.get(name) for name in _VERBOSITY):
         os.environ.update(dict.fromkeys(_VERBOSITY, "error"))
