@@ -5,7 +5,7 @@ A page of another origin can send forms and files to any address that the browse
 that the server goes by. No framework here: plain ASGI.
 
 `web.serving` puts it in front of everything that it serves. A new path that takes files needs its limit here;
-tests/images/test_images_gate.py.
+tests/images/test_images_access_control.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from toprope.http_bodies import Application, Message, Receive, Send, declared_length, send_whole
 
-__all__ = ["API", "Gate", "Uploads", "host_allowed", "origin_allowed"]
+__all__ = ["API", "AccessControl", "Uploads", "host_allowed", "origin_allowed"]
 
 API = "/api/"
 """How paths of the named API begin; errors there are JSON, elsewhere a line of text."""
@@ -128,7 +128,7 @@ class Uploads:
             return True
 
 
-class Gate:
+class AccessControl:
     """An ASGI application before another one, which sees only requests that are allowed.
 
     Args:
