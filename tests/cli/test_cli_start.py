@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cli import yr
-from toprope.cli.launch.select_target import Asked, choose
+from toprope.cli.launch.select_target import DeviceOption, choose
 from toprope.cli.start import _simulated
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions.deployment import state_file
@@ -216,7 +216,7 @@ def test_a_run_joins_the_cards_that_were_started():
     for described in ({"chip": "910B3"}, {"count": 1}, {"hbm": "1GB"}):
         with pytest.raises(UsageError, match="not fit the cards that were started"):
             chosen(None, **described)
-    assert not chosen(Asked.CPU).begun
+    assert not chosen(DeviceOption.CPU).begun
 
 
 # The commands

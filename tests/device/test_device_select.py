@@ -20,7 +20,7 @@ from toprope import device
 from toprope.device import Availability, FallbackWarning, State, kinds, select
 from toprope.device.base import Device
 from toprope.device.cpu import CpuDevice
-from toprope.device.device_string import Asked, read_name
+from toprope.device.device_string import DeviceRequest, read_name
 from toprope.errors import (
     DeviceBrokenError,
     DeviceIndexError,
@@ -101,7 +101,7 @@ def cards(monkeypatch, tmp_path):
     st.from_regex(r"[a-z][a-z0-9_]*", fullmatch=True), st.none() | st.integers(0, 999), st.sampled_from(["", " ", "\n"])
 )
 def test_a_name_is_read_as_it_is_written(kind, index, blank):
-    asked = Asked(kind, index)
+    asked = DeviceRequest(kind, index)
     assert read_name(f"{blank}{str(asked).upper()}{blank}") == asked
 
 
@@ -131,10 +131,10 @@ def test_a_number_as_text_was_refused_with_the_advice_to_give_a_number():
 
 
 def test_things_that_name_a_device(cards):
-    assert read_name(torch.device("cuda", 1)) == Asked("cuda", 1)
-    assert read_name(torch.device("cpu")) == Asked("cpu")
-    assert read_name(device.get("npu:2")) == Asked("npu", 2)
-    assert read_name(2) == Asked("auto", 2)
+    assert read_name(torch.device("cuda", 1)) == DeviceRequest("cuda", 1)
+    assert read_name(torch.device("cpu")) == DeviceRequest("cpu")
+    assert read_name(device.get("npu:2")) == DeviceRequest("npu", 2)
+    assert read_name(2) == DeviceRequest("auto", 2)
 
 
 # The order

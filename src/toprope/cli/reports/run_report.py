@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope import chips, sizes
 from toprope.cli.launch.select_target import Choice
-from toprope.cli.reports.failure import Ending, Failure, find
+from toprope.cli.reports.failure import Failure, FatalError, find
 from toprope.cli.reports.run_cores import CoresCheck
 from toprope.cli.reports.trace_file import TraceFile
 from toprope.estimate.cost.span import seconds_text
@@ -47,7 +47,7 @@ class Outcome:
         notes: what there is to say about the program beyond figures, a line each.
         mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it; None where it was not set.
         cores: what the check of its cores found; None where none was asked for.
-        endings: the errors that ended its processes.
+        fatal_errors: the errors that ended its processes.
         folder: the folder it was started in; files below it are shown without it.
         records: the records of its processes' rehearsals, by process; none where none was recorded.
         timings: how long the card would take, by chip.
@@ -63,7 +63,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     mask: str | None = None
     cores: CoresCheck | None = None
-    endings: tuple[Ending, ...] = ()
+    fatal_errors: tuple[FatalError, ...] = ()
     folder: str = ""
     records: Mapping[int, Record] = dataclass_field(default_factory=dict)
     timings: Mapping[str, Timing] = dataclass_field(default_factory=dict)
@@ -145,7 +145,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def _failure(outcome: Outcome) -> Failure | None:
-    return find(outcome.processes, outcome.endings, outcome.status)
+    return find(outcome.processes, outcome.fatal_errors, outcome.status)
 
 
 def _failure_as_dict(failure: Failure) -> dict[str, Any]:
