@@ -1,6 +1,6 @@
 """`toprope verify`: its program on the simulated card, and tables that are wrong on purpose.
 
-Holds `cli.verify` and `estimate.measured.verification`.
+Holds src/toprope/cli/verify.py, verification.py and verify_card.py of src/toprope/estimate/measured.
 """
 
 import ast
