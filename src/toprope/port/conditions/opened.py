@@ -1,4 +1,4 @@
-"""Code that another answer to a question opens: followed through names, attributes, functions and constants.
+"""Code that runs only because a condition on CUDA holds: followed through names, attributes, functions and constants.
 
 Called by `guards`.
 """

@@ -1,6 +1,7 @@
 """CUDA and C++ sources: counted, and reported once a file, with their kernels and what is known to replace them.
 
-Called by `text`; which library replaces what is data with sources in port/advice.toml. tests/port/test_port_sources.py.
+Called by `text`. What replaces a kernel is data with sources: `toprope.support.replacements`. Held by
+tests/port/test_port_sources.py.
 """
 
 from __future__ import annotations
