@@ -5,8 +5,8 @@
 WHEEL is a published torch-npu wheel, which is read and never imported; OP_PLUGIN a clone of Ascend/op-plugin (a bare
 one is enough). The operators of the namespace `atb` are defined in C++ of that repository and only there.
 
-Run by hand for a new release of torch_npu. `toprope.support.npu_operators` reads the table; `toprope.compat` and `sim`
-take the operators' schemas from it, and docs/npu_operators.md lists them.
+Run by hand for a new release of torch_npu. `toprope.support.npu_operators` reads the table; `toprope.compat` takes the
+operators' schemas from it, and docs/npu_operators.md lists them.
 """
 
 from __future__ import annotations
