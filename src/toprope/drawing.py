@@ -59,6 +59,7 @@ def _clean(text: str) -> str:
 
 
 def _element(tag: str, attributes: Attributes, text: str = "", *, id: str = "") -> Element:
+    """An SVG element; attributes that are None are left out."""
     element = Element(tag)
     for name, value in attributes.items():
         if value is not None:

@@ -147,6 +147,7 @@ class NativeLibrary:
 
     @property
     def _stem(self) -> str:
+        """The name of the build's folder: a hash of all that its contents depend on."""
         facts = [*self.depends, *self.flags]
         for shared in self.objects:
             facts += [shared.name, *shared.flags]

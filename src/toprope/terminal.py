@@ -316,6 +316,7 @@ class Display:
 
 
 def _console(file: TextIO, *, colour: bool, width: int | None = None) -> Console:
+    """A rich console without markup, emoji and highlighting."""
     from rich.console import Console
 
     # Without a height rich takes a terminal with TERM=dumb to have 80 columns, whatever the width, and cuts words off.

@@ -171,6 +171,7 @@ def _empty_pinned_cache() -> None:
 
 
 def _processor() -> str:
+    """The processor's name as Linux gives it; "" where it does not."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

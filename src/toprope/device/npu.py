@@ -244,6 +244,7 @@ def _gives_no_npu(origin: str) -> Availability:
 
 
 def _not_installed() -> Availability:
+    """The answer where there is no torch_npu."""
     return Availability(
         "npu",
         State.NOT_INSTALLED,
@@ -269,6 +270,7 @@ def _facts(npu: ModuleType) -> str:
 
 
 def _why_no_card(npu: ModuleType) -> tuple[str, str]:
+    """The reason why working software shows no card, and advice."""
     if _is_simulated(npu):
         mask = os.environ.get(VARIABLE, "")
         from toprope.visible_devices import visible_cards

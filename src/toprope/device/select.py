@@ -202,6 +202,7 @@ class use(ContextDecorator):  # noqa: N801 - reads as a verb, as torch's own con
 
 
 def _chosen(device: DeviceLike | None, fallback: bool | None, first: tuple[str, ...]) -> Choice:
+    """Grant what was asked for, or choose; fall back where that is allowed."""
     asked, source = _asked(device)
     if asked == DeviceRequest(AUTO):
         return _automatic(source, first)
@@ -368,6 +369,8 @@ def _check_mask(kind: str) -> None:
 
 
 def _late_mask(variable: str, mask: str | None) -> DeviceMaskError:
+    """The error for a mask that was changed after the process had used a card."""
+
     def shown(text: str | None) -> str:
         return "not set" if text is None else repr(text)
 

@@ -124,6 +124,7 @@ class PipelineManager:
             self._place()
 
     def _place(self) -> None:
+        """Place the pipeline, on lower rungs while memory runs out."""
         while True:
             try:
                 self.placement.place(self.loaded)

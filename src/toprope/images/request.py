@@ -182,6 +182,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
 
 
 def _number(name: str, value: Any) -> Any:
+    """Check a knob's number against its range, and return it in its type."""
     kind, least, most = RANGES[name]
     if value is None and name != "num_images":
         return None

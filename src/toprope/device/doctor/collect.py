@@ -95,6 +95,8 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _groups() -> tuple[str, ...]:
+    """Names of the groups of this process, which decide whether it may open a card."""
+
     def name(number: int) -> str:
         try:
             return grp.getgrgid(number).gr_name
@@ -109,6 +111,7 @@ def _is_broken(folder: str) -> bool:
 
 
 def _end_of_smi(child: subprocess.Popen[str]) -> tuple[tuple[SmiCard, ...] | None, str]:
+    """Wait for npu-smi; return the chips that it lists, or None and the reason."""
     text, error = smi.output(child)
     if error:
         return None, error

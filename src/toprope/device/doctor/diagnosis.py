@@ -256,6 +256,7 @@ def _devices(facts: Facts) -> Iterator[Finding]:
 
 
 def _failed(device: DeviceResult, what: str, error: str) -> Finding:
+    """The finding about a device that failed at an operation, with the known meaning of its codes."""
     from toprope.codes import in_text
 
     known = {each.code: each.means for each in in_text(error)}

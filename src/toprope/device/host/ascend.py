@@ -197,6 +197,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _owner(path: Path) -> str:
+    """Owner and group of a file, as names or else as numbers."""
     try:
         return f"{path.owner()}:{path.group()}"
     except (OSError, KeyError):  # a number without a name, as in a container

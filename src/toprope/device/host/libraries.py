@@ -87,6 +87,7 @@ def codes(error: BaseException | str) -> tuple[str, ...]:
 
 
 def _advice_without_library(error: BaseException | str) -> str:
+    """Advice for an import that failed for another reason than a missing library."""
     module = missing_module(error)
     if module:
         return f"install the Python package that has the module {module}"

@@ -89,6 +89,7 @@ def _same(what: str, colour: Colour) -> Colour:
 
 
 def _snow(what: str, colour: Colour) -> Colour:
+    """The colour of a part in snow; parts that are not named keep theirs."""
     towards = {
         "sky": (CLOUD, 0.75),
         "sun": (SNOW, 0.7),
@@ -100,6 +101,7 @@ def _snow(what: str, colour: Colour) -> Colour:
 
 
 def _night(what: str, colour: Colour) -> Colour:
+    """The colour of a part at night."""
     if what == "sun":
         return MOON
     if what == "window":
@@ -166,6 +168,7 @@ def _parts(draws: random.Random) -> list[_Part]:
 
 
 def _tree(draws: random.Random, x: float, foot: float) -> list[_Part]:
+    """Parts of a tree: a trunk, and a round or a pointed crown."""
     tall, wide = draws.uniform(8, 14), draws.uniform(4, 7)
     crown = _near(draws, draws.choice(CROWNS))
     trunk = _Part("trunk", "polygon", _corners(x - 1.3, foot - tall, x + 1.3, foot), _near(draws, (92, 66, 46)))

@@ -37,6 +37,7 @@ def least_bytes(folder: Path, dtype: torch.dtype) -> int:
 
 
 def _files(part: Path) -> list[Path]:
+    """The files of weights of one component: those of an index, or a single one."""
     for name in SINGLE:
         index = part / f"{name}.index.json"
         try:

@@ -225,6 +225,7 @@ class Adapters:
     # Inside
 
     def _free_name(self, report: Report) -> str:
+        """A name from the LoRA's file that no loaded one has."""
         stem, names = report.path.stem, {each.name for each in self._adapters}
         if stem in ("pytorch_lora_weights", "adapter_model"):  # the default names of such files
             stem = report.path.resolve().parent.name
@@ -306,6 +307,7 @@ class Adapters:
         return _Unfused(self)
 
     def _restore(self) -> None:
+        """Copy the weights back that fusing has changed."""
         import torch
 
         with torch.no_grad():
@@ -351,6 +353,7 @@ def open_all(loaded: Loaded, loras: Sequence[str | Spec], *, fused: bool = False
 
 
 def _need_peft() -> None:
+    """Raise an error with advice if peft cannot be imported."""
     try:
         import peft  # noqa: F401
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded

@@ -237,6 +237,7 @@ class TieredOffload(SequentialOffload):
         self._budget = 0
 
     def _offloaded(self, loaded: Loaded, *, encoders: bool) -> dict[str, OffloadedModule]:
+        """Streamed modules for encoders, denoiser and refiner; whole ones for the other parts."""
         modules: dict[str, OffloadedModule] = {}
         for name, part in _parts(loaded, encoders=encoders).items():
             if encoders or name in (loaded.family.denoiser, "refiner"):

@@ -191,6 +191,7 @@ def _converted(picture: Image, name: str, background: tuple[int, int, int]) -> O
 
 
 def _grey(picture: Image, name: str) -> tuple[Image, str]:
+    """One channel of a loaded picture, upright: alpha if it has one, else brightness."""
     from PIL import ImageOps
 
     picture.load()

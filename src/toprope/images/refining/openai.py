@@ -161,6 +161,7 @@ def _read(reply: Any, end: float) -> bytes:
 
 
 def _content(reply: Any) -> str:
+    """The text of the first message in a server's reply."""
     try:
         content = reply["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):

@@ -156,6 +156,7 @@ _LABEL = re.compile(
 
 
 def _from_lines(text: str) -> Answer:
+    """Read an answer of three lines: what the picture shows, the instruction, the description."""
     kept = [line.strip() for line in text.splitlines() if line.strip().strip("`").strip() not in ("", "json", "text")]
     if len(kept) != 3:
         count = f"{len(kept)} line{'' if len(kept) == 1 else 's'}"

@@ -158,6 +158,7 @@ class Output:
         return None
 
     def _copied(self, image: str | os.PathLike[str], digest: str) -> str:
+        """Copy a picture to the folder of sources, as a hard link where that is enough; return its path."""
         name = name_kept(image, digest)
         kept = self.folder / SOURCES / name
         if not kept.exists():
@@ -178,6 +179,7 @@ class Output:
                 continue
 
     def _failures(self, job: Job) -> list[Path]:
+        """Records of earlier failures of a job."""
         found = []
         for path in sorted(self.folder.glob(f"*{FAILED}")):
             try:

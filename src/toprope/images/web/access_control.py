@@ -188,6 +188,7 @@ class AccessControl:
         return self._too_long(scope["path"], headers)
 
     def _too_long(self, path: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
+        """Status, problem and advice for a body that is too long or of unknown length; None if it is neither."""
         length = declared_length(headers)
         if length is None and ("content-length" in headers or "transfer-encoding" in headers):
             return 411, "the request does not say how long it is.", "send Content-Length"

@@ -174,6 +174,7 @@ async def _done(controller: Controller, http: Request, asked: EditRequest, loras
 
 
 def _answer(outcome: Outcome) -> Edited:
+    """The answer to a client: pictures in base64, and the record."""
     pictures = [
         Picture(
             each.seed,

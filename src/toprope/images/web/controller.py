@@ -313,6 +313,7 @@ class Controller:
             return None
 
     def _forget_old(self) -> None:
+        """Remove sessions that were not seen for a long time, with their files unless results are kept."""
         for session in self.sessions.unseen(time.time() - FORGET_AFTER):
             if self.job_queue.jobs_of(session):
                 continue

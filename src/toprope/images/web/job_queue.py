@@ -213,6 +213,7 @@ class Job:
         self._began, self._state = time.monotonic(), State.RUNNING
 
     def _run(self) -> State:
+        """Call the job's function; return the state that it ends in."""
         try:
             self.check()
             self.result = self._work(self)

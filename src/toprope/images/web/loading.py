@@ -101,6 +101,7 @@ class Loader(Generic[Opened]):
         self._note = note
 
     def _load(self) -> None:
+        """Open the model, in the loader's thread, and keep it or the problem."""
         try:
             self._opened = self._open_it(self.tell)
         except BaseException as error:

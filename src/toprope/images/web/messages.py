@@ -332,6 +332,7 @@ def translated(text: str, language: str) -> str:
 
 
 def _chinese(text: str) -> str | None:
+    """The Chinese sentence for an English one, with its facts; None if there is none."""
     if text in CHINESE:
         return CHINESE[text]
     for pattern, template in _patterns():

@@ -225,6 +225,7 @@ def _noise(like: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.T
 
 
 def _timesteps(scheduler: Any, steps: int, device: torch.device, tokens: int) -> Any:
+    """Set the scheduler's steps, with the shift that HiDream has; return them."""
     from diffusers import FlowMatchEulerDiscreteScheduler
     from diffusers.pipelines.hidream_image.pipeline_hidream_image import calculate_shift
 

@@ -233,6 +233,7 @@ class EditorPage:
         self.packed = gr.File(label=say("packed"), visible=False, interactive=False, elem_id="packed")
 
     def _tree(self) -> None:
+        """The thumbnails of the session's steps, and the files and settings of the one that is shown."""
         self.gallery = gr.Gallery(
             label=say("tree"), show_label=False, columns=6, height="auto", allow_preview=False,
             visible=False, elem_id="gallery", buttons=[],
