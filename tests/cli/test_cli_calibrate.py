@@ -1,7 +1,6 @@
 """`toprope calibrate`: its tables, JSON, the stored file, and what it refuses.
 
-Holds `cli.calibrate`; profiles are written from known rates (helpers/synthetic_profiles.py), so the right result is
-known.
+Holds src/toprope/cli/calibrate.py; the profiles are written from known rates (tests/helpers/synthetic_profiles.py).
 """
 
 import json

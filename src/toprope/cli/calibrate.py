@@ -1,7 +1,7 @@
 """`toprope calibrate`: rates of a chip, refitted to a profile of a real card.
 
-The fit itself is `toprope.estimate.measured`; here are options, tables and where rates are stored. `cli.verify` uses
-`store` and `figures_table` for the file of a measuring program. Held by tests/cli/test_cli_calibrate.py.
+cli/app.py imports it as a command. It reads, shows and writes; the fit is toprope.estimate.measured.calibrate. Users'
+page: docs/calibrate.md; tests: tests/cli/test_cli_calibrate.py.
 """
 
 from __future__ import annotations
