@@ -13,7 +13,7 @@ TORCH = build.Torch("9.9.9+test", "0123abc", Path("/nowhere/torch"))
 
 
 def sources(call: list[str]) -> list[str]:
-    """What one call of the compiler compiles."""
+    """The file that one call of the compiler compiles."""
     named = {"-c", "-include"}
     return [path for option, path in itertools.pairwise(call) if option in named and path != "/dev/null"]
 
