@@ -286,11 +286,11 @@ def test_a_visit_changes_a_tied_weight_for_all_its_modules(name, place, tmp_path
 def test_a_visit_that_changes_nothing_writes_nothing(tmp_path):
     model = net()
     with attached(model, tmp_path) as handle, torch.no_grad():
-        written = handle._engine.placing.written
+        written = handle._engine.migration.written
         for layer in model:
             with handle.weights(layer):
                 layer.weight.sum()
-        assert handle._engine.placing.written == written
+        assert handle._engine.migration.written == written
 
 
 def test_a_visit_has_gradients():

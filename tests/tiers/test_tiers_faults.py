@@ -347,14 +347,14 @@ def test_control_c_while_weights_change_their_places(moment, tmp_path, monkeypat
     attaching.outputs(model)
     smaller = replace(handle._budgets, device=handle._budgets.device - 60 * KB, host=0)
     plan = handle._again(handle._groups, list(handle.plan.traced), False, smaller)
-    place, calls = handle._engine.placing.place, iter(range(100))
+    place, calls = handle._engine.migration.place, iter(range(100))
 
     def interrupted(weight, tier):
         if next(calls) == moment:
             raise KeyboardInterrupt
         return place(weight, tier)
 
-    monkeypatch.setattr(handle._engine.placing, "place", interrupted)
+    monkeypatch.setattr(handle._engine.migration, "place", interrupted)
     with pytest.raises(KeyboardInterrupt):
         handle._apply(plan)
     assert attaching.equal(attaching.outputs(model), want)

@@ -42,7 +42,7 @@ def settled(handle):
     """What was begun for the next pass has ended."""
     for slot in handle._engine.ring.slots:
         if slot.load is not None:
-            slot.load.settle()
+            slot.load.join()
     return handle.stats()
 
 

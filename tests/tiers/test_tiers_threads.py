@@ -28,7 +28,7 @@ from toprope.tiers.store import headers
 from toprope.tiers.store import memory as memory_module
 from toprope.tiers.store.host import HostStore
 from toprope.tiers.store.transfer import Transfers
-from toprope.tiers.training.blocks import settle
+from toprope.tiers.training.blocks import drop_freed
 
 KB = 1000
 MIB = 2**20
@@ -567,8 +567,8 @@ def test_thread_25_activations_neither_leak_nor_lose_their_memory_too_early(tmp_
     def used():
         model.zero_grad()
         for each in (store, handle.training.optimizers.store):
-            settle(each)
-        activations.settle()
+            drop_freed(each)
+        activations.forget_released()
         for _ in range(2000):
             if not store.used:
                 break

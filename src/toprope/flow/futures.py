@@ -271,7 +271,7 @@ class Futures:
         if receiver is None:
             return _nothing  # its receiver has given up
         if isinstance(receiver, Future):
-            return functools.partial(_settle, receiver, result)
+            return functools.partial(_set_result, receiver, result)
         stream = receiver()
         if stream is None:
             self._waiting[transaction] = receiver, until  # `_left` has it
@@ -358,7 +358,7 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _settle(future: Future[list[Any]], result: FlowResult) -> None:
+def _set_result(future: Future[list[Any]], result: FlowResult) -> None:
     try:
         values = result.get()
     except BaseException as error:

@@ -112,13 +112,13 @@ async def signalled(ask: Callable[[Callable[[], None]], None]) -> None:
     loop = asyncio.get_running_loop()
     news: asyncio.Future[None] = loop.create_future()
 
-    def settle() -> None:
+    def deliver() -> None:
         if not news.done():
             news.set_result(None)
 
     def callback() -> None:
         try:
-            loop.call_soon_threadsafe(settle)
+            loop.call_soon_threadsafe(deliver)
         except RuntimeError:
             pass  # the loop has ended
 

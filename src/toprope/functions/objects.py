@@ -272,7 +272,7 @@ class ObjectRef:
         """The object as a future of concurrent.futures."""
         future: Future[Any] = Future()
 
-        def settle() -> None:
+        def deliver() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
@@ -280,7 +280,7 @@ class ObjectRef:
             except Exception as error:
                 future.set_exception(error)
 
-        self._backend.when_done(self._entry, lambda: _apart(settle))
+        self._backend.when_done(self._entry, lambda: _apart(deliver))
         return future
 
     def as_future(self) -> asyncio.Future[Any]:
@@ -290,7 +290,7 @@ class ObjectRef:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
-        def settle() -> None:
+        def deliver() -> None:
             if future.done():
                 return
             try:
@@ -298,7 +298,7 @@ class ObjectRef:
             except Exception as error:
                 future.set_exception(error)
 
-        self._backend.when_done(self._entry, lambda: _soon(loop, settle))
+        self._backend.when_done(self._entry, lambda: _soon(loop, deliver))
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:

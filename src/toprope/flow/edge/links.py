@@ -458,9 +458,9 @@ class InQueue:
             cells[TO_HOST] += self.on_host and is_on_card
             cells[SHARED] += is_on_card and not self.on_host
             cells[LOST] += is_lost
-            self._settle(ring)
+            self._count_taken(ring)
 
-    def _settle(self, ring: RingBuffer) -> None:
+    def _count_taken(self, ring: RingBuffer) -> None:
         """Count messages that have left this queue: inside a process those that are taken are done with."""
         ring.cells[TAKEN] = ring.cells[DONE] = ring.cells[SENT] - len(self._items)
 
@@ -494,7 +494,7 @@ class InQueue:
         item = self._items.popleft()
         message = self._open(item)
         if self.ring is not None:
-            self._settle(self.ring)
+            self._count_taken(self.ring)
         if self.on_room is not None:
             self.on_room()
         return message

@@ -24,7 +24,7 @@ from toprope.flow.worker.input_matching import Align, Gather, Order, Source
 
 __all__ = ["Fetched", "Fetcher"]
 
-_SETTLE = 1.0
+_QUIET = 1.0
 """Time without a message after which a broken graph has no more results, in seconds."""
 
 _LONG = 60.0
@@ -161,7 +161,7 @@ class Fetcher:
 
     def has_ended(self) -> bool:
         """True if no more messages can arrive."""
-        return self.closed or (self._gone is not None and time.monotonic() - self._news > _SETTLE)
+        return self.closed or (self._gone is not None and time.monotonic() - self._news > _QUIET)
 
     def _wait(self, gather: Gather, until: float | None) -> bool:
         def is_there() -> bool:

@@ -111,7 +111,7 @@ class Dispatcher:
                     self._handle(process, message)
             if process.backlog and len(process.pending) < process.window:
                 self._catch_up(process)
-        self._session.store.settle()
+        self._session.store.free_released()
 
     def _catch_up(self, process: Process) -> None:
         """Send the waiting calls in one system call, under the session's lock."""

@@ -73,7 +73,7 @@ class ObjectStore:
         """Release a value. May be called at any moment, in any thread, so the work is deferred."""
         self._gone.append((owner, spec))
 
-    def settle(self) -> None:
+    def free_released(self) -> None:
         """Free the memory of released values."""
         if not self._gone and not self._released:
             return
@@ -130,7 +130,7 @@ class ObjectStore:
     @property
     def used(self) -> int:
         """Bytes of this process's memory that hold values."""
-        self.settle()
+        self.free_released()
         return self._arena.used
 
     def close(self) -> None:

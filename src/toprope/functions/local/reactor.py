@@ -335,7 +335,7 @@ class Reactor:
             if not process.channel.flush():
                 self._full.append(process)
         self._timers.run()
-        self._session.store.settle()
+        self._session.store.free_released()
         if self._session.instances.dropped:
             self._session.instances.free_dropped()
         if self._session.unwanted:

@@ -144,7 +144,7 @@ class Session(Backend):
                 results.append(None)
             else:
                 results.append(result(entry))
-        self.store.settle()
+        self.store.free_released()
         return results
 
     def result(self, entry: Entry) -> Any:

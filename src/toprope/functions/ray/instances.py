@@ -314,7 +314,7 @@ class Instances:
             record.fail(freed())  # nothing is to be done: Ray ends it, once its calls have ended
             record.release()
             self._records.pop(id, None)
-        self.placing.settled(record)
+        self.placing.stop_watching(record)
 
     def _is_of_another_session(self, record: Record) -> bool:
         """True if an instance runs that this session knows nothing of; one that waits for resources runs no hook."""

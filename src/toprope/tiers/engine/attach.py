@@ -1,4 +1,10 @@
-"""One call that lets a model be larger than the memory of its device."""
+"""`toprope.tiers.attach`: let a model run on a device whose memory it does not fit into.
+
+Programs call it, and so do the modes (`tiers.modes`) and the image pipelines. It builds everything that an attached
+model has: groups of weights, the plan, stores, transfer threads, hooks. What happens after that is in `engine.handle`
+(the object that it returns) and `engine.runtime` (called by the hooks). An error leaves the model as it was. The
+arguments are public API: docs/tiers.md describes them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ from toprope.sizes import gibibytes, parse_size
 from toprope.terminal import Display
 from toprope.tiers.engine.handle import Automatic, Handle, Origins, moved_others, put_others
 from toprope.tiers.engine.hooks import Hooks
-from toprope.tiers.engine.migrate import Placing
+from toprope.tiers.engine.migrate import Migration
 from toprope.tiers.engine.model.library_loaders import layouts, load_values, stored_in_bins
 from toprope.tiers.engine.model.model_groups import FIXED, Model, Weight, read_model
 from toprope.tiers.engine.model.weight_files import Files, fill_buffers
@@ -364,9 +370,9 @@ class _Attaching:
         store = HostStore(budgets.host, transfers, moving)
         homes: Mapping[str, Home] = {} if self.files is None else self.files.homes
         where = self.folder if self.folder is None or self.folder.is_dir() else self.folder.parent
-        placing = Placing(self.device, transfers, store, where, budgets.disk or 0, homes, moved.advance)
-        placing.limit, placing.coded = limit, self.model.coded
-        engine = Engine(self.device, self.model, transfers, placing, poison=poison, limit=limit)
+        migration = Migration(self.device, transfers, store, where, budgets.disk or 0, homes, moved.advance)
+        migration.limit, migration.coded = limit, self.model.coded
+        engine = Engine(self.device, self.model, transfers, migration, poison=poison, limit=limit)
         if in_pieces:
             engine.pieces = RowPieces(self.device, transfers, in_pieces, size, poison=poison, limit=limit)
         hooks = Hooks(self.module, self.model, engine)
@@ -381,10 +387,10 @@ class _Attaching:
             handle = Handle(
                 self.module, engine, hooks, store, self.files, budgets, again, groups, self.origins, self.others
             )
-            placing.decoded = handle._resized
-            State(self.model, placing, engine.ring_clear, handle._resized).install(self.module, hooks)
+            migration.decoded = handle._resized
+            State(self.model, migration, engine.ring_clear, handle._resized).install(self.module, hooks)
         except BaseException as error:
-            self._undo(hooks, engine, placing)
+            self._undo(hooks, engine, migration)
             if self.device.is_out_of_memory(error):
                 raise TierCapacityError(
                     f"{self.device} has no room for its part of the model, which is {gibibytes(budgets.device)}.",
@@ -393,7 +399,7 @@ class _Attaching:
                 ) from error
             raise
         finally:
-            placing.on_moved = None
+            migration.on_moved = None
             display.clear()
         for weight in self.model.weights.values():
             weight.version = weight.parameters[0]._version
@@ -587,13 +593,13 @@ class _Attaching:
                 whole = parameter.detach()
                 set_data(parameter, whole.to(there) if whole.numel() else torch.empty_like(whole, device=there))
 
-    def _undo(self, hooks: Hooks, engine: Engine, placing: Placing) -> None:
+    def _undo(self, hooks: Hooks, engine: Engine, migration: Migration) -> None:
         """Restore the model after an error."""
         hooks.remove()
         for weight, origin in self.origins.items():
             if weight.home is None and weight.parameters[0].device == origin:
                 continue
-            data = weight.like if origin.type == "meta" else placing.values(weight).to(origin)
+            data = weight.like if origin.type == "meta" else migration.values(weight).to(origin)
             for each in weight.parameters:
                 set_data(each, data)
             weight.home = None

@@ -1,4 +1,9 @@
-"""Handle returned by `attach`: plan, statistics, training, `detach`; and the "auto" budget of a device."""
+"""`Handle`, which `attach` returns: plan, statistics, training and `detach` of one attached model.
+
+Programs call it, and so do the modes (`tiers.modes`) and the image pipelines. It also plans again after the first step,
+when the times and the memory of a real step are known ("auto" budgets). Its public methods are API: docs/tiers.md
+follows them.
+"""
 
 from __future__ import annotations
 
@@ -439,7 +444,7 @@ class Handle:
             raise _no_room("the host", size, f"{gibibytes(free)} available")
         try:
             for weight in copied:
-                data = self._engine.placing.values(weight)
+                data = self._engine.migration.values(weight)
                 found[weight] = data.to(targets[weight])
         except Exception as error:
             if not self.device.is_out_of_memory(error):

@@ -1,4 +1,9 @@
-"""Move weights to another tier to stay there: to the device, to the host or to the disk."""
+"""Moves weights between their homes for good: to the device, to the host or to the disk.
+
+A load into a slot for one use is no such move: that is `engine.prefetch`. Called by `engine.runtime` when a plan comes
+into effect, by `engine.state` when a program reads or replaces weights, and by `Handle.detach`. Every move ends in
+`_set_home`: a weight has one home at any time.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,10 @@ from toprope.tiers.store.memory import Memory, placeholder, without_values
 from toprope.tiers.store.spill import SpillFile
 from toprope.tiers.store.transfer import LIMIT, Chunk, Load, Transfers
 
-__all__ = ["Placing"]
+__all__ = ["Migration"]
 
 
-class Placing:
+class Migration:
     """Moves weights between tiers, and reads and writes their values wherever they are.
 
     Args:
@@ -99,7 +104,7 @@ class Placing:
             made.copy_(data)
         else:
             made = self.values(weight, there)
-        self._settle(weight, None)
+        self._set_home(weight, None)
         for each in weight.parameters:
             set_data(each, made)
         weight.version = weight.parameters[0]._version
@@ -128,18 +133,18 @@ class Placing:
         except BaseException:
             self.host.release(size)
             raise
-        self._settle(weight, made)
+        self._set_home(weight, made)
 
     def _to_disk(self, weight: Weight) -> None:
         if weight.home is not None and weight.home.tier == "disk":
             return
         found = self._original(weight)
         if found is not None:
-            self._settle(weight, found)
+            self._set_home(weight, found)
         elif isinstance(weight.home, MemoryHome):
-            self._settle(weight, self.write(weight, weight.home.memory))
+            self._set_home(weight, self.write(weight, weight.home.memory))
         else:
-            self._settle(weight, self.write(weight, Memory.of(self.values(weight))))
+            self._set_home(weight, self.write(weight, Memory.of(self.values(weight))))
 
     def _original(self, weight: Weight) -> Home | None:
         """Return a weight's place in the model's files if its values there are still the same."""
@@ -175,7 +180,7 @@ class Placing:
         self.transfers.begin(Load(weight.name, home.chunks(memory))).wait(self.limit)
         return torch.equal(memory.tensor, source.tensor.cpu())
 
-    def _settle(self, weight: Weight, home: Home | None) -> None:
+    def _set_home(self, weight: Weight, home: Home | None) -> None:
         """Give a weight its new home, release the old one, and leave its parameters without memory."""
         if weight.home is None and weight.parameters[0]._version != weight.version:
             weight.changed = True

@@ -1,4 +1,10 @@
-"""Run time of an attached model: which modules run in which thread, and the weights that they need now and next."""
+"""Run time of an attached model: which modules run in which thread, and the weights that they need now and next.
+
+The hooks (`engine.hooks`) call `Engine.enter` and `Engine.leave` around every module; autograd comes back for saved
+weights through `saved_weights`; `Handle` gives it plans. Weights come through the slots of `prefetch_buffer`, and move
+for good by `migrate`. Each thread has a stack of running modules (`Local`); Ctrl-C may leave modules on it that have
+stopped, which the next `enter` removes. A change here needs test_tiers_attach, test_tiers_ring and test_tiers_threads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ import torch
 
 from toprope.device import Device
 from toprope.errors import TierAbsentError, TierCapacityError
-from toprope.tiers.engine.migrate import Placing
+from toprope.tiers.engine.migrate import Migration
 from toprope.tiers.engine.model.model_groups import Model, Weight
 from toprope.tiers.engine.prefetch.prefetch_buffer import Holder, Ring, Slot, Unit, outside_transforms
 from toprope.tiers.engine.prefetch.trace import Order, Trace
@@ -128,14 +134,14 @@ class Engine:
         device: the device that computes.
         model: the model's weights and groups.
         transfers: the threads that copy.
-        placing: moves weights to the tiers that a plan gives them.
+        migration: moves weights to the tiers that a plan gives them.
         poison, limit: as for `Ring`.
     """
 
     def __init__(
-        self, device: Device, model: Model, transfers: Transfers, placing: Placing, *, poison: bool, limit: float
+        self, device: Device, model: Model, transfers: Transfers, migration: Migration, *, poison: bool, limit: float
     ) -> None:
-        self.device, self.model, self.transfers, self.placing = device, model, transfers, placing
+        self.device, self.model, self.transfers, self.migration = device, model, transfers, migration
         self.poison, self.limit = poison, limit
         self.plan: Plan | None = None
         self.ring = self._ring([])
@@ -236,7 +242,7 @@ class Engine:
             waiting, full = [], None
             for name in left:
                 try:
-                    self.placing.place(self.model.weights[name], tiers[name])
+                    self.migration.place(self.model.weights[name], tiers[name])
                 except TierCapacityError as error:
                     if tiers[name] != "host":
                         raise
@@ -407,7 +413,7 @@ class Engine:
             TierError: they cannot be written.
         """
         with torch.inference_mode(False), torch.no_grad():
-            self.placing.rewrite(weight, weight.parameters[0].detach().cpu())
+            self.migration.rewrite(weight, weight.parameters[0].detach().cpu())
         users = self.active.get(weight)
         for unit in self._units:
             if weight in unit.weights:
@@ -569,7 +575,7 @@ class Engine:
         finally:
             self.unit_of = {}  # a graph that is still alive finds the weights where they are now
             self.transfers.close()
-            self.placing.close()
+            self.migration.close()
             self.lend()
             if self.pieces is not None:
                 self.pieces.close()

@@ -1,4 +1,9 @@
-"""One model under a mode: applies the effects to it, and restores it."""
+"""One model under a mode: applies the mode's effects to it, and restores it.
+
+`modes.switch` keeps a `Managed` for each model that it sees, and calls `make_fit` before the model runs or is moved.
+The effects are in modules of their own: offloading in `tiers.engine.attach`, and `attention`, `quantised` and
+`recompute` here. Held by tests/tiers/test_tiers_modes.py.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +143,7 @@ class Managed:
         handle = self.handle
         return None if handle is None else handle.packing
 
-    def settle(self, *, trains: bool, gradients: bool, moving: torch.device | None = None) -> None:
+    def make_fit(self, *, trains: bool, gradients: bool, moving: torch.device | None = None) -> None:
         """Make the model fit, by quantising or attaching it, before it runs or is moved.
 
         Args:

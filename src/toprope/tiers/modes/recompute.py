@@ -1,7 +1,8 @@
-"""Compute blocks again in backward, so that only their inputs are kept from forward.
+"""An effect of modes: compute blocks again in backward, so that only their inputs are kept from forward.
 
-It uses torch's own checkpointing (use_reentrant=False); hooks begin it before a block runs and end it after. Offloaded
-weights are left out of it: autograd keeps references to them as ever, so that none stays on the device.
+It uses torch's own checkpointing (use_reentrant=False); hooks begin it before a block runs and end it after.
+`modes.models` puts them on, `modes.switch` cleans up after a call that was interrupted. Offloaded weights are left out
+of it: autograd keeps references to them (`engine.saved_weights`), so that none stays on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils import checkpoint
 from toprope.tiers.engine.saved_weights import Packing, Reference
 from toprope.tiers.modes.outputs import transforming
 
-__all__ = ["blocks", "put_on", "settle"]
+__all__ = ["blocks", "put_on", "end_interrupted"]
 
 _generator: Any = checkpoint._checkpoint_without_reentrant_generator
 _OPTIONS = tuple(
@@ -154,7 +155,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         _local.running.pop()[1].close()
 
 
-def settle() -> None:
+def end_interrupted() -> None:
     """End the checkpointing of blocks whose forward was interrupted."""
     while _local.running:
         _local.running.pop()[1].close()

@@ -1,7 +1,8 @@
 """The loads of a step, and a virtual clock that runs them: jobs on links, the disk and the device. Pure.
 
-A resource does one job at a time: of those that are ready, the job for the earliest use. The threads of the real ring
-do the same, as they take loads in their order.
+`placement` gives it the jobs and reads the predicted time; `report` draws its spans. A resource does one job at a time:
+of those that are ready, the job for the earliest use. The transfer threads (`tiers.store.transfer`) take loads in the
+same order: one that changes needs the other to change, or predictions become wrong.
 """
 
 from __future__ import annotations

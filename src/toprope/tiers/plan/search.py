@@ -1,11 +1,11 @@
 """Search for the placement of units and the number of slots, and the errors if none fits. Pure.
 
-With uses in a cycle, keeping any fixed set on the device gives the most hits (Belady's choice); sets differ only in how
-well loads overlap with computation. A few sets are made, each as large as fits: spread over the order, from its
-beginning, from its end, and the largest units first. This is done for some slot sizes (larger units stay on the
-device), and for each number of slots up to the one that hides the longest load behind the shortest computation. The
-virtual clock then decides which set is best. Sets whose lower limit is above the best time so far are skipped. For a
-model with few units every set is a candidate.
+Called by `planner` alone. With uses in a cycle, keeping any fixed set on the device gives the most hits (Belady's
+choice); sets differ only in how well loads overlap with computation. A few sets are made, each as large as fits: spread
+over the order, from its beginning, from its end, and the largest units first. This is done for some slot sizes (larger
+units stay on the device), and for each number of slots up to the one that hides the longest load behind the shortest
+computation. The virtual clock then decides which set is best. Sets whose lower limit is above the best time so far are
+skipped. For a model with few units every set is a candidate.
 """
 
 from __future__ import annotations
@@ -264,6 +264,9 @@ def _filled(units: Iterable[Unit], room: int, chosen: list[Unit]) -> list[Unit]:
     return chosen
 
 
+# The ways to choose among equal units: a `Pick` each.
+
+
 def _first(units: list[Unit], room: int) -> list[Unit]:
     return _filled(units, room, [])
 
@@ -277,18 +280,23 @@ def _largest(units: list[Unit], room: int) -> list[Unit]:
 
 
 def _spread(units: list[Unit], room: int) -> list[Unit]:
-    """Choose units spread evenly: one is taken when the share of the room for the units so far suffices for it."""
+    """Choose units spread evenly over their order, so that loads of the others alternate with units that stay.
+
+    If a share of 40 % of all bytes can stay, then after every unit about 40 % of the bytes so far are chosen: a unit is
+    chosen if that brings the chosen bytes closer to this target.
+    """
     total = sum(unit.bytes for unit in units)
     if total <= room:
         return list(units)
-    share = sum(unit.bytes for unit in _largest(units, room)) / total  # the part of the room that whole units can fill
+    share = sum(unit.bytes for unit in _largest(units, room)) / total  # not room / total: units are chosen as a whole
     chosen: list[Unit] = []
-    taken = passed = 0
+    chosen_bytes = passed = 0
     for unit in units:
         passed += unit.bytes
-        if taken + unit.bytes <= min(room, passed * share + unit.bytes / 2):
+        target = passed * share
+        if chosen_bytes + unit.bytes <= min(room, target + unit.bytes / 2):
             chosen.append(unit)
-            taken += unit.bytes
+            chosen_bytes += unit.bytes
     return _filled(sorted(units, key=lambda unit: -unit.bytes), room, chosen)
 
 

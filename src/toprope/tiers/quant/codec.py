@@ -1,6 +1,9 @@
 """Encode and decode quantised tensors; scales follow the rule of torchao, or are searched for the smallest error.
 
-A block with a NaN or an infinity decodes to NaN as a whole; other blocks are not affected.
+`tiers.pages` has `encode` and `decode` for users; the modes and `quant.linear` call them for layers. On a CPU the C++
+kernels (csrc/encode.cpp, csrc/basics.inl) do the same work with the same result, but for nearly equal scales; the code
+here is for cards and odd shapes: change both. Held by tests/tiers/test_pages_formats.py, against plain Python and
+torchao. A block with a NaN or an infinity decodes to NaN as a whole; other blocks are not affected.
 """
 
 from __future__ import annotations

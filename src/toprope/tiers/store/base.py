@@ -1,4 +1,8 @@
-"""Interface of stores for tensors that were moved out; `host` is one in the host's memory, `spill` one in a file."""
+"""`Store`, the interface of stores for tensors that were moved out: `store.host` in memory, `store.spill` in a file.
+
+`tiers.training` keeps gradients, optimizer states and activations in stores, by key. tests/tiers/test_tiers_stores.py
+runs the same tests on every store: a new one is added there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Spill file: an unnamed file for tensors that do not fit into memory. It is deleted whenever the process ends."""
+"""Spill file: an unnamed file for tensors that do not fit into memory. It is deleted whenever the process ends.
+
+`SpillFile` has weights (made by `engine.migrate`) and the levels of stacks on a disk; `SpillStore` is a store of
+`tiers.training` on such a file, which writes in the background.
+"""
 
 from __future__ import annotations
 
@@ -320,7 +324,7 @@ class SpillStore:
             if first is None or staged + nbytes <= self._most_staged():
                 return
             self.transfers.hasten(first)
-            first.settle()
+            first.join()
 
     def read(self, key: str, out: torch.Tensor) -> Pending:
         """Begin to read."""
@@ -368,7 +372,7 @@ class SpillStore:
             writing = [each for each, _ in self._writing]
         for each in writing:
             self.transfers.hasten(each)
-            each.settle()
+            each.join()
         self._raise()
 
     def close(self) -> None:
@@ -378,7 +382,7 @@ class SpillStore:
             with self._lock:
                 writing = [each for each, _ in self._writing]
             for each in writing:
-                each.settle()
+                each.join()
             self._entries.clear()
             self._free.clear()
             self.file.close()

@@ -1,10 +1,11 @@
 """Move tensors that forward saves for backward to a store, and fetch them back before their use.
 
-`pack` and `unpack` are for `torch.autograd.graph.saved_tensors_hooks`. A saved tensor is identified by its call of
-`pack`, never by its address, which is reused as soon as a tensor is freed. Views of one memory share an entry if one of
-them covers the others and nothing was written in between; the memory is identified by a weak reference, so that other
-memory at the same address is not mistaken for it. The newest entries, up to `keep` bytes, stay on the device, as
-backward asks for them first. Entries are fetched from the last to the first, up to `ahead` bytes before their use.
+`training.training` makes one for a model whose activations leave the device. `pack` and `unpack` are for
+`torch.autograd.graph.saved_tensors_hooks`. A saved tensor is identified by its call of `pack`, never by its address,
+which is reused as soon as a tensor is freed. Views of one memory share an entry if one of them covers the others and
+nothing was written in between; the memory is identified by a weak reference, so that other memory at the same address
+is not mistaken for it. The newest entries, up to `keep` bytes, stay on the device, as backward asks for them first.
+Entries are fetched from the last to the first, up to `ahead` bytes before their use.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Activations:
             yield
             self._forget()
 
-    def settle(self) -> None:
+    def forget_released(self) -> None:
         """Forget entries that autograd has released, which is also done at the next call of a hook."""
         with self._held():
             pass

@@ -1,7 +1,9 @@
 """Take over torch optimizers: states in a store, steps tile by tile, with the same results.
 
-The optimizer stays the same object and gets a subclass of its class, so that schedulers and GradScaler work with it,
-made before or after. Its states are `StoredTensor`s in `optimizer.state`.
+`Handle.optimizer` and the hooks of `Handle` and of the modes come here; a step itself is in `training.stepping`. The
+optimizer stays the same object and gets a subclass of its class, so that schedulers and GradScaler work with it, made
+before or after. Its states are `StoredTensor`s in `optimizer.state`. An optimizer of a new release of torch goes into
+`_ELEMENTWISE` or `_BY_PARAMETER`; until then it is stepped as a whole.
 """
 
 from __future__ import annotations
@@ -146,10 +148,10 @@ class Optimizers:
         if "step" in vars(optimizer):  # a scheduler has wrapped the step
             optimizer.step = _counted(optimizer, type(optimizer))  # type: ignore[method-assign]
         for group in optimizer.param_groups:
-            self._settle(optimizer, group)
+            self._prepare_group(optimizer, group)
         return optimizer
 
-    def _settle(self, optimizer: Any, group: dict[str, Any]) -> None:
+    def _prepare_group(self, optimizer: Any, group: dict[str, Any]) -> None:
         """Choose the tiles of a group's parameters by its options, and move existing states to the store."""
         kind = self._kinds[id(optimizer)]
         for parameter in group["params"]:
@@ -235,7 +237,7 @@ class Optimizers:
                     state[name] = _cast(tensors[value.number], parameter, name)
                     self.move_out(parameter, state)
         for group in optimizer.param_groups:
-            self._settle(optimizer, group)
+            self._prepare_group(optimizer, group)
 
     def close(self) -> None:
         """Restore all optimizers, with their states on the devices of their parameters."""
@@ -332,7 +334,7 @@ def _taken(plain_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimiz
 
     def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
         plain_class.add_param_group(self, param_group)
-        self.tiers._settle(self, self.param_groups[-1])
+        self.tiers._prepare_group(self, self.param_groups[-1])
 
     hooked = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = True  # type: ignore[attr-defined]

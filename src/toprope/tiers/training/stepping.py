@@ -1,7 +1,8 @@
 """One step of an optimizer, tile by tile, with torch's own code on the tiles.
 
-For each tile: read the weight, the gradient and the states; make the step of an optimizer of the same class that has
-the tile as its parameter; write weight and states back. The next tile is read while one is computed.
+Called by `training.optimizer`. For each tile: read the weight, the gradient and the states; make the step of an
+optimizer of the same class that has the tile as its parameter; write weight and states back. The next tile is read
+while one is computed. tests/tiers/test_tiers_training_optimizer.py compares with torch's own step bit for bit.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class ResourceGroups:
         session.pools.leave(group.ledger, error)
         session.scheduler.serve()
 
-    def settle(self) -> None:
+    def release_removed(self) -> None:
         """Release the bundles of removed groups that are no longer in use."""
         for group in list(self._leaving):
             if not self._ledgers[group.ledger].grants:

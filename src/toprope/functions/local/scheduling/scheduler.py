@@ -126,7 +126,7 @@ class Scheduler:
             again = True
             while again:
                 again = False
-                self.resource_groups.settle()
+                self.resource_groups.release_removed()
                 for name, ledger in list(self.ledgers.items()):
                     for grant in self._granted(ledger):
                         again = True

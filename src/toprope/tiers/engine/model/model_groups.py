@@ -1,7 +1,9 @@
 """Divide a model into groups of weights: by blocks, such as the layers of a transformer, else by modules.
 
 A weight is one piece of memory: tied parameters, and views of the same memory, are one weight. A module needs its own
-parameters while it runs; a block loads the parameters of all modules in it at once.
+parameters while it runs; a block loads the parameters of all modules in it at once. `attach` calls `read_model`; its
+result, `Model` with its `Weight`s, is what all of `tiers.engine` works on, and its groups are the input of the planner
+(`tiers.plan.model`).
 """
 
 from __future__ import annotations

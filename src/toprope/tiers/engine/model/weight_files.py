@@ -1,4 +1,9 @@
-"""Models on meta, and the match of their weights with the files of a folder."""
+"""The weights of a model in the safetensors files of a folder, read in place; and `skeleton`, to build models on meta.
+
+`attach` calls it for a model on meta: each weight gets a home in its file, converted or decoded from FP8 codes when it
+is loaded. Files that do not match are an error, or are read by `library_loaders`. The names under which checkpoints
+store scales are the tables at the top; tests/tiers/test_tiers_files.py and test_tiers_codes.py hold them.
+"""
 
 from __future__ import annotations
 
