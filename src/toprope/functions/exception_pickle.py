@@ -1,9 +1,10 @@
 """Pickling of exceptions between processes: by their parts, without a call of their constructor.
 
-Python pickles an exception as its class and `args`, and calls the class with them. A constructor that takes other
-arguments fails then, or changes the text; notes, causes and what a group's members hold are lost. Here an exception is
-its class, `args`, attributes, notes, cause, context and, for a group, its members. A class that says itself how it is
-pickled is pickled so, where that works.
+`functions.exceptions` sends errors of workers by it, and so does `toprope.flow`. Python pickles an exception as its
+class and `args`, and calls the class with them. A constructor that takes other arguments fails then, or changes the
+text; notes, causes and what a group's members hold are lost. Here an exception is its class, `args`, attributes, notes,
+cause, context and, for a group, its members. A class that defines its own pickling is pickled that way, if it works.
+Held for every exception class of Python by tests/functions/test_functions_exception_library.py.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """The exceptions of the yr API, with its codes.
 
+For users, who catch them; all of `toprope.functions` raises them. Classes, codes and texts are openYuanrong's.
+
 YRError
 ├── YRRuntimeError (RuntimeError)
 │   ├── YRTimeoutError (TimeoutError)     a wait is over
 │   │   └── GetTimeoutError
-│   ├── MissingInstanceError (TimeoutError)  there is no instance of a name, not in time either
-│   ├── YRInvokeError                     the user's code raised; also is the class of what it raised
-│   └── YRequestError                     an instance or a call could not be brought about
+│   ├── MissingInstanceError (TimeoutError)  no instance has this name, or none got it in time
+│   ├── YRInvokeError                     the user's code raised; also an instance of the class that it raised
+│   └── YRequestError                     an instance could not be created, or a call could not reach it
 ├── YRValueError (ValueError)
 ├── YRTypeError (TypeError)
 └── CancelError                           the call was cancelled

@@ -1,8 +1,9 @@
 """Life cycles of instances, instance groups and function calls: pure state machines, driven by the backends.
 
-A backend calls a method for each event, and carries out the commands that it returns, in their order. The machines
-decide; they start, send and wait for nothing. A command may bring about further events before the next one is carried
-out: every state is final before its commands are returned.
+A backend (`local.instance_manager`, `local.pools`, `ray.instances`, ...) calls a method for each event, and carries out
+the commands that it returns, in their order. The machines decide; they start, send and wait for nothing. A command may
+cause further events before the next one is carried out: every state is final before its commands are returned. Rules
+for both backends belong here; tests/functions/test_functions_lifecycle.py tries every order of events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Key-value calls of the yr API."""
+"""Key-value calls of the yr API (`yr.kv_set`, ...): arguments are checked here, the backend's `KeyValuePairs` keeps them.
+
+For users. Most options of a cluster have no effect and are accepted. Names, defaults and messages are openYuanrong's.
+"""
 
 from __future__ import annotations
 

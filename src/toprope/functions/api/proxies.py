@@ -1,4 +1,9 @@
-"""The decorators of the yr API and their proxies: functions, classes and instances that run in workers."""
+"""The decorators of the yr API (`yr.invoke`, `yr.instance`) and their proxies, by which functions and classes are called.
+
+For users; `toprope.flow` starts its processes by them, too. A call checks its options and goes to the backend in use
+(`functions.context`); nothing runs here. Names and quirks are openYuanrong's (its Python API, master of 2026-08); held
+by tests/functions/test_functions_semantics.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""State file of `toprope start`, in the user's run-time directory; only the user can read or write it."""
+"""State file of `toprope start`, in the user's run-time directory; only the user can read or write it.
+
+The commands `start`, `status`, `stop` and `run` and the start of a session read it: it says which deployment is active,
+at which address its Ray is, and where the state of simulated cards is.
+"""
 
 from __future__ import annotations
 

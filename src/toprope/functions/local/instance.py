@@ -1,4 +1,7 @@
-"""State of one instance in the driver."""
+"""State of one instance in the driver: its life cycle, its resources, its process and its queue of calls.
+
+`local.instance_manager` makes and changes it; the scheduler and the groups read it. The states are `lifecycle.Life`'s.
+"""
 
 from __future__ import annotations
 

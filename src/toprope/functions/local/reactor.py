@@ -1,4 +1,9 @@
-"""Event loop of a session: starts worker processes ahead of use, reads their messages, and detects their end."""
+"""Event loop of a local session: starts worker processes ahead of use, reads their messages, and detects their end.
+
+One thread of the driver; a caller that waits for a result reads the worker's socket itself, which is faster. Instances
+and pools take processes from it; the dispatcher gets the messages. Held by tests/functions/test_functions_faults.py,
+which kills and stops processes at random moments.
+"""
 
 from __future__ import annotations
 

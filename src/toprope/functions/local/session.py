@@ -1,4 +1,9 @@
-"""Session of the driver: functions and instances in processes of this machine."""
+"""Session of the driver: functions and instances in processes of this machine.
+
+`yr.init` without an address makes it; it is the `Backend` of the program. It joins the parts: dispatcher, instances,
+pools, scheduler, object store, reactor and the requests of workers. One lock guards them all, and no code waits while
+it holds the lock: a part that is added keeps to that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Backend of the yr API on Ray, for drivers and workers: calls go directly from process to process."""
+"""`RayBackend`: the backend of the yr API on Ray, for drivers and workers; calls go directly from process to process.
+
+`ray.cluster.startup` makes the driver's, `ray.worker.worker_backend` is a worker's. Functions, instances and groups are
+in modules of their own; state that processes share is in the manager (`ray.manager`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Instances on Ray, in a process that created them or holds references to them."""
+"""Instances on Ray, in a process that created them or holds references to them.
+
+`RayBackend` calls it; `ray.worker.actor` is the instance itself. What happens on an event is decided by
+`functions.lifecycle`; here its commands are carried out, as `local.instance_manager` does on one machine.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Affinity rules: the nodes that an instance may use, and its preference among them; pure.
 
-Affinities of the same kind and type are alternatives; those of different kinds or types must all be met
-(openYuanrong's documentation of affinity, master of 2026-08).
+The schedulers of both backends call it. Affinities of the same kind and type are alternatives; those of different kinds
+or types must all be met (openYuanrong's documentation of affinity, master of 2026-08).
 """
 
 from __future__ import annotations

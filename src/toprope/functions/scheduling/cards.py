@@ -1,4 +1,7 @@
-"""The cards of a node: their use, and the choice of cards for a request; pure."""
+"""The cards of a node: their use, and the choice of cards for a request; pure.
+
+A part of `scheduling.ledger`, which keeps a `Use` for each card. Messages are in openYuanrong's words.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Ledger of cards, cores and memory: grants, a fair queue of requests, and releases; pure.
 
-Requests are met in the order of arrival. One that fits goes before earlier ones that could be met some day only where
-it takes nothing that they are short of, and makes them short of nothing more: what an earlier request lacks only gets
-less, so that none starves behind smaller ones.
+A local session and each of its resource groups have one; on Ray it only answers questions (`ray.nodes.cluster_view`).
+Requests are met in the order of arrival. One that fits goes before earlier ones that could be met some day only if it
+takes nothing that they are short of, and makes them short of nothing more: what an earlier request lacks only gets
+less, so that none starves behind smaller ones. tests/functions/test_functions_ledger.py holds this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Nodes with their resources, grants, and reasons of shortages; pure."""
+"""Nodes with their resources, grants, and reasons of shortages; pure.
+
+The types that `scheduling.ledger` and its callers share. Texts of shortages are in openYuanrong's words.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from torch.utils import checkpoint
 from toprope.tiers.engine.saved_weights import Packing, Reference
 from toprope.tiers.modes.outputs import transforming
 
-__all__ = ["blocks", "put_on", "end_interrupted"]
+__all__ = ["blocks", "end_interrupted", "put_on"]
 
 _generator: Any = checkpoint._checkpoint_without_reentrant_generator
 _OPTIONS = tuple(

@@ -1,4 +1,4 @@
-"""A tensor in a store, tile by tile: the layer between `StoredTensor`s, optimizer steps and checkpoints, and `store.base`.
+"""A tensor in a store, tile by tile: what stored tensors, optimizer steps and checkpoints read and write.
 
 Each tile is an entry of the store, so that a step reads and writes one tile without the rest of the tensor.
 """

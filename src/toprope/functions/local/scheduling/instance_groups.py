@@ -1,4 +1,8 @@
-"""Instance groups of a local session: members start all or none, and end together if requested."""
+"""Instance groups of a local session: members start all or none, and end together if requested.
+
+A part of the scheduler; implements the backend's `InstanceGroups`. Decisions are `lifecycle.GroupLife`'s.
+`ray.scheduling.instance_groups` does the same on Ray.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Concurrent calls in a worker: in threads, or in an event loop."""
+"""Concurrent calls in a worker: in threads, or in an event loop.
+
+`worker_process` uses it for instances that run several calls at once, or that have coroutine methods.
+"""
 
 from __future__ import annotations
 

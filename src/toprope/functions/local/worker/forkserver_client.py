@@ -1,4 +1,7 @@
-"""Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed."""
+"""Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed.
+
+Only the reactor calls it. The messages of both sides are defined in `forkserver`.
+"""
 
 from __future__ import annotations
 

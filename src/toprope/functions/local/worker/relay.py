@@ -1,4 +1,8 @@
-"""Relay of a worker to its driver: API calls of functions and instances."""
+"""Relay of a worker to its driver: the `Backend` of code that runs in functions and instances of a local session.
+
+A call of the API in a worker becomes a message; `local.worker_requests` answers it in the driver. A method that is
+added here names its counterpart there.
+"""
 
 from __future__ import annotations
 

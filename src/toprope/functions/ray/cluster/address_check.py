@@ -1,4 +1,9 @@
-"""Check of a Ray address within seconds: Ray itself retries for minutes."""
+"""Check of a Ray address within seconds: Ray itself retries for minutes.
+
+`cluster.startup` calls it before it connects. It makes one call of gRPC and tells by the answer whether a Ray, a Ray
+client's server or something else is there; the bytes are those of HTTP/2 and gRPC, without a library. Held by
+tests/functions/test_functions_addresses.py.
+"""
 
 from __future__ import annotations
 

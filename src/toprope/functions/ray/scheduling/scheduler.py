@@ -1,4 +1,8 @@
-"""Placement of instances on Ray's nodes, and the time limits of their requests, which Ray does not have."""
+"""Placement of instances on Ray's nodes, and the time limits of their requests, which Ray does not have.
+
+`ray.instances` and `ray.functions` ask it for Ray's options of a request, and have it watch the request. Ray itself
+grants the resources.
+"""
 
 from __future__ import annotations
 

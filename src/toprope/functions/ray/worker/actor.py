@@ -1,4 +1,8 @@
-"""Instance on Ray: one actor class that creates and calls an instance of any user class."""
+"""Instance on Ray: one actor class that creates and calls an instance of any user class.
+
+`ray.instances` has Ray start it; its methods are called by name from there. The process is set up by `worker.process`
+before anything of the user's is unpickled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Worker process on Ray: its environment, setup and results."""
+"""Worker process on Ray: its environment, setup and results.
+
+Shared by `worker.actor` (instances) and `worker.task` (functions). `Setup` is made by the caller, in another process.
+"""
 
 from __future__ import annotations
 
