@@ -1,4 +1,9 @@
-"""`FlowGraph`: the user's class of a graph, which is fed and fetched from."""
+"""`FlowGraph`: the user's class of a graph, which is fed and fetched from.
+
+Public API with the reference's names, codes and quirks, and toprope's own calls (`submit`, `stream`, `results`, ...);
+the HTTP service and `toprope serve` call it, too. What runs is `executor.runner`; conversion of values is
+`flow.convert`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Futures and streams of a graph's results: a thread fetches, and delivers each result to its input's receiver."""
+"""Futures and streams of a graph's results: a thread fetches, and delivers each result to its input's receiver.
+
+`FlowGraph.submit` and `stream`, and with them the HTTP service, are built on it; it calls the runner. A receiver that
+has given up must never stop the others: tests/flow/test_flow_run.py and test_serve_graph.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tensors of the dataflow API on the host: an array with a description."""
+"""Tensors of the dataflow API on the host: an array with a description.
+
+For users (`Tensor`, `alloc_tensor`); stages and the service use it for tensors that are not torch's.
+"""
 
 from __future__ import annotations
 

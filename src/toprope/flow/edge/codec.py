@@ -1,9 +1,9 @@
-"""Codec of messages between processes: small payloads in the message, large ones in shared memory, device tensors by
-reference.
+"""Codec of messages between processes: data inside the message, in shared memory, or, on a device, by reference.
 
-The sender fills blocks of shared memory, and receivers read them in place. In front of a block are flags, one for each
-receiver, which it sets when nothing there uses the block any more: giving a block back costs no message. Segments are
-mapped once and stay mapped. A block with several readers must not be written to: arrays in it are read-only, as a sign.
+`edge.links` and the runner use one for each process. The sender fills blocks of shared memory (`Lender`), and receivers
+read them in place (`Borrower`). In front of a block are flags, one for each receiver, which it sets when nothing there
+uses the block any more: giving a block back costs no message. Segments are mapped once and stay mapped. A block with
+several readers must not be written to: arrays in it are read-only, as a sign.
 
 Pickles are only ever read from sockets in the graph's private folder, which this user alone can enter, and from
 connections to other machines that have authenticated with the graph's secret.

@@ -1,11 +1,12 @@
 """Connections of one process of a graph: sockets to the others, and a wait for messages, shared by its threads.
 
-Processes on one machine use Unix sockets in the graph's private folder, those on several machines TCP after the
-authentication of `multiprocessing.connection` with the graph's secret. Messages by TCP are neither encrypted nor
-signed: the network between the machines of a Ray is assumed to be private, as Ray itself does.
+The driver and every process of stages have one `Connections`; links, fetcher and loops send and wait by it. Processes
+on one machine use Unix sockets in the graph's private folder, those on several machines TCP after the authentication of
+`multiprocessing.connection` with the graph's secret. Messages by TCP are neither encrypted nor signed: the network
+between the machines of a Ray is assumed to be private, as Ray itself does.
 
 Sending never waits: what does not fit is kept and sent later, and `Peer.full` is true meanwhile. Threads that wait
-read; of several, one reads for all.
+read; of several, one reads for all. Held by tests/flow/test_flow_edge.py and test_flow_far.py.
 """
 
 from __future__ import annotations

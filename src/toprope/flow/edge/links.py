@@ -1,10 +1,12 @@
 """The two ends of an edge between two processes: a ring buffer on one machine, a socket between machines.
 
-The sender may have as many messages in flight as the edge is deep. On one machine it reads in the ring buffer how many
-were taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message
-until the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first
-had not begun with, and a failure in place of the others. Between machines a receiver may have taken more than its
-sender knows: then messages are marked as sent again, and a stage that has had their results drops them.
+The runner and the processes of stages make them by `out_link` and `in_link`, and take messages from an `InQueue`. The
+sender may have as many messages in flight as the edge is deep. On one machine it reads in the ring buffer how many were
+taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message until
+the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first had not
+begun with, and a failure in place of the others. Between machines a receiver may have taken more than its sender knows:
+then messages are marked as sent again, and a stage that has had their results drops them. Held by
+tests/flow/test_flow_edge.py, test_flow_far.py and test_flow_faults.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Placement of the stages of a graph in processes; pure but for the masks of this process."""
+"""Placement of the stages of a graph in processes; pure but for the masks of this process.
+
+The runner calls `place` once, when a graph starts; the result is the plan of every process (`stage.plan`). Rules of the
+deploy file are in `graph.deploy_file`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Runner of a graph in the program: starts, feeds, fetches from and ends the graph."""
+"""Runner of a graph in the program: starts, feeds, fetches from and ends the graph.
+
+`FlowGraph` makes one when it is first fed; futures and closures call it, too. It works on messages and codes: values,
+exceptions and the API's quirks belong to `FlowGraph`. Held by tests/flow/test_flow_run.py and test_flow_faults.py.
+"""
 
 from __future__ import annotations
 

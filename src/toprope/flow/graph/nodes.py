@@ -1,6 +1,8 @@
 """Nodes, their wiring, and the plan of a graph; pure.
 
-Any thread may build graphs. Names are given as the reference gives them: the class's name, then `_1`, `_2`, ...
+Users build graphs of `FlowData`, `FlowNode` and `FlowOutput`; `plan` makes the `Plan` that everything behind works on:
+placement, runner, metrics, service. Any thread may build graphs. Names are given as the reference gives them: the
+class's name, then `_1`, `_2`, ... Held by tests/flow/test_flow_graph.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Settings of a graph: its options and those of `init`, the deploy file, and setters until it is first fed."""
+"""Settings of a graph: its options and those of `init`, the deploy file, and setters until it is first fed.
+
+The base class of `FlowGraph`; its result is `RunOptions` (`stage.spec`) for the runner. Option names are the
+reference's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""HTTP application of a graph: FastAPI, with one endpoint that feeds the graph."""
+"""HTTP application of a graph: FastAPI, with one endpoint that feeds the graph.
+
+`toprope.flow.service.Service`, for users, and `toprope serve`. Here are admission, deadlines, streaming and refusals;
+bodies are in `bodies`, descriptions in `openapi` and `ports`. docs/serve.md promises what clients see;
+tests/flow/test_serve_app.py holds it with a graph that is a stand-in, test_serve_http.py with a real one.
+"""
 
 from __future__ import annotations
 

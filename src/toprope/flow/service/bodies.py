@@ -1,4 +1,8 @@
-"""Bodies of requests and responses: JSON, safetensors, forms and raw bytes as values of a graph, and back."""
+"""Bodies of requests and responses: JSON, safetensors, forms and raw bytes as values of a graph, and back.
+
+`service.app` calls it. Input comes from strangers: every check of sizes, types and names is here, and each refusal is a
+`Problem` with the place of the mistake. Formats are public: docs/serve.md.
+"""
 
 from __future__ import annotations
 

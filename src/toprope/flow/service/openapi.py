@@ -1,4 +1,7 @@
-"""The OpenAPI description of a service, with the inputs and outputs of its graph; pure."""
+"""The OpenAPI description of a service, with the inputs and outputs of its graph; pure.
+
+`service.app` serves it. What clients may send and get is decided in `service.bodies`: change both.
+"""
 
 from __future__ import annotations
 

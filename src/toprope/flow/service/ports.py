@@ -1,4 +1,7 @@
-"""The inputs and outputs of a graph as a service names and describes them; pure."""
+"""The inputs and outputs of a graph as a service names and describes them; pure.
+
+`service.app` makes them once; `bodies` checks requests by them, and `openapi` describes them.
+"""
 
 from __future__ import annotations
 

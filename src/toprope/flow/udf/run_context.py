@@ -1,4 +1,7 @@
-"""Start parameters and run context, which functions of the UDF interface get in addition to messages."""
+"""Start parameters and run context, which functions of the UDF interface get in addition to messages.
+
+For users; `flow_func` makes them in the stage's process. Methods and codes are the reference's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Calls of a stage's functions, and their context objects."""
+"""Calls of a stage's functions, and their context objects.
+
+`worker.loop` has an input and calls; here values are taken out of messages and results become messages. The functions
+come from `flow.points`, by way of `stage.spec.StageObject`.
+"""
 
 from __future__ import annotations
 

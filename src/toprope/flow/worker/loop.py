@@ -1,4 +1,9 @@
-"""A stage of a process, and the loop of each of its functions: gather, run, send, again."""
+"""A stage of a process, and the loop of each of its functions: gather, run, send, again.
+
+`worker.process` runs it, one thread for each function. It joins `input_matching`, `dynamic_batch`, `calls` and the
+links of `flow.edge`; order, deadlines, cancelled inputs, streams and failures are decided here. Held by
+tests/flow/test_flow_run.py and test_flow_faults.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Key-value calls of the yr API (`yr.kv_set`, ...): arguments are checked here, the backend's `KeyValuePairs` keeps them.
+"""Key-value calls of the yr API (`yr.kv_set`, ...): checks of the arguments; the backend keeps the pairs.
 
 For users. Most options of a cluster have no effect and are accepted. Names, defaults and messages are openYuanrong's.
 """

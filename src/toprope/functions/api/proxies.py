@@ -1,4 +1,4 @@
-"""The decorators of the yr API (`yr.invoke`, `yr.instance`) and their proxies, by which functions and classes are called.
+"""Decorators of the yr API (`yr.invoke`, `yr.instance`), and the proxies that functions and classes become.
 
 For users; `toprope.flow` starts its processes by them, too. A call checks its options and goes to the backend in use
 (`functions.context`); nothing runs here. Names and quirks are openYuanrong's (its Python API, master of 2026-08); held
