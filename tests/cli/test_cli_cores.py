@@ -17,7 +17,7 @@ from toprope.cores import Card, Communicator, Discipline, Op, Plan, Program, Str
 from toprope.cores.check import Result, Verdict, check
 from toprope.cores.findings import Finding, Level
 from toprope.cores.model import Collective
-from toprope.cores.symptoms import of_code, seen_in, symptoms
+from toprope.cores.diagnosis import of_code, seen_in, symptoms
 from toprope.terminal import render
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

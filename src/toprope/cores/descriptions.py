@@ -1,4 +1,7 @@
-"""A moment of a program in words: how much each operator holds, and what it waits for; pure."""
+"""A moment of a program in words: how much each operator holds, and what it waits for; pure.
+
+For the output of `toprope cores` (`cli.output`) and the pictures of a run: both say the same in the same words.
+"""
 
 from __future__ import annotations
 

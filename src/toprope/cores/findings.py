@@ -1,4 +1,8 @@
-"""Faults of a program other than a lack of cores: the checks besides the proof of deadlocks; pure."""
+"""Faults of a program other than a lack of cores, such as collectives that two cards run in different order; pure.
+
+`check` adds them to its result; the commands print them. A new check is a function and a row of `RULES`, a case in
+tests/cores/test_cores_findings.py and a line in docs/cores.md.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads `kernel_details.csv` of the vendor's profiler (and msprof's `op_summary`), one file a rank or more; pure.
 
-What such a file does not say stays unknown: it holds no events between streams, so its streams count as independent,
-and a message between two ranks has no partner.
+A part of `cores.record`. Columns are those of the vendor's releases, `_COLUMNS`; tests/cores/test_cores_record_csv.py
+has files of each. What such a file does not say stays unknown: it holds no events between streams, so its streams count
+as independent, and a message between two ranks has no partner.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The best limits that the exact test proves safe, by CP-SAT; needs the extra `plan`.
 
-The sums of S1 ask for more than safety needs. Here limits are proposed by what they do to the makespan, in the order of
-the program; the checker proves them safe or shows a deadlock; and whatever gives each stream of that deadlock at least
-as much is proposed no more (a deadlock stays one when demands grow). The plan by sums is where it starts, and what is
-given back when nothing better is found in time.
+For `toprope cores plan --exact` and users. The sums of S1 ask for more than safety needs. Here limits are proposed by
+what they do to the makespan, in the order of the program; the checker proves them safe or shows a deadlock; and all
+limits that give each stream of that deadlock at least as much are ruled out (a deadlock stays one when demands grow).
+The search begins with the plan by sums, and returns that one if nothing better is found in time.
 
 Not modelled: operators that get their cores at chosen times (a moldable-task schedule). A card has nothing that would
 keep to such a schedule; limits it does keep.

@@ -1,4 +1,8 @@
-"""Times of work by number of cores: measured tables, profiles of others, estimates; pure."""
+"""Times of work by number of cores: measured tables, profiles of others, estimates; pure.
+
+`Times`, `Work` and `Demand` are the input of every planner. Each time has its source: measured, profile (profiles.toml)
+or estimate.
+"""
 
 from __future__ import annotations
 

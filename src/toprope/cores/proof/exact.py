@@ -1,8 +1,9 @@
 """The exact test in plain Python: is there a moment in which a program is stuck; pure.
 
-Under D0, D1 and D2 that is a question about sets of finished operators alone (`cut`). The sets are searched by halving:
-a box says how many operators of each stream have finished, at least and at most. What a box implies is drawn from it
-first, and a box on whose cards no kind of core can run short holds no deadlock.
+`cores.check` calls it when sums do not decide. Under D0, D1 and D2 that is a question about sets of finished operators
+alone (`proof.stuck_cuts`). The sets are searched by halving: a box is, for each stream, the least and the largest
+number of operators that have finished. What a box implies is drawn from it first, and a box on whose cards no kind of
+core can run short holds no deadlock. Held by tests/cores/test_cores_exact.py, against exhaustive search.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The exact test as a constraint problem, for OR-tools' CP-SAT: programs of more than a thousand operators.
 
-Needs the extra `plan`. Variables are whether each operator has finished, whether it is active, and per stream the
-blocks that are held and whether these are all that are needed; both kinds of core follow from the blocks. A solution is
-a moment in which nothing can go on.
+`cores.check` calls it when plain Python (`proof.exact`) does not decide in time; both must agree, which
+tests/cores/test_cores_exact.py compares. Needs the extra `plan`. Variables are whether each operator has finished,
+whether it is active, and per stream the blocks that are held and whether these are all that are needed; both kinds of
+core follow from the blocks. A solution is a moment in which nothing can go on.
 """
 
 from __future__ import annotations

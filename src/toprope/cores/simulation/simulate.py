@@ -1,7 +1,7 @@
 """One run of a program on a virtual clock, in an order that a seed chooses; pure.
 
-It shows what happens, and is the check on the checker: what it finds is a deadlock, whatever a proof says. What it
-does not find may still be there; only `toprope.cores.check` proves safety.
+For `toprope cores simulate`, users, and the tests of the checker. It shows what happens: what it finds is a deadlock,
+whatever a proof says. What it does not find may still be there; only `toprope.cores.check` proves safety.
 
 - A host issues each operator at a random time after those before it have finished; many at the same moment.
 - Cores are handed out by the discipline, in random order among the operators that wait.
