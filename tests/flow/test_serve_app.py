@@ -1,4 +1,7 @@
-"""The HTTP application of a graph: bodies, answers, refusals. The graph is a stand-in: no process is started."""
+"""The HTTP application of a graph (`flow.service`): bodies, answers, refusals. The graph is a stand-in.
+
+No process is started; test_serve_http.py has real ones.
+"""
 
 import asyncio
 import json

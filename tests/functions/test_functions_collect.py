@@ -1,4 +1,4 @@
-"""The cards of a machine: every mode, on stand-ins of /dev and of the vendors' tools."""
+"""Discovery of a machine's cards (`deployment.discover`): every mode, on stand-ins of /dev and of the vendors' tools."""
 
 import logging
 import subprocess

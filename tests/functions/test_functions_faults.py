@@ -1,4 +1,4 @@
-"""Faults: whatever goes wrong, nobody waits longer than told, no result is lost or doubled, and nothing stays held.
+"""Faults of workers and programs: no wait exceeds its limit, no result is lost or doubled, and all is released.
 
 Ten seeded rounds in `make test`, two hundred in `make soak`: each with faults of workers in one session, at other
 moments, and with a program of its own, to which something happens while it runs and again at its end.

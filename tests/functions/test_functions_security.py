@@ -1,4 +1,7 @@
-"""Nobody else gets at a session: not its memory, not its sockets; and nothing from elsewhere is unpickled."""
+"""Nobody else gets at a session: not its memory, not its sockets; and nothing from elsewhere is unpickled.
+
+Held: `local.folder`, `transport`, `deployment.state_file`, by the rights of files and by attempts.
+"""
 
 import ast
 import fcntl

@@ -1,4 +1,7 @@
-"""Weights outside of their modules: metadata works, a visit and an optimizer work, all else raises and names them."""
+"""Weights outside of their modules: metadata works, visits and optimizers work, all else is an error that names them.
+
+Held: `store.absent`, `engine.visit` and the hooks, by ways in which programs reach a weight.
+"""
 
 import copy
 import gc

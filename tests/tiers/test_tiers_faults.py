@@ -1,5 +1,7 @@
-"""What goes wrong in training is told by its type at the next call, and nothing is corrupted: from the last checkpoint
-on the run goes on to the same bits. For inference the same is in test_tiers_ring; acceptance 6 of the tiers.
+"""Faults in training: each is an error of its type at the next call, and the last checkpoint leads to the same bits.
+
+Errors of the disk, changed files, a full disk, Ctrl-C at any moment. For inference the same is in test_tiers_ring.py;
+acceptance 6 of the tiers.
 """
 
 import errno

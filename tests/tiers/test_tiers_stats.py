@@ -1,4 +1,4 @@
-"""The figures of a model whose weights come and go, held against what really moved; the timeline; progress."""
+"""The figures of an attached model (`engine.stats`, `prefetch.timeline`) against what really moved."""
 
 import itertools
 import json

@@ -1,10 +1,11 @@
-"""One test for each public thread about models larger than memory, numbered as the specification of tiers lists them
-(`thread`), and those of Ascend's users as test_doctor_threads numbers them (`field`). Those that need a card, if only a
+"""One test for each public thread about models larger than memory, numbered as the specification of tiers lists them.
+
+`thread` is the number there, `field` that of Ascend's users in test_doctor_threads. Tests that need a card, if only a
 simulated one, are in simulated/test_tiers_threads.py.
 
 The list at the end holds all of them together. What is not tried here of them: how many tokens or TFLOPS a card made
 (19, 22, 24), and how fast their disks were (23): benchmarks/tiers.py and benchmarks/tiers_training.py measure that on
-the machine at hand. Here it is what was at fault: links that stand still, memory that is not used, bytes that go twice.
+the machine at hand. Here it is what was at fault: links that are idle, memory that is not used, bytes that go twice.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Saved tensors in a store: gradients bit for bit, whatever the allocator does with addresses."""
+"""Saved tensors in a store (`training.activations`): the same gradients, whatever the allocator does with addresses."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Optimizers whose states lie in a store: the same bits as torch's own step, whatever the class and its options."""
+"""Optimizers with states in a store (`training.optimizer`, `stepping`): the same bits as torch's own step."""
 
 import copy
 import io
