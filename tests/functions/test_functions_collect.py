@@ -1,4 +1,4 @@
-"""Discovery of a machine's cards (`deployment.discover`): every mode, on stand-ins of /dev and of the vendors' tools."""
+"""Discovery of the cards of a machine (`deployment.discover`): every mode, on stand-ins of /dev and of npu-smi."""
 
 import logging
 import subprocess

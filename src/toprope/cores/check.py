@@ -268,10 +268,10 @@ class _Checker:
         """The verdicts under the other disciplines."""
         verdicts = {discipline: self.known[discipline].verdict}
         for other in (Discipline.D0, Discipline.D1, Discipline.D2, Discipline.D0B):
-            _imply(verdicts, self._parts)
+            _add_implied(verdicts, self._parts)
             if other not in verdicts:
                 verdicts[other] = self.decide(other, min(deadline, time.thread_time() + SIDE_SECONDS)).verdict
-        _imply(verdicts, self._parts)
+        _add_implied(verdicts, self._parts)
         return {other: verdicts[other] for other in Discipline if other is not discipline}
 
     @cached_property
@@ -296,7 +296,7 @@ class _Checker:
         return parts
 
 
-def _imply(verdicts: dict[Discipline, Verdict], parts: list[tuple[Discipline, Discipline]]) -> None:
+def _add_implied(verdicts: dict[Discipline, Verdict], parts: list[tuple[Discipline, Discipline]]) -> None:
     """Add what follows from verdicts."""
     for part, whole in parts:
         if verdicts.get(part) is Verdict.DEADLOCK and verdicts.get(whole) in (None, Verdict.UNKNOWN):

@@ -127,7 +127,7 @@ def _finding(rule: str, text: str, ops: Iterable[OpId]) -> Finding:
     return Finding(RULES[rule], rule, text, tuple(ops))
 
 
-def _alike(
+def _merge_alike(
     rule: str, found: Iterable[tuple[object, tuple[OpId, ...]]], text: Callable[[tuple[OpId, ...]], str]
 ) -> Iterator[Finding]:
     """One finding for each group that is alike, with the text of its first."""
@@ -151,7 +151,7 @@ def _missing_ranks(program: Program) -> Iterator[Finding]:
         cards = ", ".join(program.missing(collective))
         return f"{program.describe(ops[0])} is {collective}, which has no member on card {cards}: it never finishes."
 
-    yield from _alike("missing-rank", found(), text)
+    yield from _merge_alike("missing-rank", found(), text)
 
 
 def _on_one_card(program: Program) -> Iterator[Finding]:
@@ -182,7 +182,7 @@ def _different_collectives(program: Program) -> Iterator[Finding]:
         collective = program.op(ops[0]).collective
         return f"{collective} is not the same collective on all cards: {', '.join(map(program.describe, ops))}."
 
-    yield from _alike("desync", found(), text)
+    yield from _merge_alike("desync", found(), text)
 
 
 def _different_order(program: Program) -> Iterator[Finding]:
@@ -244,11 +244,11 @@ def _over_limit(program: Program) -> Iterator[Finding]:
         op = program.op(ops[0])
         assert op.limit is not None
         return (
-            f"{program.describe(ops[0])} has a barrier over {_text(op.cores)} and a limit of {_text(op.limit)}: "
+            f"{program.describe(ops[0])} has a barrier over {_text_of(op.cores)} and a limit of {_text_of(op.limit)}: "
             "its blocks never are there at the same time."
         )
 
-    yield from _alike("sync-all-over-limit", found(), text)
+    yield from _merge_alike("sync-all-over-limit", found(), text)
 
 
 def _two_aiv_communicators(program: Program, graph: Graph) -> Iterator[Finding]:
@@ -305,12 +305,12 @@ def _unequal_limits(program: Program) -> Iterator[Finding]:
 
     def text(ops: tuple[OpId, ...]) -> str:
         each = (
-            f"{program.describe(id)} {'may use' if op.limit is not None else 'uses'} {_text(op.limit or op.cores)}"
+            f"{program.describe(id)} {'may use' if op.limit is not None else 'uses'} {_text_of(op.limit or op.cores)}"
             for id, op in ((id, program.op(id)) for id in ops)
         )
         return f"the ranks of a collective differ in their cores: {', '.join(each)}."
 
-    yield from _alike("unequal-limits", found(), text)
+    yield from _merge_alike("unequal-limits", found(), text)
 
 
 def _below_minimum(program: Program) -> Iterator[Finding]:
@@ -337,7 +337,7 @@ def _below_minimum(program: Program) -> Iterator[Finding]:
             f"{card.chip}."
         )
 
-    yield from _alike("below-hccl-minimum", found(), text)
+    yield from _merge_alike("below-hccl-minimum", found(), text)
 
 
 def _unknown(program: Program) -> Iterator[Finding]:
@@ -351,6 +351,6 @@ def _unknown(program: Program) -> Iterator[Finding]:
         )
 
 
-def _text(cores: Cores) -> str:
+def _text_of(cores: Cores) -> str:
     parts = [f"{number} {kind}" for number, kind in zip(cores, ("cube", "vector"), strict=True) if number]
     return f"{' and '.join(parts) or 'no'} cores"

@@ -103,7 +103,7 @@ def _files(paths: tuple[str | os.PathLike[str], ...]) -> list[Path]:
     files: list[Path] = []
     for given in map(Path, paths):
         if given.is_dir():
-            files += _of_folder(given)
+            files += _files_of_ranks(given)
         elif "*" in given.name and not given.exists():
             found = sorted(given.parent.glob(given.name))
             if not found:
@@ -117,7 +117,7 @@ def _files(paths: tuple[str | os.PathLike[str], ...]) -> list[Path]:
     return files
 
 
-def _of_folder(folder: Path) -> list[Path]:
+def _files_of_ranks(folder: Path) -> list[Path]:
     """The profiler's file of each rank: of one folder `kernel_details.csv`, where that names streams."""
     ranks: dict[Path, list[Path]] = {}
     for pattern in _PROFILED:

@@ -46,7 +46,7 @@ class Portable:
             self._parts = _as_text(error), (), None, None, False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _linked, self._parts
+        return _with_context, self._parts
 
     def _of(self, error: BaseException, above: tuple[int, ...]) -> tuple[Any, ...]:
         """The core of an exception, its notes, cause and context, and whether the context is hidden."""
@@ -97,14 +97,14 @@ class _Part:
         self._parts = parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _linked, self._parts
+        return _with_context, self._parts
 
 
 class _Core(_Part):
     """Class, arguments and attributes of an exception, and the members of a group."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, self._parts
+        return _construct, self._parts
 
 
 def built_in_attributes(kind: type[BaseException]) -> list[str]:
@@ -140,7 +140,7 @@ def notes_of(error: BaseException) -> list[str]:
     return list(found) if isinstance(found, list | tuple) else []
 
 
-def _linked(
+def _with_context(
     error: BaseException,
     notes: Sequence[str],
     cause: BaseException | None,
@@ -156,7 +156,7 @@ def _linked(
     return error
 
 
-def _made(
+def _construct(
     kind: type[BaseException],
     arguments: tuple[Any, ...],
     attributes: Mapping[str, Any],

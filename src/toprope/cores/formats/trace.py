@@ -232,10 +232,10 @@ class _Reader:
             if (act.pid, event) in self.passed:
                 queue.wait(self.passed[act.pid, event])
         elif act.act == "collective" and act.is_of_group:
-            self._hear(act, queue)
+            self._order_after_wait(act, queue)
             self._collective_of_group(act, queue)
         else:
-            self._hear(act, queue)
+            self._order_after_wait(act, queue)
             queue.add(self._op(act, queue.card))
 
     def _collective_of_group(self, act: _Act, caller: Queue) -> None:
@@ -255,7 +255,7 @@ class _Reader:
         self.counts["", ""] = number + 1
         return f"{act.pid}:{act.event or 'host'}#{number}"
 
-    def _hear(self, act: _Act, queue: Queue) -> None:
+    def _order_after_wait(self, act: _Act, queue: Queue) -> None:
         """Have work that a host thread gives to a card after a wait begin after what it waited for."""
         waited = self.waited.get((act.pid, act.thread), [])
         key = (*act.card, act.stream, act.thread)

@@ -146,7 +146,7 @@ class _Search:
     def forbid(self, proposed: dict[str, Cores], result: Result) -> bool:
         """Rule out these limits and all that are no smaller where it matters; False where that leaves none."""
         smaller = []
-        for name, kind, below in self._culprits(proposed, result):
+        for name, kind, below in self._deadlocked_limits(proposed, result):
             variable = self.limits[name, kind]
             if below > self.demands[name].least[kind]:
                 is_smaller = self.model.new_bool_var("")
@@ -179,7 +179,7 @@ class _Search:
         found = replace(found, bound=f"{slowest.stream} is the slowest stream: {slowest.microseconds:.1f} microseconds")
         return with_order(self.program, self.graph, self.order, self.sources, found)
 
-    def _culprits(self, proposed: dict[str, Cores], result: Result) -> list[tuple[str, int, int]]:
+    def _deadlocked_limits(self, proposed: dict[str, Cores], result: Result) -> list[tuple[str, int, int]]:
         """Stream, kind of core, and the limit below which it would ask for less than in the deadlock."""
         state = result.witness
         if state is None:

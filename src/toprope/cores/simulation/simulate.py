@@ -160,11 +160,11 @@ class _Machine:
         while self._next() == time:
             _, what, number, _ = heappop(self.events)
             touched.add(self.layout.card[number])
-            self._appear(number) if what == _ISSUE else self._finish(number)
+            self._activate(number) if what == _ISSUE else self._finish(number)
         for card in sorted(touched):
             self._hand_out(card)
         for number in sorted(self.changed):
-            self._note(number)
+            self._after_handing_out(number)
         self.changed.clear()
         if self.keep:
             if self.moments and self.moments[-1].microseconds == self.now:
@@ -176,7 +176,7 @@ class _Machine:
         self.weight[number] = (self.random.random() + 1e-3) ** self.unfairness
         heappush(self.events, (self.now + delay, _ISSUE, number, self.version[number]))
 
-    def _appear(self, number: int) -> None:
+    def _activate(self, number: int) -> None:
         self.ready[number] = self.now
         if self.layout.blocks[number]:
             self.active[self.layout.card[number]].append(number)
@@ -188,7 +188,7 @@ class _Machine:
         layout, card = self.layout, self.layout.card[number]
         if self.held[number]:
             self.active[card].remove(number)
-            self._move(number, -self.held[number])
+            self._change_held(number, -self.held[number])
         self.end[number] = self.now
         self.done[layout.ids[number][0]] += 1
         for other in layout.after[number]:
@@ -206,16 +206,16 @@ class _Machine:
             # What is left, and kept for nobody, lets elastic operators run more of their blocks at a time.
             for number in self.active[card]:
                 if self.held[number] and not self.layout.gang[number]:
-                    self._take(number, self._wish(number))
+                    self._take(number, self._blocks_possible(number))
 
     def _hand_out_freely(self, card: int, burst: bool) -> None:
-        waiting = [number for number in self.active[card] if self._wish(number)]
+        waiting = [number for number in self.active[card] if self._blocks_possible(number)]
         while waiting:
             number = self._draw(waiting)
-            blocks = self._wish(number)
+            blocks = self._blocks_possible(number)
             if blocks:
                 self._take(number, blocks if burst else 1)
-            if not self._wish(number):
+            if not self._blocks_possible(number):
                 waiting.remove(number)
 
     def _hand_out_whole(self, card: int) -> bool:
@@ -225,7 +225,7 @@ class _Machine:
         while waiting:
             keeper = self.keeper[card]
             number = self._draw(waiting) if keeper is None else keeper
-            if self._room(number) >= self.layout.needed[number]:
+            if self._blocks_that_fit(number) >= self.layout.needed[number]:
                 self.keeper[card] = None
                 self._take(number, self.layout.needed[number])
             elif reserves:
@@ -239,21 +239,21 @@ class _Machine:
             return waiting[0]
         return self.random.choices(waiting, [self.weight[number] for number in waiting])[0]
 
-    def _room(self, number: int) -> int:
+    def _blocks_that_fit(self, number: int) -> int:
         """Number of its blocks that the idle cores of its card can take."""
         idle = self.idle[self.layout.card[number]]
         return min(idle[kind] // cores for kind, cores in enumerate(self.layout.block[number]) if cores)
 
-    def _wish(self, number: int) -> int:
+    def _blocks_possible(self, number: int) -> int:
         """Number of blocks that it can get now, in addition."""
-        return min(self.layout.blocks[number] - self.held[number], self._room(number))
+        return min(self.layout.blocks[number] - self.held[number], self._blocks_that_fit(number))
 
     def _take(self, number: int, blocks: int) -> None:
         if blocks:
-            self._move(number, blocks)
+            self._change_held(number, blocks)
             self.begin.setdefault(number, self.now)
 
-    def _move(self, number: int, blocks: int) -> None:
+    def _change_held(self, number: int, blocks: int) -> None:
         layout = self.layout
         if not layout.gang[number] and self.held[number]:
             self.work[number] -= self.held[number] * (self.now - self.since[number])
@@ -268,7 +268,7 @@ class _Machine:
 
     # Who runs.
 
-    def _note(self, number: int) -> None:
+    def _after_handing_out(self, number: int) -> None:
         """After cores were handed out: keep what it holds; let it run."""
         if self.keep:
             self.steps.setdefault(number, []).append((self.now, self.held[number]))

@@ -119,7 +119,7 @@ class _Figure:
             streams[16:] = [("", f"and {len(streams) - 16} more streams")]
         self.y = self.drawing.legend(12, self.y + 4, streams)
         seen = {each.state for each in self.timeline.blocks}
-        states = [(f"key {_look(state)}", _MEANING[state]) for state in (RUNS, WAITS, PARTIAL) if state in seen]
+        states = [(f"key {_css_class(state)}", _MEANING[state]) for state in (RUNS, WAITS, PARTIAL) if state in seen]
         if any(each.uses_cores for each in self.timeline.idle):
             states.append(("none", "has none, waits"))
         self.y = self.drawing.legend(12, self.y + 2, states, swatch=22) + 2
@@ -185,7 +185,7 @@ class _Figure:
         }  # fmt: skip
         tooltip = f"{program.describe(block.op)}, stream {program.streams[block.op[0]].name}: {block.cores} "
         tooltip += f"{kind} cores, {_MEANING[block.state]}"
-        look = f"block {_look(block.state)} {self._colour(block.op)}"
+        look = f"block {_css_class(block.state)} {self._colour(block.op)}"
         self.drawing.rect(x, y, width, height, look, data=data, tooltip=tooltip)
         if block.end is None:
             port = self.ports.get(block.op)
@@ -310,7 +310,7 @@ class _Figure:
             self.y += 18
 
 
-def _look(state: str) -> str:
+def _css_class(state: str) -> str:
     return f"{state} hatched" if state == PARTIAL else state
 
 

@@ -91,7 +91,7 @@ class Peer:
             self.full = True
 
 
-def _turn(left: float, due: float | None) -> float:
+def _check_interval(left: float, due: float | None) -> float:
     """Seconds until a waiting thread checks its condition again."""
     return min(left, _TURN if due is None else min(_TURN, max(_LEAST, due - time.monotonic())))
 
@@ -330,12 +330,12 @@ class Connections:
             if self._reading.acquire(blocking=False):
                 try:
                     if not done():
-                        self.pump(_turn(left, due()))
+                        self.pump(_check_interval(left, due()))
                 finally:
                     self._reading.release()
                     self.notify()
             else:
-                self._wait_for_news(done, _turn(left, due()))
+                self._wait_for_news(done, _check_interval(left, due()))
         return True
 
     def look(self) -> None:

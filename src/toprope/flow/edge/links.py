@@ -209,7 +209,7 @@ class _RemoteOutLink(OutLink):
     _again = False
 
     def _announce(self, peer: Peer) -> None:
-        peer.links[_reverse(self.key)] = self
+        peer.links[_credit_key(self.key)] = self
         self._connections.send(peer, Kind.LINK, 0, (*self.key, ""))
 
     def credit(self, peer: Peer, figures: Sequence[int]) -> None:
@@ -252,7 +252,7 @@ class _RemoteOutLink(OutLink):
         return 0
 
 
-def _reverse(key: tuple[int, int, int]) -> tuple[int, int, int]:
+def _credit_key(key: tuple[int, int, int]) -> tuple[int, int, int]:
     """Key of the credit for an edge: two processes may have edges in both directions between them."""
     return ~key[0], key[1], key[2]
 
@@ -336,7 +336,7 @@ class _RemoteInLink(InLink):
     def __init__(self, connections: Connections, key: tuple[int, int, int], peer: Peer, queue: InQueue) -> None:
         super().__init__(RingBuffer(None), peer, queue)
         self._connections = connections
-        self._name = _reverse(key)
+        self._name = _credit_key(key)
         self._step = max(1, queue.depth // 8)
         self._reported = 0
         self._come = 0
@@ -390,7 +390,7 @@ class _Arrived:
     sealed: Sealed | None
 
 
-def _part(head: Head) -> int:
+def _part_number(head: Head) -> int:
     """One number for a transaction, or for a part of one that was split."""
     return head.transaction_id + (head.data_label << 64)
 
@@ -429,7 +429,7 @@ class InQueue:
     def add(self, link: InLink, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
         """Add a message of another process."""
         sealed = self._codec.arrived(place, meta, parts)
-        part = _part(sealed.head)
+        part = _part_number(sealed.head)
         if sealed.replayed and part in self._seen and part not in self._open_streams:
             link.take(self._connections, sealed.head.transaction_id)  # the stage had sent it before it died
             return
@@ -449,7 +449,7 @@ class InQueue:
         is_on_card = message.kind == TORCH and payload.device.type != "cpu"
         if self.on_host and is_on_card:
             message = replace(message, payload=payload.cpu())
-        self._append(_Arrived(None, message, None), _part(message.head))
+        self._append(_Arrived(None, message, None), _part_number(message.head))
         is_lost = self._overwrites and len(self._items) > self.depth
         if is_lost:
             self._items.popleft()

@@ -161,7 +161,7 @@ class Python:
         self._count = len(function.outputs)
         self._choice = function.choice or (None,) * self._count
         self._is_simple = self._choice == (None,)
-        self._device = None if device is None else _plain(device.torch_device)
+        self._device = None if device is None else _tensor_device(device.torch_device)
 
     def run(self, messages: list[Message], send: Callable[[int, Message], None]) -> None:
         """Call it once.
@@ -366,7 +366,7 @@ def _writable(array: Any, *, copies: bool) -> Any:
     return array.copy()
 
 
-def _plain(device: Any) -> Any:
+def _tensor_device(device: Any) -> Any:
     """A device as tensors name it: the CPU has no number there."""
     import torch
 

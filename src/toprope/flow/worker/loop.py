@@ -231,25 +231,25 @@ class Loop:
             if self._exceptions:
                 self._see_exception()
             else:
-                self._turn(gather.take())
+                self._handle_group(gather.take())
 
     def _is_ready(self) -> bool:
         return bool(self._exceptions) or self._gather.is_ready()
 
-    def _turn(self, group: Group) -> None:
+    def _handle_group(self, group: Group) -> None:
         messages = group.messages
         first = messages[0]
         if len(messages) == 1 and first.kind != FAILURE and not self._replies and not self._given_up:
             self._run(messages)
         else:
-            instead = self._instead(messages)
+            instead = self._messages_without_call(messages)
             if instead is None:
                 self._run(messages)
             else:
-                self._pass(instead)
-        self._finish(first.head.transaction_id)
+                self._send_to_all(instead)
+        self._finish_inputs(first.head.transaction_id)
 
-    def _instead(self, messages: list[Message]) -> list[Message] | None:
+    def _messages_without_call(self, messages: list[Message]) -> list[Message] | None:
         """The message that goes to all outputs without a call, or none; None where the function is to be called."""
         head = messages[0].head
         if self._given_up and head.transaction_id in self._given_up:
@@ -259,7 +259,7 @@ class Loop:
                 return [_passed_on(each)]
         if not self._replies:
             return None
-        self._look()
+        self._read_at_intervals()
         if self._cancelled and head.transaction_id in self._cancelled:
             return [_cancelled(head)]
         ends = sum(each.head.flags & END != 0 for each in messages)
@@ -271,12 +271,12 @@ class Loop:
         why = _failure(DfException(text), self._stage.plan.spec.name)
         return [Message(FAILURE, why, head, why.code)]
 
-    def _pass(self, instead: list[Message]) -> None:
+    def _send_to_all(self, instead: list[Message]) -> None:
         for each in instead:
             for outlet in self._outlets:
                 outlet.send(each)
 
-    def _finish(self, transaction: int) -> None:
+    def _finish_inputs(self, transaction: int) -> None:
         if self.is_alone:
             if self._gather.is_clear:
                 for queue in self._queues:
@@ -298,7 +298,7 @@ class Loop:
         except Stopped:
             raise
         except Cancelled:
-            self._pass([_cancelled(head)])
+            self._send_to_all([_cancelled(head)])
         except BaseException as error:
             self._fail(error, head)
         finally:
@@ -345,7 +345,7 @@ class Loop:
 
     def _turn_of_batch(self, groups: list[Group]) -> None:
         assert self._call is not None
-        instead = [self._instead(each.messages) for each in groups]
+        instead = [self._messages_without_call(each.messages) for each in groups]
         called = [each.messages for each, known in zip(groups, instead, strict=True) if known is None]
         head = (called or [groups[0].messages])[0][0].head
         began, waited = self._begin(head)
@@ -355,13 +355,13 @@ class Loop:
                 if known is None:
                     self._send_made(group.messages[0].head, next(made))
                 else:
-                    self._pass(known)
+                    self._send_to_all(known)
         finally:
             if called:
                 self._end(len(called), began, waited, head.transaction_id)
             self._status[0] = 0
         for group in groups:  # the collector is empty
-            self._finish(group.messages[0].head.transaction_id)
+            self._finish_inputs(group.messages[0].head.transaction_id)
 
     def _send_made(self, head: Head, made: Made) -> None:
         self._sent = [0] * len(self._outlets)
@@ -440,11 +440,11 @@ class Loop:
         Raises:
             Cancelled: it was.
         """
-        self._look()
+        self._read_at_intervals()
         if self._cancelled and transaction in self._cancelled:
             raise Cancelled
 
-    def _look(self) -> None:
+    def _read_at_intervals(self) -> None:
         """Read messages at intervals: a stage that always has inputs never waits for any."""
         now = time.monotonic_ns()
         if now - self._looked > _LOOK_NS:
@@ -455,14 +455,14 @@ class Loop:
 
     def _activate(self, messages: list[Message], head: Head, exception: tuple[int, int] | None) -> None:
         def raise_(code: int, context: int) -> None:
-            self._raise(head, code, context)
+            self._raise_exception(head, code, context)
 
         activation = Activation(messages, head, self._send, raise_, exception)
         code = self._stage.made.functions[self._function.name](activation)
         if code and head.transaction_id not in self._given_up:
             raise DfException(f"{self.name} returned {code}", FLOW_FUNC_FAILED)
 
-    def _raise(self, head: Head, code: int, context: int) -> None:
+    def _raise_exception(self, head: Head, code: int, context: int) -> None:
         if not self._stage.plan.catches:
             raise DfException(f"{self.name} raised the exception {code}, and the graph does not catch them", code)
         self._given_up.append(head.transaction_id)

@@ -238,7 +238,7 @@ class Reactor:
         ours, theirs = socket.socketpair()
         with theirs:
             number = next(self._numbers)
-            process = Process(number, Channel(ours, on_full=functools.partial(self._overflows, number)))
+            process = Process(number, Channel(ours, on_full=functools.partial(self._on_overflow, number)))
             self._all[number] = process  # before the forkserver, which reports to the other thread at once, knows of it
             try:
                 self._forkserver.ask(number, theirs.fileno())
@@ -256,7 +256,7 @@ class Reactor:
     def read_here(self, process: Process, entry: Entry, timeout: float | None) -> None:
         """Read for the caller until its object is available or the time is over. The caller holds `channel.reading`."""
         until = None if timeout is None else time.monotonic() + timeout
-        self._watch(process, 0)  # the pump would wake for every message, only to find that it is read here
+        self._set_events(process, 0)  # the pump would wake for every message, only to find that it is read here
         while not entry.done and not process.closed:
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
@@ -278,9 +278,9 @@ class Reactor:
         if process.cleaned_up:
             self._close(process)
         elif not process.closed:
-            self._watch(process, select.EPOLLIN | select.EPOLLONESHOT)
+            self._set_events(process, select.EPOLLIN | select.EPOLLONESHOT)
 
-    def _watch(self, process: Process, events: int) -> None:
+    def _set_events(self, process: Process, events: int) -> None:
         try:
             self._epoll.modify(process.channel, events)
         except (OSError, ValueError):
@@ -290,7 +290,7 @@ class Reactor:
         """Run an action later, in the listening thread."""
         return self._timers.after(seconds, action)
 
-    def _overflows(self, number: int) -> None:
+    def _on_overflow(self, number: int) -> None:
         process = self._all.get(number)
         if process is not None:
             self._full.append(process)
@@ -316,21 +316,21 @@ class Reactor:
     def _run(self) -> None:
         while not self._closing or any(not each.closed for each in list(self._all.values())):
             try:
-                self._once()
+                self._handle_events()
             except Exception:
                 if not self._closing:
                     import traceback
 
                     traceback.print_exc()
 
-    def _once(self) -> None:
+    def _handle_events(self) -> None:
         control = self._forkserver.control
         told = -1 if control is None else control.fileno()
         for fd, _ in self._epoll.poll(FLUSH if self._full else self._timers.due):
             if fd == self._wake_read:
                 os.read(self._wake_read, 4096)
             elif fd == told:
-                self._news()
+                self._read_forkserver()
             else:
                 found = self._listened.get(fd)
                 if found is not None:
@@ -362,7 +362,7 @@ class Reactor:
             process.channel.reading.release()
             self.listen(process)
 
-    def _news(self) -> None:
+    def _read_forkserver(self) -> None:
         """Read a report of the forkserver: a worker's process, or its end."""
         news = self._forkserver.news()
         if news is None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTACHED", "attach"]
 
-_WORTH = 256 * 2**20
+_WORTH_MEASURING = 256 * 2**20
 """Models of fewer bytes are planned with estimates of the links: measuring takes a second."""
 
 _QUIET_SECONDS = 2.0
@@ -123,7 +123,7 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"attach takes a torch.nn.Module, and this is {_called(model)}.",
+            f"attach takes a torch.nn.Module, and this is {_type_text(model)}.",
             do="give it the model: attach(model, ...); of a pipeline each of its models, such as attach(pipeline.unet)",
         )
     for name, module in model.named_modules():
@@ -189,7 +189,7 @@ def _resident(model: nn.Module, chosen: Iterable[str | type[nn.Module]]) -> set[
     return found
 
 
-def _called(value: object) -> str:
+def _type_text(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
@@ -232,10 +232,10 @@ def _folder(disk: str | os.PathLike[str] | None) -> tuple[Path | None, int | str
         return None, 0
     text = os.fspath(disk)
     path, limit = (text, None) if os.path.exists(text) else folder_and_limit(text)
-    return _existing(Path(path)), "auto" if limit is None else limit
+    return _existing_path(Path(path)), "auto" if limit is None else limit
 
 
-def _existing(path: Path) -> Path:
+def _existing_path(path: Path) -> Path:
     if not path.exists():
         raise UsageError(f"{path} is not there.", do="name a folder that is: attach(..., disk=folder)")
     return path
@@ -387,8 +387,8 @@ class _Attaching:
             handle = Handle(
                 self.module, engine, hooks, store, self.files, budgets, again, groups, self.origins, self.others
             )
-            migration.decoded = handle._resized
-            State(self.model, migration, engine.ring_clear, handle._resized).install(self.module, hooks)
+            migration.decoded = handle._on_resized
+            State(self.model, migration, engine.ring_clear, handle._on_resized).install(self.module, hooks)
         except BaseException as error:
             self._undo(hooks, engine, migration)
             if self.device.is_out_of_memory(error):
@@ -501,7 +501,7 @@ class _Attaching:
         from toprope.tiers.plan.links import estimate, measure
 
         total = sum(each.nbytes for each in self.model.weights.values())
-        if total < _WORTH:
+        if total < _WORTH_MEASURING:
             unified = not self.device.capabilities.separate_memory
             memory = estimate("memory") if unified else estimate("host_to_device")
             back = memory if unified else estimate("device_to_host")

@@ -147,7 +147,7 @@ class Engine:
         self.ring = self._ring([])
         self.needs: list[Needs] = []
         self.unit_of: dict[Weight, Unit] = {}
-        self.packing = Packing(self._fetched, self._residents)
+        self.packing = Packing(self._view_for_backward, self._residents)
         self.traces = {False: Order([]), True: Order([])}
         """Expected order of the units in a step; the key is True for steps with backward."""
         self.step: list[str] = []
@@ -212,7 +212,7 @@ class Engine:
             weights = [weight for each in plan.streamed(group.name) for weight in self.model.members[each.key]]
             if weights:
                 units.append(Unit(group.name, weights))
-        self._lay_out(units, plan)
+        self._set_offsets(units, plan)
         self.plan = plan
         size = max((each.nbytes for each in units), default=0)
         count = min(plan.slots, len(units)) if units and not plan.training else plan.slots
@@ -231,7 +231,7 @@ class Engine:
             else:
                 wanted = {weight for weight in needs.weights if weight.home is not None}
                 needs.units = [unit for unit in units if wanted.intersection(unit.weights)]
-        self._expect([each.name for each in units])
+        self._expect_definition_order([each.name for each in units])
         self._unfinished = None
 
     def _place(self, tiers: dict[str, Tier]) -> None:
@@ -280,7 +280,7 @@ class Engine:
         with self.device.as_current():
             return [Memory.on(self.device, size) for size in sizes]
 
-    def _lay_out(self, units: list[Unit], plan: Plan) -> None:
+    def _set_offsets(self, units: list[Unit], plan: Plan) -> None:
         unified = not self.device.capabilities.separate_memory
         room = plan.budgets.device - plan.resident_bytes
         most = max((len(each.weights) for each in units), default=0)
@@ -295,7 +295,7 @@ class Engine:
                 at += weight.nbytes
             unit.nbytes = aligned(at)
 
-    def _expect(self, names: list[str]) -> None:
+    def _expect_definition_order(self, names: list[str]) -> None:
         """Expect the order of definition, and its reverse in backward, until a step was traced."""
         self.traces = {False: Order(names), True: Order([*names, *reversed(names)])}
         self.ring.order = self.traces[False]
@@ -341,10 +341,10 @@ class Engine:
         try:
             for unit in needs.units:
                 if unit not in local.holding:
-                    self._take(unit, local)
+                    self._hold_unit(unit, local)
                     run.held.append(unit)
         except BaseException:
-            self._drop(run, local)
+            self._release_run(run, local)
             raise
         local.stack.append(run)
         if self.tracing and needs.group:
@@ -362,7 +362,7 @@ class Engine:
         with outside_transforms():
             while True:
                 run = local.stack.pop()
-                self._drop(run, local)
+                self._release_run(run, local)
                 if run.needs is needs:
                     break
             if run.held:
@@ -382,25 +382,25 @@ class Engine:
         try:
             for unit in needs.units:
                 if unit not in local.holding:
-                    self._take(unit, local, counted=False)
+                    self._hold_unit(unit, local, counted=False)
                     run.held.append(unit)
         except BaseException:
-            self._drop(run, local)
+            self._release_run(run, local)
             raise
         local.stack.append(run)
 
-    def _drop(self, run: Run, local: Local) -> None:
+    def _release_run(self, run: Run, local: Local) -> None:
         try:
             for unit in run.held:
-                self._keep_changes(unit)
+                self._write_back_changes(unit)
         finally:
             for unit in run.held:
-                self._give(unit, local)
+                self._release_unit(unit, local)
             if run.packs:
                 run.packs = False
                 torch._C._autograd._pop_saved_tensors_default_hooks()
 
-    def _keep_changes(self, unit: Unit) -> None:
+    def _write_back_changes(self, unit: Unit) -> None:
         """Write back weights that were changed in place while their module ran."""
         for weight, version in unit.versions.items():
             if weight.home is not None and weight.parameters[0]._version != version:
@@ -423,10 +423,10 @@ class Engine:
 
     def _forget_ended(self, local: Local, frame: Any) -> None:
         for _ in range(ended(local, frame)):
-            self._drop(local.stack.pop(), local)
+            self._release_run(local.stack.pop(), local)
         if not local.stack:
             for unit in list(local.holding):
-                self._give(unit, local)
+                self._release_unit(unit, local)
             if local.fetching is not None:
                 self.ring.release(local.fetching, local.fetcher)
                 local.fetching = None
@@ -434,7 +434,7 @@ class Engine:
     def _begin(self, needs: Needs) -> None:
         self._check(needs)
         backward = torch._C._current_graph_task_id() != -1
-        if not backward and (needs.root or (not self._rooted and self._again(needs))):
+        if not backward and (needs.root or (not self._rooted and self._begins_next_step(needs))):
             self._rooted = self._rooted or needs.root
             self.begin_step()
 
@@ -450,7 +450,7 @@ class Engine:
                 do="detach the model first: handle.detach()",
             )
         if not self._closed:
-            self._go_on()
+            self._resume_interrupted()
         if self.stale is not None:
             stale, self.stale = self.stale, None
             stale()
@@ -480,19 +480,19 @@ class Engine:
             if each.home is None
         }
 
-    def _go_on(self) -> None:
+    def _resume_interrupted(self) -> None:
         """Complete what Ctrl-C has interrupted: moves of a new plan, or making the slots."""
         if self._unfinished is not None:
             self.apply(self._unfinished)
         elif self.slot_sizes and not self.ring.slots and not self.lent:
             self.make_ring()
 
-    def _again(self, needs: Needs) -> bool:
+    def _begins_next_step(self, needs: Needs) -> bool:
         return bool(self.step) and bool(needs.units) and needs.units[0].name == self.step[0]
 
     # Units
 
-    def _take(self, unit: Unit, local: Local, *, counted: bool = True) -> Slot:
+    def _hold_unit(self, unit: Unit, local: Local, *, counted: bool = True) -> Slot:
         local.holding[unit] = 1
         try:
             slot = self.ring.hold(unit, local.me)
@@ -511,11 +511,11 @@ class Engine:
                     unit.versions = {weight: weight.parameters[0]._version for weight in unit.weights}
                 placed.add(local.me)
         except BaseException:
-            self._give(unit, local)
+            self._release_unit(unit, local)
             raise
         return slot
 
-    def _give(self, unit: Unit, local: Local) -> None:
+    def _release_unit(self, unit: Unit, local: Local) -> None:
         """Release a unit for this thread. Safe to repeat after an interruption."""
         with self.ring.lock:
             self._placed[unit].discard(local.me)
@@ -535,7 +535,7 @@ class Engine:
             self.ring.release(unit, local.me)
         local.holding.pop(unit, None)
 
-    def _fetched(self, reference: Reference) -> torch.Tensor:
+    def _view_for_backward(self, reference: Reference) -> torch.Tensor:
         """Return the view of a weight that backward asks for; its slot is kept as long as the view lives."""
         weight = reference.weight
         unit = self.unit_of.get(weight)

@@ -59,7 +59,7 @@ def _computing_again(module: nn.Module) -> Iterator[None]:
     key = (threading.get_ident(), id(module))
     _again[key] = _again.get(key, 0) + 1
     try:
-        with _apart(module):
+        with _hide_offloaded_weights(module):
             yield
     finally:
         _again[key] -= 1
@@ -68,7 +68,7 @@ def _computing_again(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _apart(module: nn.Module) -> Iterator[None]:
+def _hide_offloaded_weights(module: nn.Module) -> Iterator[None]:
     """Context in which torch's checkpointing does not see offloaded weights."""
     packing = _packings.get(module, lambda: None)()
     if packing is None:
@@ -138,13 +138,13 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         for each in _OPTIONS
     ]
     with ExitStack() as contexts:
-        contexts.enter_context(_block(_generator(module, *options, *args, **kwargs)))
-        contexts.enter_context(_apart(module))
+        contexts.enter_context(_checkpointed(_generator(module, *options, *args, **kwargs)))
+        contexts.enter_context(_hide_offloaded_weights(module))
         _local.running.append((module, contexts.pop_all()))
 
 
 @contextmanager
-def _block(running: Generator[None, None, None]) -> Iterator[None]:
+def _checkpointed(running: Generator[None, None, None]) -> Iterator[None]:
     next(running)
     yield
     next(running, None)

@@ -77,14 +77,14 @@ def _sizes(problem: Problem) -> Iterator[tuple[int, list[Unit]]]:
         yield max(size, tile), list(stay.values())
 
 
-def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[str, str], Tier] | None:
+def _place_off_device(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[str, str], Tier] | None:
     """Place the units outside the device, on the host if that saves the most disk time; None if they do not fit."""
     room = problem.budgets.host - staging
     if room < 0:
         return None
     tiers: dict[tuple[str, str], Tier] = {}
     tiers.update({(unit.what, unit.name): "disk" for unit in away if unit.asked == "disk"})
-    free = [_away(unit) for unit in away if unit.asked != "disk"]
+    free = [_with_size_off_device(unit) for unit in away if unit.asked != "disk"]
     ordered = sorted(free, key=lambda unit: (unit.asked != "host", -_density(unit.disk_saved, unit), unit.rank))
     for _, some in groupby(ordered, key=lambda unit: (unit.asked, _density(unit.disk_saved, unit))):
         units = list(some)
@@ -102,7 +102,7 @@ def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[
     return tiers
 
 
-def _away(unit: Unit) -> Unit:
+def _with_size_off_device(unit: Unit) -> Unit:
     """A unit with its size outside the device."""
     return unit if unit.away == unit.bytes else replace(unit, bytes=unit.away)
 
@@ -150,10 +150,10 @@ def _sets(problem: Problem, slots: int | None) -> Iterator[tuple[list[Unit], int
     """Sets of units that can stay on the device, each with number and size of the slots."""
     seen = set()
     least = max(LEAST_SLOTS, problem.held) if slots is None else slots
-    sizes = [each for each in _sizes(problem) if _rest(problem, *each, least) >= 0]
-    for size, stay in _few(sizes):
+    sizes = [each for each in _sizes(problem) if _room_left(problem, *each, least) >= 0]
+    for size, stay in _some_sizes(sizes):
         for count in range(least, max(least, MOST_SLOTS) + 1) if slots is None else (slots,):
-            room = _rest(problem, size, stay, count)
+            room = _room_left(problem, size, stay, count)
             if room < 0:
                 break
             picked = [_kept(problem, stay, room, pick) for pick in (_spread, _first, _last, _largest)]
@@ -165,11 +165,11 @@ def _sets(problem: Problem, slots: int | None) -> Iterator[tuple[list[Unit], int
                     yield kept, count, size
 
 
-def _rest(problem: Problem, size: int, stay: Sequence[Unit], slots: int) -> int:
+def _room_left(problem: Problem, size: int, stay: Sequence[Unit], slots: int) -> int:
     return problem.available - slots * size - sum(unit.bytes for unit in stay)
 
 
-def _few(sizes: list[tuple[int, list[Unit]]]) -> list[tuple[int, list[Unit]]]:
+def _some_sizes(sizes: list[tuple[int, list[Unit]]]) -> list[tuple[int, list[Unit]]]:
     """At most `_SIZES` of the sizes, including the largest and the smallest."""
     if len(sizes) <= _SIZES:
         return sizes
@@ -190,7 +190,7 @@ def _placements(problem: Problem, kept: Iterable[tuple[str, str]], count: int, l
         return
     on_device: dict[tuple[str, str], Tier] = dict.fromkeys(chosen, "device")
     for staging in (0, 1, 2):
-        tiers = _stores(problem, away, staging * size)
+        tiers = _place_off_device(problem, away, staging * size)
         if tiers is None:
             continue
         placement = Placement(problem, on_device | tiers, count if size else 0, size, staging)

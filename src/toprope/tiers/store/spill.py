@@ -49,7 +49,7 @@ class SpillFile:
     def __init__(self, folder: str | os.PathLike[str], capacity: int) -> None:
         self.folder, self.capacity = Path(folder), capacity
         try:
-            self.descriptor = _unnamed(self.folder)
+            self.descriptor = _open_unnamed(self.folder)
         except OSError as error:
             raise write_failed(error, str(folder)) from error
         self.file = DiskFile(self.folder / "(unnamed)", self.descriptor)
@@ -177,7 +177,7 @@ def pieces(parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
         before += nbytes
 
 
-def _unnamed(folder: Path) -> int:
+def _open_unnamed(folder: Path) -> int:
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -262,7 +262,7 @@ class SpillStore:
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
         """Keep a copy; it is written to the file in the background."""
-        self._raise()
+        self._raise_background_error()
         source = Memory.of(tensor.detach().contiguous())
         nbytes = source.nbytes
         self._wait_for_room(nbytes)
@@ -328,7 +328,7 @@ class SpillStore:
 
     def read(self, key: str, out: torch.Tensor) -> Pending:
         """Begin to read."""
-        self._raise()
+        self._raise_background_error()
         with self._lock:
             entry = self._entries[key]
             staged = entry.staged
@@ -341,7 +341,7 @@ class SpillStore:
                 self.transfers.clock.copied("host_to_device", entry.nbytes, time.perf_counter() - begin)
             return Done()
         load = Load(key, self.file.reads(entry.parts, target), queued(self.device))
-        entry.load = load if entry.load is None or entry.load.done else _both(entry.load, load)
+        entry.load = load if entry.load is None or entry.load.done else _after_both(entry.load, load)
         return Fetched(self.transfers.begin(load), self.device, self.transfers)
 
     def contains(self, key: str) -> bool:
@@ -360,7 +360,7 @@ class SpillStore:
         else:
             entry.load.then(lambda _: self.file.give_parts_back(entry.parts))
 
-    def _raise(self) -> None:
+    def _raise_background_error(self) -> None:
         with self._lock:
             error, self._error = self._error, None
         if error is not None:
@@ -373,7 +373,7 @@ class SpillStore:
         for each in writing:
             self.transfers.hasten(each)
             each.join()
-        self._raise()
+        self._raise_background_error()
 
     def close(self) -> None:
         """Close the file, which deletes it."""
@@ -388,7 +388,7 @@ class SpillStore:
             self.file.close()
 
 
-def _both(first: Load, second: Load) -> Load:
+def _after_both(first: Load, second: Load) -> Load:
     """A load that ends when both have ended."""
     made = Load(first.label, [], count=2)
     first.then(lambda load: made.finish(load.error))

@@ -176,7 +176,11 @@ def save(
             looked_at=f"{len(left)} parameters, such as {left[0]}",
             do="save after optimizer.step() and optimizer.zero_grad()",
         )
-    rest = {"optimizers": [_rest(each) for each in optimizers.taken], "random": _random_state(weights), "extra": extra}
+    rest = {
+        "optimizers": [_rest_of_state(each) for each in optimizers.taken],
+        "random": _random_state(weights),
+        "extra": extra,
+    }
     file = io.BytesIO()
     torch.save(rest, file)
     _check_loads(file)
@@ -267,19 +271,19 @@ def _check_model(reader: Reader, model: torch.nn.Module) -> None:
         if expected.get(name) != found.get(name):
             raise WeightsError(
                 f"{reader.path} is the checkpoint of another model.",
-                looked_at=f"{name} is {_words(found.get(name))} there, and {_words(expected.get(name))} in the model",
+                looked_at=f"{name} is {_described(found.get(name))} there, {_described(expected.get(name))} in the model",
                 do="build the model as it was when the checkpoint was written",
             )
 
 
-def _words(tensor: tuple[torch.dtype | None, tuple[int, ...]] | None) -> str:
+def _described(tensor: tuple[torch.dtype | None, tuple[int, ...]] | None) -> str:
     return "not" if tensor is None else f"of {tensor[0]} and shape {list(tensor[1])}"
 
 
 # Optimizers
 
 
-def _rest(optimizer: Any) -> dict[str, Any]:
+def _rest_of_state(optimizer: Any) -> dict[str, Any]:
     """The part of an optimizer's state that is not stored as tensors: its class, scalars and groups."""
     state_dict = optimizer.state_dict()
     scalars = {

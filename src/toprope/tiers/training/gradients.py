@@ -72,12 +72,14 @@ class Gradients:
                 return
             self.peak = max(self.peak, gradient.nbytes)
             parameter.grad = None
-            parameter.grad = store_tensor(store, f"gradient/{name}", _as(gradient, parameter), self.cut(parameter))
+            parameter.grad = store_tensor(
+                store, f"gradient/{name}", _strided_like(gradient, parameter), self.cut(parameter)
+            )
 
         return move
 
 
-def _as(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def _strided_like(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """The gradient with the parameter's strides, which autograd gives it except for unusual ones."""
     if gradient.stride() == parameter.stride() or not is_dense(parameter):
         return gradient

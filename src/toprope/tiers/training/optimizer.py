@@ -146,7 +146,7 @@ class Optimizers:
         self._kinds[id(optimizer)] = kind
         self.taken.append(optimizer)
         if "step" in vars(optimizer):  # a scheduler has wrapped the step
-            optimizer.step = _counted(optimizer, type(optimizer))  # type: ignore[method-assign]
+            optimizer.step = _step_seen_by_schedulers(optimizer, type(optimizer))  # type: ignore[method-assign]
         for group in optimizer.param_groups:
             self._prepare_group(optimizer, group)
         return optimizer
@@ -223,7 +223,7 @@ class Optimizers:
         def light(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and value.numel() > 1:
                 tensors.append(value)
-                return _Ticket(len(tensors) - 1)
+                return _Placeholder(len(tensors) - 1)
             return value
 
         states = {
@@ -233,7 +233,7 @@ class Optimizers:
         load({**state_dict, "state": states})
         for parameter, state in optimizer.state.items():
             for name, value in state.items() if isinstance(state, dict) else ():
-                if isinstance(value, _Ticket):
+                if isinstance(value, _Placeholder):
                     state[name] = _cast(tensors[value.number], parameter, name)
                     self.move_out(parameter, state)
         for group in optimizer.param_groups:
@@ -243,7 +243,7 @@ class Optimizers:
         """Restore all optimizers, with their states on the devices of their parameters."""
         for optimizer in self.taken:
             if "step" in vars(optimizer):
-                optimizer.step = _counted(optimizer, optimizer.plain_class)
+                optimizer.step = _step_seen_by_schedulers(optimizer, optimizer.plain_class)
             optimizer.__class__ = optimizer.plain_class
             del optimizer.plain_class, optimizer.tiers
             for parameter, state in optimizer.state.items():
@@ -281,7 +281,7 @@ class Optimizers:
             )
 
 
-class _Ticket:
+class _Placeholder:
     """Replacement for a tensor while torch loads a state_dict."""
 
     def __init__(self, number: int) -> None:
@@ -300,7 +300,7 @@ def _unhooked(step: Any) -> Callable[..., Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
-def _counted(optimizer: Any, cls: Any) -> Callable[..., Any]:
+def _step_seen_by_schedulers(optimizer: Any, cls: Any) -> Callable[..., Any]:
     """A step function that tells schedulers that it was called, like the one that a scheduler installs."""
     owner = weakref.ref(optimizer)
 

@@ -139,7 +139,7 @@ class Scheduler:
         finally:
             self._serving = False
         if self._reservations is not None and self._session.ledger.is_waited_for and self._look is None:
-            self._look = self._session.reactor.after(LOOK, self._look_again)
+            self._look = self._session.reactor.after(LOOK, self._poll_reservations)
 
     def _granted(self, ledger: Ledger) -> tuple[Grant, ...]:
         if self._reservations is None or ledger is not self._session.ledger:
@@ -147,7 +147,7 @@ class Scheduler:
         with self._reservations.synchronized(ledger, self._session.node):
             return ledger.serve()
 
-    def _look_again(self) -> None:
+    def _poll_reservations(self) -> None:
         """Poll for cards that other programs have released."""
         with self._session.lock:
             self._look = None

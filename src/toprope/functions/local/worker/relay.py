@@ -111,9 +111,9 @@ class Relay(Backend):
             else:
                 self._worker.news.tell()
         else:
-            self._waste(message)
+            self._release_answer(message)
 
-    def _waste(self, message: Message) -> None:
+    def _release_answer(self, message: Message) -> None:
         """Release the memory and objects of an unused answer."""
         self._worker.released.extend(key for key in message.meta[2] if key is not None)
         self.dropped.extend((number, 1) for number in message.meta[3])
@@ -122,7 +122,7 @@ class Relay(Backend):
         """Stop waiting for an answer."""
         message = self._answers.pop(number, None)
         if message is not None:
-            self._waste(message)
+            self._release_answer(message)
 
     # Objects
 
@@ -178,7 +178,7 @@ class Relay(Backend):
         self._late[number] = late
         packed = pack((Requests.when_done.__name__, (entry.number,)), self._worker.arena)
         self._send("request", number, packed, 0)
-        self._have_read()
+        self._ensure_reader()
 
     def object_id(self, entry: Any) -> str:
         """A name for an object."""
@@ -265,7 +265,7 @@ class Relay(Backend):
 
     # Inside
 
-    def _have_read(self) -> None:
+    def _ensure_reader(self) -> None:
         """Make sure that a thread reads the driver's messages."""
         if not self._worker.always_reads:
             self._listen()
@@ -276,9 +276,9 @@ class Relay(Backend):
             if self._listening:
                 return
             self._listening = True
-        threading.Thread(target=self._read_on, name="toprope callbacks", daemon=True).start()
+        threading.Thread(target=self._read_while_pending, name="toprope callbacks", daemon=True).start()
 
-    def _read_on(self) -> None:
+    def _read_while_pending(self) -> None:
         try:
             while self._listening:
                 self._worker.wait_for(lambda: not self._late, None)
@@ -302,7 +302,7 @@ class Relay(Backend):
         if self._answers.get(number) is not None and self._late.pop(number, None) is not None:
             callback()
         else:
-            self._have_read()
+            self._ensure_reader()
 
     def _new_number(self) -> int:
         return (self._worker.number << 40) | next(self._numbers)

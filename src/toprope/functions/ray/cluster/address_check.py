@@ -110,7 +110,7 @@ def asked(connection: socket.socket, authority: str, method: str) -> Answer:
             elif kind == _GO_AWAY or (kind == _RESET and stream == 1):
                 return Answer.OTHER
             elif kind == _HEADERS and stream == 1:
-                return _judged(_block(flags, payload))
+                return _kind_by_headers(_header_block(flags, payload))
     except TimeoutError:
         # it has begun as a server of gRPC does: a Ray may be as busy as that, and Ray has limits of its own
         return Answer.RAY if spoke else Answer.OTHER
@@ -118,7 +118,7 @@ def asked(connection: socket.socket, authority: str, method: str) -> Answer:
         return Answer.OTHER
 
 
-def _judged(block: bytes) -> Answer:
+def _kind_by_headers(block: bytes) -> Answer:
     """Kind of the server whose answer begins with these headers.
 
     A call that is known and refused has another status, or none yet.
@@ -180,7 +180,7 @@ def _exactly(connection: socket.socket, size: int, until: float) -> bytes:
     return found
 
 
-def _block(flags: int, payload: bytes) -> bytes:
+def _header_block(flags: int, payload: bytes) -> bytes:
     """The headers of a HEADERS frame."""
     if flags & _PADDED:
         payload = payload[1 : len(payload) - payload[0]] if payload else b""

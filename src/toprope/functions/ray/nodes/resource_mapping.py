@@ -86,7 +86,7 @@ def amounts(request: Request, smallest: Mapping[str, int]) -> Amounts:
     """
     cards = {each.vendor: share(each, smallest.get(each.vendor, PSEUDO_HBM)) for each in request.cards}
     gpus = cards.pop("GPU", 0)
-    scalars = {plain_key(key): _up(amount) for key, amount in request.scalars.items() if amount}
+    scalars = {plain_key(key): _round_up(amount) for key, amount in request.scalars.items() if amount}
     return Amounts(request.cpu / 1000, request.memory * 2**20, gpus, {**scalars, **cards})
 
 
@@ -95,8 +95,8 @@ def share(asked: CardRequest, hbm: int) -> float:
     if asked.whole_cards:
         return asked.whole_cards
     if asked.count:
-        return _up(asked.count)
-    return min(1.0, _up(max(asked.hbm / max(1, hbm), asked.stream / STREAMS)))
+        return _round_up(asked.count)
+    return min(1.0, _round_up(max(asked.hbm / max(1, hbm), asked.stream / STREAMS)))
 
 
 def plain_key(key: str) -> str:
@@ -134,7 +134,7 @@ def read_label(value: str) -> str:
     return value.replace("_", " ")
 
 
-def _up(amount: float) -> float:
+def _round_up(amount: float) -> float:
     """Round up to Ray's resolution, so that shares never add up to more than a card."""
     scale = 10**_DIGITS
     return amount if float(amount).is_integer() else math.ceil(round(amount * scale, 6)) / scale

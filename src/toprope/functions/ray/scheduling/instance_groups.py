@@ -76,7 +76,7 @@ class Groups:
         """Handle the end of an instance; its group, if any, may have to end too."""
         group = self._groups.get(record.options.group_name)
         if group is not None and record in group.members:
-            self._note_up(group)
+            self._check_started(group)
             self._do(group, group.gone(record, record.id, end))
 
     def of(self, record: Record) -> list[Record]:
@@ -141,10 +141,10 @@ class Groups:
         if group.error is not None:
             return  # a member could not be launched
         group.answers = [each.handle.ready.remote() for each in members]
-        group.ready = _all_there(backend).remote(*group.answers)
+        group.ready = _remote_barrier(backend).remote(*group.answers)
         if group.options.timeout != -1:
             backend.clock.after(group.options.timeout, lambda: self._late(group))
-        backend.clock.after(_LOOK, lambda: self._look(group))
+        backend.clock.after(_LOOK, lambda: self._poll(group))
 
     def _ready(self, group: _Group) -> ObjectRef:
         return ObjectRef(self._backend, Entry(group.ready, group.key, group.error))
@@ -170,10 +170,10 @@ class Groups:
         self._check(group)
         return group.error
 
-    def _look(self, group: _Group) -> None:
+    def _poll(self, group: _Group) -> None:
         """Poll a group until it or one of its members has ended."""
         if self._groups.get(group.name) is group and self._check(group):
-            self._backend.clock.after(_LOOK, lambda: self._look(group))
+            self._backend.clock.after(_LOOK, lambda: self._poll(group))
 
     def _check(self, group: _Group) -> bool:
         """See whether a group is placed, whether its members are up, and whether one has ended; true while none has."""
@@ -182,13 +182,13 @@ class Groups:
         instances = self._backend.instances
         lost = next((each for each in group.members if not each.is_over and instances.has_ended(each)), None)
         if lost is None:
-            self._note_up(group)
+            self._check_started(group)
             return True
         why = instances.why_ended(lost.id) or exited(f"instance {lost.id}", "")
         self.gone(lost, Gone(why, crashed=True))
         return False
 
-    def _note_up(self, group: _Group) -> None:
+    def _check_started(self, group: _Group) -> None:
         """See whether the constructors of all members have run: a group whose member ends after that had started."""
         if not group.answers or not self._is_placed(group) or group.stage is not Stage.STARTING:
             return
@@ -220,9 +220,9 @@ class Groups:
             self._backend.ray.util.remove_placement_group(placement)
 
 
-def _all_there(backend: RayBackend) -> Any:
-    return backend.ray.remote(_nothing).options(num_cpus=0, max_retries=0)
+def _remote_barrier(backend: RayBackend) -> Any:
+    return backend.ray.remote(_barrier).options(num_cpus=0, max_retries=0)
 
 
-def _nothing(*answers: bool) -> bool:
+def _barrier(*answers: bool) -> bool:
     return True

@@ -93,7 +93,7 @@ class _Base:
             self._attach()
             on_terminate(lambda: self.end(making.grace))
             target = pickle.loads(making.blob)
-            if _is_brought_back(context):
+            if _was_restarted(context):
                 self.instance = self._restored()
             else:
                 arguments, keywords = ray.get(packed[0]) if packed else ((), {})
@@ -318,7 +318,7 @@ def _bare_async(name: str) -> Callable[[AsyncHost], Any]:
     return call
 
 
-def _is_brought_back(context: Any) -> bool:
+def _was_restarted(context: Any) -> bool:
     """True if Ray has started this actor before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray warns of its own use of what it has deprecated

@@ -87,10 +87,10 @@ def granted_cards() -> dict[str, tuple[int | str, ...]]:
     import ray
 
     told = ray.get_runtime_context().get_accelerator_ids()
-    return {vendor: _ascending(told.get(vendor, [])) for vendor in VISIBLE}
+    return {vendor: _sorted_ids(told.get(vendor, [])) for vendor in VISIBLE}
 
 
-def _ascending(ids: list[Any]) -> tuple[int | str, ...]:
+def _sorted_ids(ids: list[Any]) -> tuple[int | str, ...]:
     texts = [str(each) for each in ids]
     if all(each.isdecimal() for each in texts):
         return tuple(sorted(map(int, texts)))
@@ -139,7 +139,7 @@ def result_of(result: Any, returns: int) -> Any:
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
     if inspect.isasyncgen(result):
-        result = asyncio.run(_drained(result))
+        result = asyncio.run(_collect_async(result))
     know_tensors()
     return result if returns == 1 else split(result, returns)
 
@@ -151,5 +151,5 @@ def split(result: Any, returns: int) -> Any:
     return tuple(_split(result, returns)) if returns else None
 
 
-async def _drained(generator: Any) -> list[Any]:
+async def _collect_async(generator: Any) -> list[Any]:
     return [each async for each in generator]

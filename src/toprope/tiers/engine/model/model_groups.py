@@ -167,14 +167,14 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
-def _identity(parameter: torch.Tensor) -> tuple[object, ...]:
+def _memory_key(parameter: torch.Tensor) -> tuple[object, ...]:
     if parameter.device.type == "meta":
         return (id(parameter),)
     storage = parameter.untyped_storage()
     return (storage._cdata, parameter.storage_offset(), parameter.shape, parameter.stride(), parameter.dtype)
 
 
-def _plain(parameter: torch.Tensor) -> bool:
+def _can_be_offloaded(parameter: torch.Tensor) -> bool:
     return (
         type(parameter.data) is torch.Tensor
         and parameter.layout is torch.strided
@@ -220,15 +220,15 @@ def read_model(model: nn.Module, small: int, resident: Collection[str] = ()) -> 
             if parameter is None:
                 continue
             name = f"{prefix}.{short}" if prefix else short
-            if not _plain(parameter) or id(parameter) in overlaps:
+            if not _can_be_offloaded(parameter) or id(parameter) in overlaps:
                 found.left.append(name)
                 continue
-            weight = by_identity.get(_identity(parameter))
+            weight = by_identity.get(_memory_key(parameter))
             if weight is None:
                 like = without_values(parameter)
                 kind = _kind(short, parameter)
                 weight = Weight(name, [], [], like, kind)
-                by_identity[_identity(parameter)] = weight
+                by_identity[_memory_key(parameter)] = weight
                 found.weights[name] = weight
             if prefix in resident:
                 weight.kind = "buffer"
@@ -252,10 +252,10 @@ def _overlapping(model: nn.Module) -> set[int]:
     """Parameters that share some of their memory with others, but not all of it."""
     areas: dict[int, list[tuple[int, int, int, tuple[object, ...]]]] = defaultdict(list)
     for parameter in model.parameters():
-        if parameter.device.type != "meta" and _plain(parameter):
+        if parameter.device.type != "meta" and _can_be_offloaded(parameter):
             start = int(parameter.storage_offset()) * parameter.itemsize
             cdata = parameter.untyped_storage()._cdata
-            areas[cdata].append((start, start + int(parameter.nbytes), id(parameter), _identity(parameter)))
+            areas[cdata].append((start, start + int(parameter.nbytes), id(parameter), _memory_key(parameter)))
     bad = set()
     for area in areas.values():
         for number, (start, stop, one, identity) in enumerate(area):
@@ -270,7 +270,7 @@ def _group(model: nn.Module, found: Model, small: int) -> None:
     total = sum(sizes.values())
     names = [(prefix, name) for prefix, _, some in found.owners for name in some]
     group_of = _blocks(names, sizes, total)
-    around = _around(found.owners, group_of)
+    around = _containers(found.owners, group_of)
     users: dict[str, set[str]] = defaultdict(set)
     for prefix, _, some in found.owners:
         for name in some:
@@ -300,7 +300,7 @@ def _group(model: nn.Module, found: Model, small: int) -> None:
         size = sum(aligned(each.nbytes) for each in weights[:-1]) + weights[-1].nbytes
         members[group_name][key] = Member(key, size, "weight", key)
         found.members[key] = weights
-    together = _together(found, group_of)
+    together = _needed_together(found, group_of)
     for name, some_members in members.items():
         found.groups.append(
             Group(name or "(model)", tuple(some_members.values()), together=tuple(together.get(name, ())))
@@ -326,7 +326,7 @@ def _is_in(module: str, other: str) -> bool:
     return module.startswith(other + ".")
 
 
-def _together(found: Model, group_of: dict[str, str]) -> dict[str, list[tuple[str, ...]]]:
+def _needed_together(found: Model, group_of: dict[str, str]) -> dict[str, list[tuple[str, ...]]]:
     """By group, the keys of members that a module and the modules around it need at the same time."""
     key_of = {weight.name: key for key, weights in found.members.items() for weight in weights}
     keys: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
@@ -375,7 +375,7 @@ def _numbered(prefix: str) -> Iterator[str]:
             yield ".".join(parts[: place + 1])
 
 
-def _around(owners: Iterable[tuple[str, nn.Module, list[str]]], group_of: dict[str, str]) -> set[str]:
+def _containers(owners: Iterable[tuple[str, nn.Module, list[str]]], group_of: dict[str, str]) -> set[str]:
     """Owners and groups whose module contains modules of other groups."""
     prefixes = list(group_of)
     found = set()
