@@ -271,7 +271,8 @@ def _check_model(reader: Reader, model: torch.nn.Module) -> None:
         if expected.get(name) != found.get(name):
             raise WeightsError(
                 f"{reader.path} is the checkpoint of another model.",
-                looked_at=f"{name} is {_described(found.get(name))} there, {_described(expected.get(name))} in the model",
+                looked_at=f"{name} is {_described(found.get(name))} there, "
+                f"and {_described(expected.get(name))} in the model",
                 do="build the model as it was when the checkpoint was written",
             )
 
