@@ -43,7 +43,7 @@ FIX_SECONDS = 5.0
 
 
 class Verdict(StrEnum):
-    """Answer of a check."""
+    """Answer of a check: safe, deadlock or unknown."""
 
     SAFE = "safe"
     """No order of things ends in a deadlock."""
@@ -57,7 +57,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a check.
+    """Result of `check`: the verdict, its proof or witness, findings and fixes.
 
     Attributes:
         verdict: the answer.

@@ -40,7 +40,7 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A symptom in a log.
+    """A symptom that was found in a log, with its first line.
 
     Attributes:
         symptom: which.
@@ -56,7 +56,7 @@ class Seen:
 
 
 def symptoms() -> tuple[Symptom, ...]:
-    """All that are known."""
+    """All symptoms that diagnosis.toml has."""
     return _shipped()
 
 

@@ -21,7 +21,7 @@ __all__ = ["RULES", "Finding", "Level", "assuming_cores", "barriers_over_limit",
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     """The program hangs, or the card refuses it."""

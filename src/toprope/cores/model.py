@@ -53,7 +53,7 @@ class Discipline(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card.
+    """A card with its cube and vector cores.
 
     Attributes:
         name: how the program's records call it, such as "0".

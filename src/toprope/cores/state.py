@@ -35,7 +35,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class State:
-    """A moment of a program.
+    """A moment of a program: what has finished, and the cores that are held.
 
     Attributes:
         program: what runs.

@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A dtype.
+    """A dtype of the dataflow API, with its names in numpy and torch.
 
     Attributes:
         name: "DT_FLOAT".

@@ -52,7 +52,7 @@ _PATIENCE = 60.0
 
 
 class FlowGraph(GraphSettings):
-    """A graph.
+    """A graph of stages between inputs and outputs, fed and fetched from in this program.
 
     Args:
         outputs: the fetched outputs, in this order; an output may occur several times.

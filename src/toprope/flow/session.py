@@ -40,7 +40,7 @@ _graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def init(flow_options: dict[str, str]) -> None:
-    """Begin.
+    """Begin the use of the dataflow API, with options for all graphs.
 
     Args:
         flow_options: options by their names; "ge.graphRunMode" is set in it, as the reference does. A second call

@@ -113,7 +113,7 @@ class YRError(Exception):
 
 
 class YRRuntimeError(YRError, RuntimeError):
-    """An operation failed."""
+    """An operation of the session failed; `code` says which failure it is."""
 
 
 class YRValueError(YRError, ValueError):

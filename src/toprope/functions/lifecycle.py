@@ -86,7 +86,7 @@ _LONGEST_ID = 64
 
 
 class State(StrEnum):
-    """State of an instance."""
+    """State of an instance, from its request to its end."""
 
     WAITING = "waits for resources"
     STARTING = "its constructor runs"
@@ -96,7 +96,7 @@ class State(StrEnum):
 
 
 class Stage(StrEnum):
-    """State of an instance group."""
+    """State of an instance group, from its first member to its end."""
 
     GATHERING = "waits until Group.invoke starts it"
     WAITING = "waits for the resources of all its members"
@@ -106,7 +106,7 @@ class Stage(StrEnum):
 
 
 class Do(Enum):
-    """Commands without arguments."""
+    """Commands to the backend that need no arguments."""
 
     START = "have a process run the constructor"
     GIVE_BACK = "release resources that were granted too late"
@@ -122,7 +122,7 @@ class Do(Enum):
 
 @dataclass(frozen=True)
 class Fail(Generic[C]):
-    """Have calls raise an error."""
+    """Command: have these calls raise an error."""
 
     calls: Sequence[C]
     error: BaseException
@@ -146,7 +146,7 @@ class End:
 
 @dataclass(frozen=True)
 class Kill(Generic[W]):
-    """End workers by force."""
+    """Command: end workers by force."""
 
     workers: Sequence[W]
 
@@ -156,7 +156,7 @@ Command = Do | Fail[Any] | Gone | End | Kill[Any]
 
 @dataclass(eq=False)
 class Life(Generic[C]):
-    """Life of an instance.
+    """State machine of one instance: events in, commands out.
 
     Attributes:
         lives: number of times that it may still be brought back.

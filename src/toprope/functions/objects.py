@@ -24,7 +24,7 @@ __all__ = ["Entry", "ObjectBackend", "ObjectRef", "SharedValue", "Value", "given
 
 
 class Value:
-    """A pickled value.
+    """A pickled value, as the driver keeps it for readers.
 
     Attributes:
         data, spec, parts: as in `serialization.Packed`.

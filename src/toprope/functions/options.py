@@ -194,7 +194,7 @@ class OperatorType:
 
 @dataclass
 class LabelOperator(_Options):
-    """One comparison of a label.
+    """One comparison of a label of a node or an instance, such as "exists" or "in".
 
     Attributes:
         operator_type: of `OperatorType`.

@@ -96,7 +96,7 @@ class _Reader:
     stream_of: dict[str, str] = field(default_factory=dict)
 
     def read(self, node: Any, where: str) -> None:
-        """One node."""
+        """Read one node: a scope, an event, or an operator."""
         if node.op not in ("call_function", "call_method", "call_module"):
             return
         name = _name(node.target)

@@ -18,7 +18,7 @@ NO_CORES = "EVENT"
 
 @dataclass
 class Queue:
-    """A stream while it is read.
+    """The operators and events of one stream while a record is read.
 
     Attributes:
         name: the stream's.

@@ -348,7 +348,7 @@ def _cores(cores: Cores) -> dict[str, int]:
 
 
 def _without(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Only what says something."""
+    """Only the entries of an object that have a value; 0, None and what is empty are left out."""
     return {name: value for name, value in data.items() if value}
 
 

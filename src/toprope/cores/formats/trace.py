@@ -211,7 +211,7 @@ class _Reader:
     heard: dict[tuple[int, int, int, int], int] = field(default_factory=dict)  # how much of it a stream knows
 
     def read(self, act: _Act) -> None:
-        """One act."""
+        """Read one act: an operator, a collective, an event or a wait."""
         key = (*act.card, act.stream)
         if act.act == "synchronise":
             if act.stream >= 0 and key in self.queues:

@@ -22,7 +22,7 @@ __all__ = ["Outcome", "search"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a search.
+    """The result of an exact test: a witness, none, or the end of the time.
 
     Attributes:
         witness: a moment in which the program is stuck, None where none was found.

@@ -52,7 +52,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Run:
-    """A run.
+    """One run of a program: its intervals, and how it ended.
 
     Attributes:
         program: what ran.

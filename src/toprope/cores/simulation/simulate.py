@@ -35,7 +35,7 @@ def simulate(
     until: float | None = None,
     keep: bool = True,
 ) -> Run:
-    """Run a program once.
+    """Run a program once, in the order that the seed chooses.
 
     Args:
         program: what to run.
@@ -106,7 +106,7 @@ _ISSUE, _FINISH = 0, 1
 
 
 class _Machine:
-    """The cards at work; one run."""
+    """The cards at work in one run: events in the order of virtual time."""
 
     def __init__(self, layout: _Layout, discipline: Discipline, seed: int, keep: bool) -> None:
         count, cards = len(layout.ids), layout.program.cards

@@ -79,7 +79,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A picture's content.
+    """The content of a picture: blocks, waiting operators and arrows.
 
     Attributes:
         program: what ran.

@@ -38,7 +38,7 @@ _STYLE = (
 
 
 def svg(timeline: Timeline, title: str = "", *, subtitle: str = "") -> str:
-    """The picture.
+    """The picture as SVG.
 
     Args:
         timeline: what it shows.

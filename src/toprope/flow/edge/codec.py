@@ -252,7 +252,7 @@ _OF_NUMPY = frozenset(
 
 
 class Sealed:
-    """A serialized message.
+    """A serialized message with the blocks of shared memory that it uses.
 
     Attributes:
         meta: plain values: the head, the kind, and the location of the payload.

@@ -56,7 +56,7 @@ _AT_ONCE = 64
 
 
 class Kind:
-    """Kinds of messages."""
+    """Kinds of messages between the processes of a graph."""
 
     HELLO, LINK, DATA, WAKE, MOVED, CLOSE, EXCEPTION, CAUGHT, TRACE, TRACED, CANCEL, CREDIT, FIGURES = range(1, 14)
 

@@ -40,7 +40,7 @@ _log = logging.getLogger("toprope")
 
 
 class Fetched(NamedTuple):
-    """A result of `Runner.fetch`.
+    """A result of `Runner.fetch`: messages, or a code.
 
     Attributes:
         messages: one for each place that was asked for; none where there is no result.
@@ -56,7 +56,7 @@ class Fetched(NamedTuple):
 
 
 class Fetcher:
-    """The results of a graph.
+    """Takes the results of a graph out of its queues, in the user's order.
 
     Args:
         connections: of the driver.

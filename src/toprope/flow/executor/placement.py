@@ -31,7 +31,7 @@ _LEAST_CPU, _LEAST_MEMORY = 300, 128
 
 @dataclass(frozen=True)
 class Placed:
-    """A graph's processes.
+    """The processes of a graph as `place` has chosen them, and the routes between them.
 
     Attributes:
         hosts: the processes, by name.
@@ -107,7 +107,7 @@ class _Placer:
                 raise DfException(f"{where} puts {node.deploy_name} on card {max(deploy.devices)}: {there}")
 
     def place(self) -> Placed:
-        """Place them."""
+        """Assign all stages to processes, and work out their routes."""
         if self._options.exception_catch and not self._options.align:
             raise DfException("exceptions can only be caught where inputs are aligned")
         hosts: dict[str, list[StagePlan]] = {}

@@ -72,7 +72,7 @@ class _Running:
 
 
 class Hosts:
-    """The processes of a graph.
+    """The processes of a graph, as the driver creates and watches them.
 
     Args:
         placed: what they are.

@@ -60,7 +60,7 @@ _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
 class Runner:
-    """A graph that runs.
+    """A running graph: its processes, its edges from and to the driver, and its end.
 
     Args:
         plan: the graph.

@@ -91,7 +91,7 @@ def unique_name(name: str | None, default: str, space: str = "") -> str:
 
 
 class FlowData:
-    """An input of a graph.
+    """An input of a graph, to which values are fed.
 
     Args:
         data_cls: `dataflow.Tensor`.
@@ -118,7 +118,7 @@ class FlowData:
 
 @dataclass(frozen=True)
 class FlowOutput:
-    """An output of a node.
+    """An output of a node, which other nodes take or the graph returns.
 
     Attributes:
         node: the node.
@@ -347,7 +347,7 @@ class FlowNode:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A connection.
+    """A connection from a node's output, or a graph's input, to an input of a node.
 
     Attributes:
         source: number of the node in the plan; -1 for an input of the graph.

@@ -25,7 +25,7 @@ _MOST_GROUPS, _LONGEST_ALIGN = 1024, 600_000
 
 
 class GraphSettings:
-    """The settings of a graph.
+    """The settings of a graph, which can be changed until it is first fed.
 
     Args:
         plan: its plan.

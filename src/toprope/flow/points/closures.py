@@ -50,7 +50,7 @@ def portable(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class ModelClosure:
-    """A model file.
+    """A model file that a function of a stage runs.
 
     Attributes:
         path: the file.

@@ -32,7 +32,7 @@ _SCALARS = (str, int, float, bool, DType)
 
 
 class Framework(Enum):
-    """Framework of a model file."""
+    """Framework of a model file: torch.export or ONNX, or one that is refused."""
 
     TENSORFLOW = 0
     ONNX = 1

@@ -33,7 +33,7 @@ _making = threading.local()
 
 @dataclass(frozen=True)
 class Options:
-    """Arguments of a decorator.
+    """Arguments of a decorator (`pyflow`, `npu_model`), checked.
 
     Attributes:
         kind: "python", or "npu" for tensors on the stage's device.

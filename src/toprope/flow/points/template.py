@@ -20,7 +20,7 @@ __all__ = ["FuncWsCreator", "command", "main", "source"]
 
 
 def source(functions: Sequence[tuple[str, Sequence[str]]], name: str) -> str:
-    """The text of the class.
+    """The text of the class's file.
 
     Args:
         functions: name, and inputs and outputs such as "i0", of each.

@@ -59,7 +59,7 @@ _LONGER = "start the service with a longer --timeout, or send less"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a service.
+    """Limits of a service: bytes, requests at once, and seconds.
 
     Attributes:
         ongoing: requests that are accepted and not answered yet; more get 429.
@@ -156,7 +156,7 @@ class Service:
         return _Answer(self, request)
 
     def admit(self) -> None:
-        """Take a request in.
+        """Accept a request, or refuse it if there are too many or the service ends.
 
         Raises:
             Problem: 503 where the service ends, 429 where too many are ongoing.

@@ -39,7 +39,7 @@ _ERRORS = {
 
 
 def description(name: str, version: str, ports: Ports, safetensors: str, seconds: float) -> dict[str, Any]:
-    """The description.
+    """The OpenAPI document of a service.
 
     Args:
         name: of the graph.

@@ -16,7 +16,7 @@ __all__ = ["Input", "Ports", "ports_of"]
 
 @dataclass(frozen=True)
 class Input:
-    """An input.
+    """An input of the graph, as clients name it and what it accepts.
 
     Attributes:
         data: the graph's input.

@@ -34,7 +34,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Route:
-    """An edge at its sender.
+    """An edge as its sender sees it: the targets of one output.
 
     Attributes:
         edge: its number in the plan of the graph.
@@ -54,7 +54,7 @@ class Route:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """An instance of a stage.
+    """An instance of a stage, as its process gets it.
 
     Attributes:
         node: its number in the plan of the graph.
@@ -114,7 +114,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """A process.
+    """One process of a graph: the stages in it, and the folder by which it finds the others.
 
     Attributes:
         name: of the process in the graph.

@@ -45,7 +45,7 @@ def batcher(attr: CountBatch | TimeBatch) -> Batcher:
 
 
 class Batcher(ABC):
-    """Gathers batches.
+    """Base of the two kinds of batches of messages: by number and by time.
 
     Attributes:
         out: batches that are ready.

@@ -43,7 +43,7 @@ class Cancelled(DfException):
 
 
 class Stopped(DfAbortException):
-    """The graph ends."""
+    """Raised in a stage's thread when the graph ends."""
 
     def __init__(self) -> None:
         super().__init__("the graph ends")
@@ -164,7 +164,7 @@ class Python:
         self._device = None if device is None else _tensor_device(device.torch_device)
 
     def run(self, messages: list[Message], send: Callable[[int, Message], None]) -> None:
-        """Call it once.
+        """Call the function once, with the values of one message for each input.
 
         Raises:
             Whatever it raises; DfException where what it returns cannot be sent.

@@ -154,7 +154,7 @@ def _device(plan: StagePlan) -> Any:
 
 
 class Loop:
-    """A function of a stage.
+    """The loop of one function of a stage, in a thread of its own or shared.
 
     Attributes:
         leaves: whether its outputs leave the process.

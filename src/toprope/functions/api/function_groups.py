@@ -198,7 +198,7 @@ class _Member:
         self._function = pickle.loads(blob)
 
     def run(self, *arguments: Any) -> Any:
-        """Run it."""
+        """Run the group's function in this member."""
         return self._function(*arguments)
 
 

@@ -89,7 +89,7 @@ def method(*arguments: Any, return_nums: int = 1, concurrency_group: str = "", *
 
 
 class FunctionProxy:
-    """A remote function."""
+    """A decorated function: `invoke` runs it in a worker."""
 
     def __init__(self, function: Any, options: InvokeOptions | None, returns: int) -> None:
         functools.update_wrapper(self, function)
@@ -140,7 +140,7 @@ class FunctionProxy:
 
 
 class InstanceCreator:
-    """A remote class."""
+    """A decorated class: `invoke` creates an instance in a worker."""
 
     def __init__(self, code: Code, options: InvokeOptions | None = None) -> None:
         self._code = code

@@ -48,7 +48,7 @@ _ADDRESS = re.compile(r"(ray://|ray:)?([^/:\s]+|\[[0-9a-fA-F:]+\]):\d+")
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """A session.
+    """The session that `yr.init` has started, as it returns it.
 
     Attributes:
         job_id: names it.

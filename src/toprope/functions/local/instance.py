@@ -23,7 +23,7 @@ __all__ = ["Instance"]
 
 @dataclass(eq=False, kw_only=True)
 class Instance(Life[Call]):
-    """An instance.
+    """An instance as the driver knows it, with its life cycle as the base class.
 
     Attributes:
         id: names it.

@@ -156,7 +156,7 @@ class Call:
 
 
 class Process:
-    """A worker process.
+    """A worker process as the driver knows it: socket, calls in flight, and what it holds.
 
     Attributes:
         number: names it in the session.

@@ -45,7 +45,7 @@ R = TypeVar("R")
 
 
 class RayBackend(Backend):
-    """Ray backend of a process.
+    """The backend of one process of a session on Ray.
 
     Args:
         config: of the session.

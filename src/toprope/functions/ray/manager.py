@@ -27,7 +27,7 @@ _FRESH = 0.25
 
 @dataclass(frozen=True)
 class Placed:
-    """Location of an instance.
+    """Location of an instance that runs, and what it holds there.
 
     Attributes:
         node: Ray's id of the node.
@@ -228,7 +228,7 @@ class Manager:
     # The cluster
 
     def view(self, fresh: bool = False) -> list[Seen]:
-        """The nodes.
+        """The nodes of the cluster, with what is free of them now.
 
         Args:
             fresh: whether to wait until they have reported the latest grants.

@@ -18,7 +18,7 @@ STREAMS = 110
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card of a node.
+    """A card of a node: its model, memory and health.
 
     Attributes:
         id: what the mask of visible cards calls it.
@@ -62,7 +62,7 @@ class Share:
 
 @dataclass
 class Use:
-    """Use of a card.
+    """Use of a card: the parts that this program and others hold.
 
     Attributes:
         whole: number of the grant that has it all; None for none.

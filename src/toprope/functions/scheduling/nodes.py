@@ -27,7 +27,7 @@ UNMET_AFFINITY = "Affinity can't be Satisfied"
 
 @dataclass(frozen=True)
 class Node:
-    """A host.
+    """A host with its resources and labels; a bundle of a resource group is one, too.
 
     Attributes:
         id: its name.

@@ -48,7 +48,7 @@ _PATIENCE_MS = 1
 
 
 class Kind:
-    """Kinds of messages."""
+    """Kinds of messages between driver and workers."""
 
     # to a worker
     CODE, CREATE, CALL, FUNCTION, STOP, FREE, REPLY, CANCEL = range(1, 9)
@@ -57,7 +57,7 @@ class Kind:
 
 
 class Message(NamedTuple):
-    """One message.
+    """One message, as `Channel.receive` returns it.
 
     Attributes:
         kind: of `Kind`.

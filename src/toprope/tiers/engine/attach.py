@@ -278,7 +278,7 @@ def _read(model: nn.Module, taken: Model, folder: Path | None) -> tuple[Files | 
 
 
 class _Attaching:
-    """One call of `attach`."""
+    """One call of `attach`, step by step: groups, budgets, plan, stores, hooks; undone as a whole after an error."""
 
     def __init__(
         self,

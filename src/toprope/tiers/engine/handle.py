@@ -380,7 +380,7 @@ class Handle:
         return self.model
 
     def _detach(self, asked: torch.device | None, *, drop: bool = False) -> None:
-        """Detach.
+        """Move all weights back, or leave those from files without values.
 
         Args:
             asked: device for the weights; None for the one they came from, the host if that was meta.

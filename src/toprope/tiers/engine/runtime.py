@@ -74,7 +74,7 @@ class Run:
 
 
 class Local(threading.local):
-    """State of one thread."""
+    """State of one thread that runs the model: its running modules and the units that it holds."""
 
     def __init__(self) -> None:
         self.stack: list[Run] = []

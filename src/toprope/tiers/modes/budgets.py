@@ -93,7 +93,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Room:
-    """The budgets of a mode.
+    """The budgets of a mode: device, host and disk.
 
     Attributes:
         device: budget of the device's memory.

@@ -46,7 +46,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True)
 class Active:
-    """The enabled mode.
+    """The enabled mode, as `active()` shows it to users.
 
     Attributes:
         mode: its name; "" if single effects were asked for.

@@ -16,7 +16,7 @@ __all__ = ["COMPUTE", "DISK", "IN", "OUT", "Clock", "Entry", "Span", "schedule"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One load.
+    """One load of a group in a step: what the ring must have done before it begins.
 
     Attributes:
         use: index of the use that it is for.
@@ -73,7 +73,7 @@ COMPUTE, IN, OUT, DISK = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Begin and end of a job.
+    """Begin and end of a job on the clock, in seconds.
 
     Attributes:
         resource: the resource that did it.

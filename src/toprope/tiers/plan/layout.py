@@ -42,7 +42,7 @@ _BUFFER = re.compile(r"(running_(mean|var)|num_batches_tracked|inv_freq|position
 
 @dataclass(frozen=True)
 class Layout:
-    """A model folder as groups.
+    """The groups of a model folder, in the order of a pass.
 
     Attributes:
         folder: the folder.

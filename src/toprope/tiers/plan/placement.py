@@ -27,7 +27,7 @@ _CHUNKS = 4  # of a group that goes from the disk to the device through a small 
 
 @dataclass(frozen=True)
 class Placement:
-    """The tier of each unit.
+    """A candidate for the plan: the tier of each unit, with the number and size of the slots.
 
     Attributes:
         problem: the model and budgets that are planned.

@@ -75,7 +75,7 @@ class _Page(ctypes.Structure):
 
 
 class Kernels:
-    """The shared object.
+    """The built library of C++ kernels, loaded.
 
     Attributes:
         paths: names of the instruction sets that this CPU can run, the best one last.

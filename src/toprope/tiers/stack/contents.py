@@ -118,7 +118,7 @@ class Contents:
     # Moves
 
     def shift(self, move: Move, *, ahead: bool = False) -> None:
-        """Make a move.
+        """Carry out one move that `Levels` has planned: copy the tensor, then record it.
 
         Args:
             move: the move.

@@ -72,7 +72,7 @@ class _Held:
 
 
 class DiskLevel:
-    """Tensors in a file.
+    """The level of a stack on a disk: tensors as parts of one file.
 
     Args:
         folder: folder of the file; created if needed.

@@ -118,7 +118,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Placement:
-    """A level for a new key.
+    """The level for a new key, and the moves that make room for it.
 
     Attributes:
         level: the level.

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class _Counts:
-    """Counters of one level."""
+    """Counters of one level, for its `LevelStats`."""
 
     hits: int = 0
     misses: int = 0

@@ -18,7 +18,7 @@ __all__ = ["Done", "Pending", "Stacked", "Store"]
 
 
 class Pending(Protocol):
-    """A running read."""
+    """A running read of a store."""
 
     def wait(self) -> None:
         """Wait until the bytes are there for later work on the caller's stream.
@@ -29,7 +29,7 @@ class Pending(Protocol):
 
 
 class Done:
-    """A read that has ended."""
+    """A read that needs no waiting: its bytes are there already."""
 
     def wait(self) -> None:
         """Return at once."""

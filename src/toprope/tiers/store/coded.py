@@ -43,7 +43,7 @@ class DeviceTable:
         self.values = _numbers(codes).to(device.torch_device)
 
     def decode(self, codes: torch.Tensor, coding: Coding, scales: torch.Tensor, skipped: int) -> torch.Tensor:
-        """Decode whole rows.
+        """Decode whole rows of codes on the device.
 
         Args:
             codes: flat uint8 tensor of the rows' codes, on the device.
@@ -137,7 +137,7 @@ class _DecodeChunk:
         self.source, self.coding, self.first, self.count, self.target = source, coding, first, count, target
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Read codes, decode them and write the values to the target."""
         begin, read = time.perf_counter(), ""
         if isinstance(self.source, Memory):
             raw = self.source.tensor

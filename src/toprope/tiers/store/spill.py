@@ -217,7 +217,7 @@ class _Entry:
 
 
 class SpillStore:
-    """A store in a file.
+    """A store of `store.base` in a spill file; writes go on in the background.
 
     Args:
         folder: folder of the file.

@@ -87,10 +87,10 @@ class Clock:
 
 
 class Chunk(Protocol):
-    """A part of a load."""
+    """A part of a load: the unit of work that one thread takes."""
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Move the bytes of this part, in the thread of `worker`."""
 
 
 class _OnceEvent:
@@ -122,7 +122,7 @@ class _OnceEvent:
 
 
 class Load:
-    """A running transfer.
+    """A transfer that was begun: its chunks, its end and its error.
 
     Args:
         label: name for errors.
@@ -230,7 +230,7 @@ class Link:
 
 
 class Worker:
-    """State of one thread.
+    """State of one transfer thread: its stream of the device, and its buffer.
 
     Attributes:
         buffer: memory of the host, which is pinned if the device benefits from that.

@@ -26,7 +26,7 @@ __all__ = ["Group", "Groups"]
 
 @dataclass(eq=False)
 class Group(GroupLife[Instance]):
-    """A group of instances.
+    """An instance group of this session, with its life cycle as the base class.
 
     Attributes:
         bundle_size: number of members, one after the other, that go to one node.

@@ -37,7 +37,7 @@ _log = logging.getLogger("toprope")
 
 @dataclass(eq=False)
 class _Group:
-    """A resource group.
+    """A resource group of this session: its bundles, its request and its own ledger.
 
     Attributes:
         name: what users call it.

@@ -32,7 +32,7 @@ _log = logging.getLogger("toprope")
 
 
 class Asker(Protocol):
-    """A requester of resources.
+    """A requester of resources: an instance, or a pool that wants one more worker.
 
     Attributes:
         ledger: name of the ledger; "" for the machine's own.

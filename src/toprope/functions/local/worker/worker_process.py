@@ -48,7 +48,7 @@ def main(sock: socket.socket, folder: str, number: int) -> None:
 
 
 class Worker:
-    """The state of this process."""
+    """The state of this worker process: its socket, its instance or functions, and its calls."""
 
     def __init__(self, channel: Channel, folder: Path, number: int) -> None:
         self.channel = channel

@@ -41,7 +41,7 @@ _CLIENT_SERVER = "/ray.rpc.RayletDriver/ClusterInfo"
 
 
 class Answer(StrEnum):
-    """Kinds of servers."""
+    """Kinds of servers that may answer at an address."""
 
     RAY = "a Ray"
     """Or one that does not say in time that it is none."""

@@ -43,7 +43,7 @@ _DIGITS = 4  # Ray's resolution of an amount
 
 @dataclass(frozen=True)
 class Amounts:
-    """Amounts of Ray's resources.
+    """A request in Ray's terms: amounts of Ray's resources.
 
     Attributes:
         cpus: cores.

@@ -32,7 +32,7 @@ _LOOK = 0.25
 
 @dataclass(eq=False)
 class _Group(GroupLife[Record]):
-    """A group of instances.
+    """An instance group that this process has created, with its life cycle as the base class.
 
     Attributes:
         bundle_size: number of members, one after the other, that go to one node.

@@ -30,7 +30,7 @@ MARK = "TOPROPE_INSTANCE"
 
 @dataclass(frozen=True)
 class Setup:
-    """Setup of a process.
+    """Variables, folder and paths that a process on Ray gets before the user's code is loaded.
 
     Attributes:
         variables: of its environment.

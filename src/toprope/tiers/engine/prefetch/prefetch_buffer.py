@@ -68,7 +68,7 @@ class Unit:
 
     @property
     def loaded(self) -> int:
-        """Bytes of one load."""
+        """Bytes that cross the links for one load of the unit."""
         return sum(each.nbytes for each in self.weights)
 
 
