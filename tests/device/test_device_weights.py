@@ -1,4 +1,4 @@
-"""Files of weights on the CPU; tests/simulated/test_device_weights.py has them on a card."""
+"""Files of weights on the CPU; tests/sim/simulated/test_device_weights.py has them on a card."""
 
 import collections
 import pathlib

@@ -1,6 +1,6 @@
 """Building of the simulator's native part, with a compiler that only pretends: what is run when, kept where, and said.
 
-The real build is made by the first test that uses the card; tests/test_simulated.py tells when that fails.
+The real build is made by the first test that uses the card; tests/sim/test_simulated.py reports it when that fails.
 """
 
 import fcntl

@@ -231,7 +231,7 @@ class PatchChunk:
         self.file, self.offset, self.source, self.last = file, offset, source, last
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Write the part; blocks at its ends that it covers in part are read first."""
+        """Write the part: by `WriteChunk`s if it consists of whole blocks, else by an ordinary write."""
         if self.offset % BLOCK == 0 and (self.last or self.source.nbytes % BLOCK == 0):
             for each in self.file.writes(self.offset, self.source):
                 each.run(worker, load)
