@@ -88,8 +88,8 @@ def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     processes = yr.context.backend().reactor
     with monkeypatch.context() as patch:  # without the session's lock, which keeps the listening thread waiting
         patch.setattr(processes, "_epoll", _Late(processes._epoll))
-        processes._warm.append(processes._new())
-    ups = [Up.invoke() for _ in range(len(processes._warm))]
+        processes._idle.append(processes._new())
+    ups = [Up.invoke() for _ in range(len(processes._idle))]
     assert [yr.get(up.answer.invoke(), 60) for up in ups] == [42] * len(ups)
     for up in ups:
         up.terminate()

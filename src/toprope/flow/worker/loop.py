@@ -237,6 +237,7 @@ class Loop:
         return bool(self._exceptions) or self._gather.is_ready()
 
     def _handle_group(self, group: Group) -> None:
+        """Handle one message of each input that belong together: call the function, or pass on what replaces a call."""
         messages = group.messages
         first = messages[0]
         if len(messages) == 1 and first.kind != FAILURE and not self._replies and not self._given_up:
@@ -250,7 +251,10 @@ class Loop:
         self._finish_inputs(first.head.transaction_id)
 
     def _messages_without_call(self, messages: list[Message]) -> list[Message] | None:
-        """The message that goes to all outputs without a call, or none; None where the function is to be called."""
+        """Decide without a call: messages for all outputs, an empty list for nothing at all; None to call the function.
+
+        The function is not called for inputs that have failed, were cancelled or given up, or are the end of a stream.
+        """
         head = messages[0].head
         if self._given_up and head.transaction_id in self._given_up:
             return []
@@ -277,6 +281,10 @@ class Loop:
                 outlet.send(each)
 
     def _finish_inputs(self, transaction: int) -> None:
+        """Tell the senders that they need not keep these inputs any longer: the results have left this process.
+
+        If other stages are in the process, it finds out itself when the results have passed them (`on_left`).
+        """
         if self.is_alone:
             if self._gather.is_clear:
                 for queue in self._queues:
@@ -286,6 +294,7 @@ class Loop:
             self.on_left(self, transaction)
 
     def _run(self, messages: list[Message]) -> None:
+        """Call the function for one input; its errors become failures on the outputs."""
         head = messages[0].head
         began, waited = self._begin(head)
         try:
@@ -305,7 +314,7 @@ class Loop:
             self._end(1, began, waited, head.transaction_id)
 
     def _begin(self, head: Head) -> tuple[int, int]:
-        """Start an input. Return the time, and the time that outputs have waited for room so far."""
+        """Note the start of an input for the driver. Return the time, and how long outputs have waited so far."""
         status = self._status
         status[1] = began = time.monotonic_ns()
         status[0] = head.transaction_id
@@ -313,6 +322,7 @@ class Loop:
         return began, 0 if self._recorder is None else sum(each.waited_ns for each in self._outlets)
 
     def _end(self, inputs: int, began: int, waited: int, transaction: int) -> None:
+        """Note the end of an input, and count its time without waiting for room in outputs."""
         self._status[0] = 0
         if self._recorder is not None:
             waited -= sum(each.waited_ns for each in self._outlets)
@@ -381,14 +391,15 @@ class Loop:
         found = _failure(error, self._stage.plan.spec.name)
         text = found.traceback.rstrip()
         os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
-        # an output whose data of this input is out already gets no failure in addition: pairs would drift apart
+        # An output that has sent its data of this input gets no failure in addition: the next stage would take it for
+        # the data of another input, and pair all later messages wrongly.
         least = min(self._sent, default=0)
         for outlet, count in zip(self._outlets, self._sent, strict=True):
             if count == least and (least == 0 or self._call is not None):
                 outlet.send(Message(FAILURE, found, head, found.code))
 
     def _send(self, index: int, message: Message) -> None:
-        # while it waits for room it is not at work on the input
+        # Waiting for room is not work on the input: the driver must not count it against the deadline.
         status = self._status
         transaction, status[0] = status[0], 0
         try:
@@ -401,6 +412,7 @@ class Loop:
     # Stream input
 
     def _stream(self) -> None:
+        """Call a function with stream input whenever there are messages, which it takes itself."""
         queues = [InputQueue(self._connections, each, self._pass_on) for each in self._queues]
         assert self._call is not None
         while True:
@@ -463,6 +475,7 @@ class Loop:
             raise DfException(f"{self.name} returned {code}", FLOW_FUNC_FAILED)
 
     def _raise_exception(self, head: Head, code: int, context: int) -> None:
+        """Give an input up for the function, and report that to all stages by way of the driver."""
         if not self._stage.plan.catches:
             raise DfException(f"{self.name} raised the exception {code}, and the graph does not catch them", code)
         self._given_up.append(head.transaction_id)

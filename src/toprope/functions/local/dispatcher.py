@@ -42,7 +42,7 @@ class Dispatcher:
             if len(process.pending) < process.window:
                 self._send_backlog(process)
             else:
-                self._session.reactor.glance(process)
+                self._session.reactor.read_available(process)
 
     def _transmit(self, process: Process, call: Call) -> None:
         value = call.value
@@ -132,7 +132,7 @@ class Dispatcher:
         if kind == Kind.FAIL:
             is_ours, leaves = message.meta
             if leaves:  # before the caller has its answer: its next call is not for this worker
-                self._session.reactor.leaves(process)
+                self._session.reactor.exits_by_itself(process)
             call = process.pending.pop(number, None)
             if call is not None:
                 self._stream_ended(process, call)

@@ -303,7 +303,7 @@ class Session(Backend):
         """Note that a handle to an instance was deleted."""
         if not self.ended:
             self.instances.dropped.append(instance)
-            self.reactor.look()
+            self.reactor.wake()
 
     def is_alive(self, instance: str) -> bool:
         """True if the instance exists."""
@@ -433,7 +433,7 @@ class _StreamItems(Items):
         """Stop the generator. May be called at any moment, in any thread, so the work is deferred."""
         if not (self._stream.closed or self._session.ended):
             self._session.unwanted.append(self._stream)
-            self._session.reactor.look()
+            self._session.reactor.wake()
 
     __del__ = close
 
