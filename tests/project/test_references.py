@@ -11,9 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
-PATHS = re.compile(
-    r"(?<![\w/.-])(?:src/)?(?:toprope|tests|docs|scripts|benchmarks|examples|csrc)(?:/[\w.-]+)+\.(?:py|md|toml|json|cpp|h|inl)\b"
-)
+FOLDERS = "toprope|tests|docs|scripts|benchmarks|examples|csrc"
+PATHS = re.compile(rf"(?<![\w/.-])(?:src/)?(?:{FOLDERS})(?:/[\w.-]+)+\.(?:py|md|toml|json|cpp|h|inl)\b")
 NAMES = re.compile(r"`([a-z_][a-z0-9_]*(?:\.\w+)+)`")
 OTHERS = {
     "toprope/cli/x.py": "any command",

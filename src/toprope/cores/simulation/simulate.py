@@ -112,7 +112,7 @@ class _Machine:
         count, cards = len(layout.ids), layout.program.cards
         self.layout, self.discipline, self.seed, self.keep = layout, discipline, seed, keep
         self.random = random.Random(seed)
-        # How far operators are issued apart, and how unequal their luck is, differ from seed to seed.
+        # Each seed has its own delays between operators, and its own inequality of their chances to get cores.
         self.jitter = self.random.choice((0.0, 0.3, 1.0, 3.0)) * layout.mean
         self.unfairness = self.random.choice((0.0, 1.0, 4.0))
         self.weight = [1.0] * count
@@ -122,10 +122,10 @@ class _Machine:
         self.missing = list(layout.missing)
         self.held = [0] * count
         self.work = [0.0] * count  # of an elastic operator: microseconds of one block that are left
-        self.since = [0.0] * count  # when `work` was true
+        self.since = [0.0] * count  # the time for which `work` holds
         self.idle = [list(card.cores) for card in cards]
         self.active: list[list[int]] = [[] for _ in cards]  # per card: operators that may take cores
-        self.keeper: list[int | None] = [None for _ in cards]  # D1: who keeps the idle cores
+        self.keeper: list[int | None] = [None for _ in cards]  # D1: the operator that keeps idle cores from all others
         self.lacking = {number: len(set(peers)) for number, peers in layout.peers.items() if peers[0] == number}
         self.done = [0] * len(layout.program.streams)
         self.ready: dict[int, float] = {}
@@ -172,11 +172,13 @@ class _Machine:
             self.moments.append(Moment(self.now, tuple(self.done), self._held_by_stream()))
 
     def _issue(self, number: int) -> None:
+        """Have the host issue an operator now or, in half of the cases, a random time later."""
         delay = 0.0 if self.random.random() < 0.5 else self.jitter * self.random.random()
         self.weight[number] = (self.random.random() + 1e-3) ** self.unfairness
         heappush(self.events, (self.now + delay, _ISSUE, number, self.version[number]))
 
     def _activate(self, number: int) -> None:
+        """Have an issued operator begin to ask for cores; one without blocks needs none."""
         self.ready[number] = self.now
         if self.layout.blocks[number]:
             self.active[self.layout.card[number]].append(number)
@@ -209,6 +211,7 @@ class _Machine:
                     self._take(number, self._blocks_possible(number))
 
     def _hand_out_freely(self, card: int, burst: bool) -> None:
+        """D0 and D0b: give idle cores to waiting operators in random order, block by block or as many as fit."""
         waiting = [number for number in self.active[card] if self._blocks_possible(number)]
         while waiting:
             number = self._draw(waiting)
@@ -219,7 +222,7 @@ class _Machine:
                 waiting.remove(number)
 
     def _hand_out_whole(self, card: int) -> bool:
-        """All or nothing; whether the idle cores are left to anyone."""
+        """D1 and D2: give operators all that they need, or nothing. False if idle cores are kept for one (D1)."""
         waiting = [number for number in self.active[card] if not self.held[number]]
         reserves = self.discipline is Discipline.D1
         while waiting:
@@ -235,6 +238,7 @@ class _Machine:
         return True
 
     def _draw(self, waiting: list[int]) -> int:
+        """Choose one of the waiting operators, by their random weights."""
         if len(waiting) == 1:
             return waiting[0]
         return self.random.choices(waiting, [self.weight[number] for number in waiting])[0]
@@ -254,6 +258,7 @@ class _Machine:
             self.begin.setdefault(number, self.now)
 
     def _change_held(self, number: int, blocks: int) -> None:
+        """Give an operator blocks, or take some back; the work that it has done so far is counted first."""
         layout = self.layout
         if not layout.gang[number] and self.held[number]:
             self.work[number] -= self.held[number] * (self.now - self.since[number])
