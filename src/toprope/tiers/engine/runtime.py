@@ -275,12 +275,18 @@ class Engine:
         self.ring.slots.clear()
 
     def _memories(self, sizes: list[int]) -> list[Memory]:
+        """Allocate the slots on the device; one piece of memory for all of them if that is the host's."""
         if not self.device.capabilities.separate_memory:
             return Memory.several(sizes) if sizes else []
         with self.device.as_current():
             return [Memory.on(self.device, size) for size in sizes]
 
     def _set_offsets(self, units: list[Unit], plan: Plan) -> None:
+        """Choose the place of each weight in its unit's slot.
+
+        If the device computes in the host's memory and there is room, a weight begins at the same offset from a disk
+        block as in its file, so that it is read there without a copy.
+        """
         unified = not self.device.capabilities.separate_memory
         room = plan.budgets.device - plan.resident_bytes
         most = max((len(each.weights) for each in units), default=0)
@@ -390,6 +396,7 @@ class Engine:
         local.stack.append(run)
 
     def _release_run(self, run: Run, local: Local) -> None:
+        """Undo what `_enter` or `visit` did for a module: changed weights are written back, units are released."""
         try:
             for unit in run.held:
                 self._write_back_changes(unit)
@@ -422,6 +429,7 @@ class Engine:
                     self.ring.drop(unit)
 
     def _forget_ended(self, local: Local, frame: Any) -> None:
+        """Release what modules hold that have stopped without a call of `leave`, as after Ctrl-C; see `ended`."""
         for _ in range(ended(local, frame)):
             self._release_run(local.stack.pop(), local)
         if not local.stack:
@@ -432,6 +440,7 @@ class Engine:
                 local.fetching = None
 
     def _begin(self, needs: Needs) -> None:
+        """Begin the outermost call of a thread: refuse what cannot run, and see whether a new step begins with it."""
         self._check(needs)
         backward = torch._C._current_graph_task_id() != -1
         if not backward and (needs.root or (not self._rooted and self._begins_next_step(needs))):
@@ -488,11 +497,13 @@ class Engine:
             self.make_ring()
 
     def _begins_next_step(self, needs: Needs) -> bool:
+        """True if a module whose parts are called one by one is at the first part again: that is the next step."""
         return bool(self.step) and bool(needs.units) and needs.units[0].name == self.step[0]
 
     # Units
 
     def _hold_unit(self, unit: Unit, local: Local, *, counted: bool = True) -> Slot:
+        """Load a unit for this thread, and give its parameters their values, unless another thread has done so."""
         local.holding[unit] = 1
         try:
             slot = self.ring.hold(unit, local.me)
