@@ -148,7 +148,7 @@ def _plan_of(problem: Problem, placement: Placement, traced: tuple[Use, ...]) ->
         for unit in problem.units
         for tier in (placement.tier(unit),)
     ]
-    made = [
+    working = [  # gradients and activations of the groups in use at the same time
         sorted((getattr(each, kind) for each in problem.groups.values()), reverse=True)[:BUFFERS]
         for kind in _WORKING_BYTES
     ]
@@ -170,7 +170,7 @@ def _plan_of(problem: Problem, placement: Placement, traced: tuple[Use, ...]) ->
         slots=placement.slots,
         slot_bytes=placement.slot_bytes,
         staging=placement.staging,
-        working_bytes=sum(map(sum, made)) if problem.training else 0,
+        working_bytes=sum(map(sum, working)) if problem.training else 0,
         loads=tuple(
             Load(
                 each.use,
@@ -209,7 +209,7 @@ def _tier(problem: Problem, placement: Placement, group: str) -> Tier:
 
 
 def _reasons(problem: Problem, placement: Placement) -> list[str]:
-    """Why the plan is as it is, a sentence each."""
+    """Reasons for the plan, a sentence each."""
     reasons = []
     if all(tier == "device" for tier in placement.tiers.values()):
         reasons.append("everything fits into the device's budget: nothing moves")
