@@ -22,6 +22,9 @@ OTHERS = {
 }
 """Paths that are not meant to be of this repository, and what they are."""
 
+READ = ("toprope.cores", "toprope.flow", "toprope.functions", "toprope.tiers")
+"""Packages whose modules say who calls them; to be continued."""
+
 OTHER_NAMES = {"toprope.strict": "an option of flow", "toprope.rest": "a key in checkpoints"}
 """Dotted names that begin like one of our modules, and what they are."""
 
@@ -117,6 +120,16 @@ def test_paths_in_docstrings_and_comments_exist():
 
 def test_modules_that_docstrings_of_modules_name_exist():
     assert [each for module in modules() for each in missing_names(module)] == []
+
+
+def test_modules_say_more_than_one_line():
+    """After the first line: who calls the module, and what follows a change. That it is true is for its reviewers."""
+    short = [
+        module
+        for module, path in modules().items()
+        if module.startswith(READ) and "\n\n" not in (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
+    ]
+    assert short == []
 
 
 def test_a_module_that_moved_is_found():
