@@ -1,7 +1,7 @@
 """Can a program deadlock for want of cores: safe with what proves it, deadlock with a witness, or unknown; pure.
 
 For `toprope cores check`, the report of `toprope run`, and the plans of `cores.planning`. The tests are tried in the
-order of what they cost: circular waits; the sums S1, S2 and, for D1 and D2, S3 (`proof.bounds`); the exact test in
+order of their cost: circular waits; the sums S1, S2 and, for D1 and D2, S3 (`proof.bounds`); the exact test in
 plain Python (`proof.exact`); the exact test by CP-SAT if the extra `plan` is installed. Nothing is guessed: if none of
 them decides in the time given, the verdict is unknown. Held by tests/cores/test_cores_check.py and, against exhaustive
 search, test_cores_exact.py.

@@ -83,7 +83,7 @@ def findings(program: Program) -> tuple[Finding, ...]:
 
 
 def unknown_cores(program: Program) -> tuple[OpId, ...]:
-    """Operators that use cores of which the record does not say how many.
+    """Operators that use cores, but the record does not say how many.
 
     A collective of a communicator whose engine is known, and is not "aiv", is none of them: it uses no cores.
     """
@@ -170,7 +170,7 @@ def _on_one_card(program: Program) -> Iterator[Finding]:
 
 
 def _different_collectives(program: Program) -> Iterator[Finding]:
-    """The how manieth collective of a communicator is another one on another card."""
+    """Two cards run different collectives as number N of the same communicator."""
 
     def found() -> Iterator[tuple[object, tuple[OpId, ...]]]:
         for collective, ops in program.members.items():

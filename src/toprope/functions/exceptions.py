@@ -67,7 +67,7 @@ CODES = {
     "finalized": 9000,
     "generator finished": 9005,
 }
-"""The vendor's codes that we raise, by what they mean."""
+"""The vendor's codes that we raise, by their meaning."""
 
 _CORE, _CREATE, _INVOKE, _DATA = 10, 21, 22, 30
 
@@ -261,7 +261,7 @@ def _both(kind: type[BaseException]) -> type[YRInvokeError]:
 
 def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
     if not issubclass(kind, Exception) or issubclass(YRInvokeError, kind):
-        return YRInvokeError  # SystemExit and the like are not to end the caller
+        return YRInvokeError  # SystemExit and its kind must not end the caller
     try:
         return type(f"YRInvokeError({kind.__name__})", (YRInvokeError, kind), {})
     except Exception:  # a class that cannot be a base next to another, or does not want to be one

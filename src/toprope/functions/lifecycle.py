@@ -130,7 +130,7 @@ class Fail(Generic[C]):
 
 @dataclass(frozen=True)
 class Gone:
-    """Tell the group of an instance that it has ended, of itself (`crashed`) or because it was asked to."""
+    """Command: report the end of an instance to its group: by itself (`crashed`), or because it was requested."""
 
     error: BaseException
     crashed: bool

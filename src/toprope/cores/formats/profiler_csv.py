@@ -38,7 +38,7 @@ _NEEDED = ("name", "core", "start", "blocks", "stream")
 _NOTHING = ("", "N/A", "NA")
 _COMMUNICATION = ("HCCL", "COMMUNICATION")
 
-# hcom_allReduce__606_0_1: the last three digits of the communicator's hash, the how manieth of it, the iteration.
+# hcom_allReduce__606_0_1: the last three digits of the communicator's hash, the sequence number in it, the iteration.
 _HCOM = re.compile(r"hcom_(?P<what>[A-Za-z]+)_(?P<engine>[A-Za-z]*)_(?P<group>\w{3})_(?P<index>\d+)_(?P<iteration>\d+)")
 # The Ascend Transformer Boost library registers its kernels by the names of C++ classes, as `PpMatMulF16Kernel`.
 _ATB_KERNEL = re.compile(r"(?!.*Aiv)[A-Z]\w+Kernel(?:\d\w*)?")

@@ -94,7 +94,7 @@ def as_it_is(program: Program, sources: Sources, disciplines: Sequence[Disciplin
 
 
 def strictest(program: Program) -> tuple[Discipline, ...]:
-    """The disciplines of which the others are part: D0, and D1 where a card's operators use both kinds of core."""
+    """The disciplines that include all others: D0, and D1 where a card's operators use both kinds of core."""
     used: dict[str, set[int]] = {}
     for id, op in program.ops():
         used.setdefault(program.card_of(id).name, set()).update(kind for kind in (0, 1) if op.cores[kind])

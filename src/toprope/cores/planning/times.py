@@ -154,7 +154,7 @@ class Demand:
 
 
 def profile_times(name: str, microseconds: float, cores: int) -> Times:
-    """The times of an operator by what others measured of one that is like it.
+    """The times of an operator, from the measured profile of a similar one.
 
     Args:
         name: "gemm" or "elementwise"; the table is profiles.toml.

@@ -88,7 +88,7 @@ class Timeline:
         blocks: who held cores.
         idle: who waited or ran without any.
         arrows: the wait-for cycle; empty without a deadlock, or where it has none.
-        labels: for each operator that waits at the end: how much it holds, and what for it waits.
+        labels: for each operator that waits at the end: the cores that it holds, and the reason why it waits.
         cycle: the cycle in sentences.
         notes: what the reader must know.
     """

@@ -65,7 +65,7 @@ def forget_names() -> None:
 
 
 def unique_name(name: str | None, default: str, space: str = "") -> str:
-    """A name that nothing else has: that which was given or the class's, else with `_1`, `_2`, ... behind it.
+    """A unique name: the given one or the class's, with `_1`, `_2`, ... behind it if that is taken.
 
     Args:
         name: given by the user; None for none.

@@ -49,7 +49,7 @@ def may_be(wanted: str) -> bool:
 
 
 def fits(name: str, wanted: str) -> bool:
-    """True if a type is one that is accepted."""
+    """True if a type is accepted."""
     return wanted in ("*/*", name, f"{name.partition('/')[0]}/*")
 
 

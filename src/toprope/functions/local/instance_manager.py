@@ -273,7 +273,7 @@ class Instances:
         process.pending.clear()
         process.backlog.clear()
         instance.process = None
-        # one that ended with status 0 may have ended of itself
+        # one that ended with status 0 may have ended by its own decision
         may_return = process.exit != 0 and not self._session.ended
         error = _exited(instance, process)
         self.do(instance, instance.lost(sent, error, may_return=may_return))

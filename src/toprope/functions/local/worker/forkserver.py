@@ -167,8 +167,8 @@ def _reap(control: socket.socket, workers: dict[int, int]) -> None:
             ended.append({"number": number, "exit": os.waitstatus_to_exitcode(status)})
     if ended:
         _end(spare=workers)
-    for news in ended:
-        control.send(json.dumps(news).encode())
+    for report in ended:
+        control.send(json.dumps(report).encode())
 
 
 def _end(spare: Collection[int]) -> None:

@@ -97,9 +97,9 @@ class Relay(Backend):
             messages.append((Kind.REFS, 0, tuple(gone), ()))
         return messages
 
-    def tell(self) -> None:
+    def send_releases(self) -> None:
         """Send the releases to the driver now."""
-        self._worker.tell()
+        self._worker.send_releases()
 
     def answered(self, message: Message) -> None:
         """Handle an answer; one that is no longer waited for is released."""
@@ -109,7 +109,7 @@ class Relay(Backend):
             if late is not None:
                 late()
             else:
-                self._worker.news.tell()
+                self._worker.answer_signal.notify()
         else:
             self._release_answer(message)
 
@@ -415,7 +415,7 @@ class _RemoteItems(Items):
     def close(self) -> None:
         """Stop the generator."""
         self.__del__()
-        self._relay.tell()
+        self._relay.send_releases()
 
     def __del__(self) -> None:
         if not self._ended:

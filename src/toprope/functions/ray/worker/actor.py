@@ -321,5 +321,5 @@ def _bare_async(name: str) -> Callable[[AsyncHost], Any]:
 def _was_restarted(context: Any) -> bool:
     """True if Ray has started this actor before."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray warns of its own use of what it has deprecated
+        warnings.simplefilter("ignore")  # Ray warns of a deprecated call that it makes itself
         return bool(context.was_current_actor_reconstructed)

@@ -145,7 +145,7 @@ class Model:
         return sum(map(aligned, sizes))
 
     def fixed_bytes(self, module: nn.Module) -> int:
-        """Bytes of what always stays on the device and is no weight: buffers, `left` and reserved memory."""
+        """Bytes that always stay on the device and are no weights: buffers, `left` and reserved memory."""
         mine = {id(each) for weight in self.weights.values() for each in weight.parameters}
         parts: dict[object, int] = {}
         others = [each for each in module.parameters() if id(each) not in mine]
