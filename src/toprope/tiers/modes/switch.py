@@ -226,7 +226,7 @@ class _Running:
         if found is None or not prepared:
             with _lock:
                 found = self._managed(model)
-                found.look(self.generation)
+                found.put_hooks(self.generation)
                 found.make_fit(trains=trains, gradients=gradients, moving=moving)
         return found
 

@@ -22,7 +22,7 @@ from toprope.tiers.store.base import Store
 from toprope.tiers.store.memory import is_dense
 from toprope.tiers.training.gradients import Place
 from toprope.tiers.training.offloaded_tensor import StoredTensor, store_tensor
-from toprope.tiers.training.stepping import Stepper, Work, is_elementwise
+from toprope.tiers.training.stepping import ParameterStep, Stepper, is_elementwise
 from toprope.tiers.training.tiles import Tile, tiles
 from toprope.tiers.training.weights import Weights
 
@@ -208,13 +208,13 @@ class Optimizers:
                 torch.autograd.graph.increment_version(each.parameter)
         self.weights.updated()
 
-    def _work(self, parameter: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> Work:
+    def _work(self, parameter: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> ParameterStep:
         resident = self.weights.resident(parameter)
         small = parameter.nbytes < self.smallest
         store = None if resident is not None and small else self.place("states", parameter)
         if resident is None:
             store = store or self.store
-        return Work(parameter, group, state, self.cut(parameter), resident, store)
+        return ParameterStep(parameter, group, state, self.cut(parameter), resident, store)
 
     def load(self, optimizer: Any, state_dict: dict[str, Any], load: Callable[[dict[str, Any]], None]) -> None:
         """Load a state_dict, one tensor on the device at a time."""
