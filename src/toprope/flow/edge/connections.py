@@ -470,7 +470,7 @@ class Connections:
                 elif message.kind == Kind.DATA:
                     key, place, meta = message.meta
                     if key in peer.links:
-                        peer.links[key].add_apart(place, meta, message.parts)
+                        peer.links[key].add_from_socket(place, meta, message.parts)
                 elif message.kind == Kind.CREDIT:
                     key, figures = message.meta
                     if key in peer.links:

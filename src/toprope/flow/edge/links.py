@@ -175,7 +175,11 @@ class OutLink:
         return self._sent - int(self.ring.cells[DONE])
 
     def move(self, target: str, failure: Failure) -> None:
-        """Send to the successor of a receiver that has died."""
+        """Send to the successor of a receiver that has died.
+
+        It gets all messages that the receiver had not finished; those that it had begun with are replaced by a failure,
+        as they may be what killed it.
+        """
         with self._lock:
             taken = self.ring.cells[TAKEN]
             self._trim()
@@ -187,9 +191,9 @@ class OutLink:
             for each in left:
                 sealed, place = each.sealed, each.place
                 if each.number <= taken:
-                    stands = Message(FAILURE, failure, sealed.head, failure.code, replayed=True)
+                    instead = Message(FAILURE, failure, sealed.head, failure.code, replayed=True)
                     self._codec.give_back(sealed, place)
-                    sealed, place = self._codec.seal(stands, 1, on_host=True), 0
+                    sealed, place = self._codec.seal(instead, 1, on_host=True), 0
                 self._sent += 1
                 self._window.append(_Sent(self._sent, sealed, place))
                 self._put(sealed, place)
@@ -199,14 +203,14 @@ class OutLink:
         return RingBuffer(self._connections.folder / name, slots=self._slots(slots))
 
     def _slots(self, depth: int) -> int:
-        # where nothing limits the messages that are under way, they go by the socket
+        # An edge that overwrites has no limit for messages in flight, so there are no slots: all go by the socket.
         return 0 if self.overwrites else depth + _AT_ONCE
 
 
 class _RemoteOutLink(OutLink):
     """The sender's end of an edge to another machine. Tensors have to leave their card: `on_host` is true."""
 
-    _again = False
+    _is_resending = False
 
     def _announce(self, peer: Peer) -> None:
         peer.links[_credit_key(self.key)] = self
@@ -221,11 +225,11 @@ class _RemoteOutLink(OutLink):
     def move(self, target: str, failure: Failure) -> None:
         """Send to the successor of a receiver that has died."""
         with self._lock:
-            self._again = True
+            self._is_resending = True
             try:
                 super().move(target, failure)
             finally:
-                self._again = False
+                self._is_resending = False
 
     def _put(self, sealed: Sealed, place: int) -> None:
         cells, peer = self.ring.cells, self._peer
@@ -235,7 +239,7 @@ class _RemoteOutLink(OutLink):
         if peer is None or peer.gone:
             return  # what is in the window is sent to the next one
         meta, parts = self._codec.flat(sealed)
-        if self._again:
+        if self._is_resending:
             meta = (*meta[:9], True, meta[10])
         try:
             self._connections.send(peer, Kind.DATA, 0, (self.key, 0, meta), parts)
@@ -272,7 +276,7 @@ class InLink:
         self.queue = queue
         self.taken = 0
         self._drained = 0
-        self._apart: deque[tuple[Any, ...]] = deque()  # messages that no slot had room for
+        self._from_socket: deque[tuple[Any, ...]] = deque()  # messages that had no room in a slot, in their order
         self._begun: deque[int] = deque()  # transaction ids that were taken and are not done, by age
 
     def drain(self) -> bool:
@@ -285,21 +289,21 @@ class InLink:
         while drained < sent:
             record = ring.get(drained + 1)
             if record is None:
-                if not self._apart:
-                    break  # its socket is slower
-                record = self._apart.popleft()
+                if not self._from_socket:
+                    break  # the message itself is still on its way by the socket
+                record = self._from_socket.popleft()
             drained += 1
             self.queue.add(self, *record)
-        is_news = drained != self._drained
+        found = drained != self._drained
         self._drained = drained
-        return is_news
+        return found
 
-    def add_apart(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
+    def add_from_socket(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
         """Keep a message that has come by the socket."""
-        self._apart.append((place, meta, parts))
+        self._from_socket.append((place, meta, parts))
 
     def take(self, connections: Connections, transaction: int) -> None:
-        """Count a message as taken: its sender may send another. One that waits is woken for several at a time."""
+        """Count a message as taken, for its sender; one that waits is woken once half of its room is free."""
         self.taken += 1
         self._begun.append(transaction)
         cells = self.ring.cells
@@ -343,7 +347,7 @@ class _RemoteInLink(InLink):
 
     def drain(self) -> bool:
         """Move messages that have come into the queue; whether there were any."""
-        apart = self._apart
+        apart = self._from_socket
         if not apart:
             return False
         while apart:
