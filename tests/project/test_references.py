@@ -16,6 +16,7 @@ PATHS = re.compile(rf"(?<![\w/.-])(?:src/)?(?:{FOLDERS})(?:/[\w.-]+)+\.(?:py|md|
 NAMES = re.compile(r"`([a-z_][a-z0-9_]*(?:\.\w+)+)`")
 OTHERS = {
     "toprope/cli/x.py": "any command",
+    "docs/errors/NAME.md": "the page of any error",
     "scripts/run.py": "a user's program",
     "csrc/npu/Graph.cpp": "a file of torch_npu",
     "docs/zh/api_ref/comm_op_interface/HcclAllReduce.md": "a file of hicann/hccl",
