@@ -19,9 +19,9 @@ from toprope.cli import main
 from toprope.cli.output.cores_text import exit_status, report
 from toprope.cores import Card, Communicator, Discipline, Op, Plan, Program, Stream, record
 from toprope.cores.check import Result, Verdict, check
+from toprope.cores.diagnosis import of_code, seen_in, symptoms
 from toprope.cores.findings import Finding, Level
 from toprope.cores.model import Collective
-from toprope.cores.symptoms import of_code, seen_in, symptoms
 from toprope.terminal import render
 
 pytestmark = [pytest.mark.native, pytest.mark.process]

@@ -1,4 +1,7 @@
-"""pyflow, method and npu_model: what they refuse, and what nodes they make. No process is started."""
+"""pyflow, method and npu_model (`flow.points`): what they refuse, and what nodes they make. No process is started.
+
+Refusals have the reference's words and types.
+"""
 
 import json
 from collections.abc import Iterator

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from toprope.codes import Explanation
 from toprope.codes import explain as explain_code
-from toprope.cores.symptoms import Seen, Symptom, of_code, seen_in, symptoms
+from toprope.cores.diagnosis import Seen, Symptom, of_code, seen_in, symptoms
 from toprope.errors import UsageError
 from toprope.terminal import WIDTH, field
 
