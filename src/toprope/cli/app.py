@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
 import os
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +22,7 @@ from toprope.cli.completion import VARIABLE
 from toprope.cli.group import group
 from toprope.cli.help_text import localize
 from toprope.cli.standard_streams import guarded
-from toprope.errors import PackageError, SettingError, TopropeError
+from toprope.errors import EnvironmentProblem, PackageError, SettingError, TopropeError, UsageError
 from toprope.messages import Message, local, shown_in
 
 __all__ = ["VERBS", "main"]
@@ -65,13 +70,25 @@ class VerbGroup(TyperGroup):
         command.name = cmd_name
         return localize(command)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that the words begin with; for a word that is none, the error names the ones that may be meant."""
+        if args and args[0] not in VERBS and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], VERBS, n=3, cutoff=0.5)
+            raise UsageError(
+                f"there is no command {args[0]!r}.",
+                do=f"toprope {' or toprope '.join(near)}; toprope --help lists all commands"
+                if near
+                else "toprope --help lists all commands; a program is started by toprope run PROGRAM",
+            )
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the table of verbs into the help."""
-        with formatter.section("Verbs"):
+        with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
 
-app = group(VerbGroup, "VERB ...")
+app = group(VerbGroup, "COMMAND ...")
 
 
 def _print_version(wanted: bool) -> None:
@@ -138,23 +155,61 @@ def _begin() -> int:
     return 0
 
 
+_EXTRAS = {"torch": "torch", "PIL": "images", "diffusers": "images", "transformers": "images"}
+"""Packages that commands import where they are needed, with the extra that brings them."""
+
+_SPACE, _RIGHTS, _PATH = "free some space, or name another folder", "name one that is yours", "check the path"
+_OF_FILES = {
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.ENOENT: _PATH,
+    errno.ENOTDIR: _PATH,
+    errno.EISDIR: _PATH,
+    errno.ENAMETOOLONG: _PATH,
+    errno.ELOOP: _PATH,
+}
+"""What a user can do about an error of a file that a command did not expect."""
+
+
+def _of_the_user(error: BaseException) -> bool:
+    """Whether the error came up in code of the user, such as the file of `toprope serve`: its traceback says where."""
+    ours = (str(Path(__file__).parents[1]), sys.prefix, *sysconfig.get_paths().values(), "<")
+    return not all(frame.filename.startswith(ours) for frame in traceback.extract_tb(error.__traceback__))
+
+
 def _run(arguments: Sequence[str] | None) -> int:
-    if VARIABLE in os.environ:
+    if VARIABLE in os.environ:  # the shell asks for completions
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
-    elif not (sys.argv[1:] if arguments is None else arguments):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words and VARIABLE not in os.environ:
         return _begin()
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="toprope")
+        app(args=words, prog_name="toprope")
     except TopropeError as error:
         return _reported(error)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None or _of_the_user(error):
             raise
         from toprope.extras import advice
 
-        return _reported(PackageError("this needs torch, which is not installed.", sys.executable, advice("torch")))
+        package = "Pillow" if error.name == "PIL" else error.name
+        return _reported(PackageError(f"this needs {package}, which is not installed.", sys.executable, advice(extra)))
+    except OSError as error:
+        if error.filename is None or error.errno not in _OF_FILES or _of_the_user(error):
+            raise
+        return _reported(
+            EnvironmentProblem(
+                f"a file or folder cannot be used: {error.strerror}.", str(error.filename), _OF_FILES[error.errno]
+            )
+        )
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None  # click ends silently where a pipe was closed
