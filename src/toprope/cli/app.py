@@ -165,6 +165,7 @@ _OF_FILES = {
     errno.EROFS: _RIGHTS,
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
     errno.ENOENT: _PATH,
     errno.ENOTDIR: _PATH,
     errno.EISDIR: _PATH,
@@ -207,7 +208,9 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         return _reported(
             EnvironmentProblem(
-                f"a file or folder cannot be used: {error.strerror}.", str(error.filename), _OF_FILES[error.errno]
+                f"a file or folder cannot be used: {error.strerror}.",
+                os.fspath(error.filename2 or error.filename),
+                _OF_FILES[error.errno],
             )
         )
     except SystemExit as end:
