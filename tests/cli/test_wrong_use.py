@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from toprope.cli import main
+from toprope.cli import doctor, explain, main
 from toprope.cli.reports import rehearsal_file, run_cores, trace_file
 from toprope.cli.reports.run_cores import CoresCheck
 from toprope.cli.reports.trace_file import TraceFile
+from toprope.sim import build
 
 
 def failed(capsys, *words, status=2):
@@ -168,3 +169,36 @@ def test_the_line_of_a_trace_holds_what_was_recorded_before(tmp_path, monkeypatc
     monkeypatch.setattr(trace_file, "write_run", half)
     assert trace_file.write(path, tmp_path).error == "No space left on device"
     assert {each.name: each.read_text() for each in Path(tmp_path).iterdir()} == {"t.json": "old"}
+
+
+# ---- a machine that lacks something
+
+
+def test_a_machine_without_a_compiler_had_no_problem(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "is_ready", lambda: False)
+    assert doctor._no_compiler() == ()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    (found,) = doctor._no_compiler()
+    assert (found.name, found.problem) == ("no-compiler", False)
+    assert "apt install g++" in found.do[0]
+    monkeypatch.setenv("CXX", "'")
+    (found,) = doctor._no_compiler()
+    assert found.what == "the variable CXX cannot be read."
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(build, "is_ready", lambda: True)
+    assert doctor._no_compiler() == ()
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert "`no-compiler`" in page
+
+
+def test_the_simulated_card_without_torch_was_a_bare_import_error():
+    code = "import sys; sys.modules['torch'] = None; import toprope.sim; toprope.sim.install()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "PackageError: the simulated card needs torch, which is not installed." in done.stderr
+    assert "[torch]" in done.stderr
+
+
+def test_completion_of_explain_had_no_pages():
+    assert explain._page_names("tr01")[:2] == ["TR010", "TR011"]
+    assert explain._page_names("device-i") == ["device-index"]

@@ -127,10 +127,22 @@ def _language() -> str:
         setting = Settings.load().lang
     except SettingError:
         setting = "auto"  # the verb that needs the settings reports it
+    if not _can_show("中"):
+        return "en"
     if setting != "auto":
         return setting
     locale = next((text for name in _LOCALE if (text := os.environ.get(name, ""))), "")
     return "zh" if re.match(r"zh(?![a-z])", locale, re.IGNORECASE) else "en"
+
+
+def _can_show(text: str) -> bool:
+    """Whether both streams take these characters, which a terminal with another encoding shows as question marks."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 _STEPS = (

@@ -22,6 +22,14 @@ __all__ = ["app", "pages"]
 app = verb()
 
 _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]*\.md)(?:#[\w-]*)?\)")
+
+
+def _page_names(incomplete: str) -> list[str]:
+    """The pages whose names begin so, for the shell; the rules of the port in capitals."""
+    names = (name.upper() if _RULE.fullmatch(name) else name for name in sorted(pages()))
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+
 _RULE = re.compile(r"tr\d+[a-z]?")
 _FRONT = {"": "index", "tutorials": "tutorials", "api": "api", "errors": "errors", "port": "rules"}
 """Names of the pages index.md, by their folders."""
@@ -33,6 +41,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="[PAGE]",
+            autocompletion=_page_names,
             show_default=False,
             help="Its name, as errors name it after `more`, the class of an error, or a rule of toprope port.",
         ),
