@@ -22,17 +22,15 @@ def failed(capsys, *words, status=2):
 
 
 @pytest.mark.parametrize(
-    ("word", "do"),
+    ("word", "meant"),
     [
-        ("rnu", "toprope run; toprope --help lists all commands"),
-        ("estimat", "toprope estimate"),
-        ("train.py", "a program is started by toprope run PROGRAM"),
+        ("rnu", "Did you mean 'run'?"),
+        ("estimat", "Did you mean 'estimate', "),
+        ("train.py", "A program is run by toprope run PROGRAM."),
     ],
 )
-def test_a_misspelt_command_had_no_advice(capsys, word, do):
-    err = failed(capsys, word, "x")
-    assert err.startswith(f"toprope: there is no command {word!r}.\n")
-    assert do in err
+def test_a_misspelt_command_had_no_advice(capsys, word, meant):
+    assert f"No such command {word!r}. {meant}" in failed(capsys, word, "x")
 
 
 @pytest.mark.parametrize("words", [["run"], ["cores", "check"], []])
@@ -47,8 +45,7 @@ def test_help_was_no_command(capsys, words):
 
 def test_a_program_that_an_option_took_for_its_value_was_missing_without_a_reason(capsys):
     err = failed(capsys, "run", "--chip", "train.py")
-    assert "there is no PROGRAM after the options: train.py is the value of --chip." in err
-    assert "do         add the program: toprope run --chip VALUE PROGRAM" in err
+    assert "Missing argument 'PROGRAM': train.py is the value of --chip." in err
 
 
 def test_the_number_of_cards_behind_the_chip_was_taken_for_another_chip(capsys, tmp_path):

@@ -22,7 +22,7 @@ from toprope.cli.completion import VARIABLE
 from toprope.cli.group import group
 from toprope.cli.help_text import localize
 from toprope.cli.standard_streams import guarded
-from toprope.errors import EnvironmentProblem, PackageError, SettingError, TopropeError, UsageError
+from toprope.errors import EnvironmentProblem, PackageError, SettingError, TopropeError
 from toprope.messages import Message, local, shown_in
 
 __all__ = ["VERBS", "main"]
@@ -74,12 +74,10 @@ class VerbGroup(TyperGroup):
         """The verb that the words begin with; for a word that is none, the error names the ones that may be meant."""
         if args and args[0] not in VERBS and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], VERBS, n=3, cutoff=0.5)
-            raise UsageError(
-                f"there is no command {args[0]!r}.",
-                do=f"toprope {' or toprope '.join(near)}; toprope --help lists all commands"
-                if near
-                else "toprope --help lists all commands; a program is started by toprope run PROGRAM",
+            meant = (
+                f"Did you mean {', '.join(map(repr, near))}?" if near else "A program is run by toprope run PROGRAM."
             )
+            ctx.fail(f"No such command {args[0]!r}. {meant}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -136,7 +134,7 @@ def _language() -> str:
 
 
 def _can_show(text: str) -> bool:
-    """Whether both streams take these characters, which a terminal with another encoding shows as question marks."""
+    """Return True if both streams take these characters, which another encoding shows as question marks."""
     try:
         for stream in (sys.stdout, sys.stderr):
             text.encode(getattr(stream, "encoding", None) or "utf-8")
@@ -184,11 +182,11 @@ _OF_FILES = {
     errno.ENAMETOOLONG: _PATH,
     errno.ELOOP: _PATH,
 }
-"""What a user can do about an error of a file that a command did not expect."""
+"""Advice for an error of a file that a command did not expect, by its number."""
 
 
 def _of_the_user(error: BaseException) -> bool:
-    """Whether the error came up in code of the user, such as the file of `toprope serve`: its traceback says where."""
+    """Return True for an error in code of the user, such as the file of `toprope serve`: its traceback says where."""
     ours = (str(Path(__file__).parents[1]), sys.prefix, *sysconfig.get_paths().values(), "<")
     return not all(frame.filename.startswith(ours) for frame in traceback.extract_tb(error.__traceback__))
 

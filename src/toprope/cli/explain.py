@@ -74,9 +74,8 @@ def _advice(page: str, name: str, known: Collection[str]) -> str:
         pass
     else:
         return f"that is a code of the card, and not a page: toprope doctor {page}"
-    named = {each.upper() if _RULE.fullmatch(each) else each: each for each in known}
-    near = difflib.get_close_matches(name, named.values(), n=3, cutoff=0.6)
-    shown = [each for each, other in named.items() if other in near]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    shown = [each.upper() if _RULE.fullmatch(each) else each for each in near]
     nearest = f"toprope explain {' or '.join(shown)}; " if shown else ""
     return f"{nearest}toprope explain lists all pages, toprope doctor CODE explains a code of the card"
 

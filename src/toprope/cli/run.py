@@ -44,10 +44,7 @@ class RunCommand(TyperCommand):
                 args[place] = "--check-cores=D0b"
             place += 2 if args[place] in takes_value else 1
         if place >= len(args) > 1 and args[-2] in takes_value and not ctx.resilient_parsing:
-            raise UsageError(
-                f"there is no PROGRAM after the options: {args[-1]} is the value of {args[-2]}.",
-                do=f"add the program: toprope run {args[-2]} VALUE PROGRAM",
-            )
+            ctx.fail(f"Missing argument 'PROGRAM': {args[-1]} is the value of {args[-2]}.")
         if place < len(args) and args[place] != "--":
             args = [*args[:place], "--", *args[place:]]
         return super().parse_args(ctx, args)
