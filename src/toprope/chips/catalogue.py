@@ -76,6 +76,13 @@ def get(name: str) -> Chip:
 
     Raises:
         UnknownChipError: no chip answers to that name, or it is the name of a family.
+
+    Example:
+        >>> chip = get("ascend910b3")
+        >>> chip.name, chip.cube_cores, chip.vector_cores
+        ('910B3', 20, 40)
+        >>> chip.figure("cube_cores").value
+        20
     """
     return _shipped().get(name)
 
