@@ -147,7 +147,7 @@ def available(kind: str | None = None) -> list[Device]:
         DeviceNameError: there is no such kind.
 
     Example:
-        >>> [each.name for each in available("cpu")]
+        >>> [each.kind for each in available("cpu")]
         ['cpu']
     """
     check_torch()
