@@ -57,7 +57,7 @@ def test_the_number_of_cards_behind_the_chip_was_taken_for_another_chip(capsys, 
 def test_a_folder_was_no_file_of_that_name(capsys, tmp_path):
     (tmp_path / "train.py").touch()
     err = failed(capsys, "run", tmp_path)
-    assert f"{str(tmp_path)!r} is a folder without a __main__.py." in err
+    assert f"there is no program {str(tmp_path)!r}: it is a folder without a __main__.py." in err
     assert "1 files of Python in it" in err
 
 

@@ -50,7 +50,7 @@ def command_line(words: Sequence[str]) -> list[str]:
         return [sys.executable, _python_file(program), *arguments]
     if os.path.isdir(program):
         raise ProgramError(
-            f"{program!r} is a folder without a __main__.py.",
+            f"there is no program {program!r}: it is a folder without a __main__.py.",
             looked_at=f"{len(list(Path(program).glob('*.py')))} files of Python in it",
             do="name the file that starts the program",
         )
