@@ -27,7 +27,7 @@ SOURCES = ROOT / "src" / "toprope"
 CATALOGUES = SOURCES / "locale"
 
 FRAME = (
-    "Usage: ", "Arguments", "Options", "Commands", "Verbs", "Show this message and exit.", "default: {value}",
+    "Usage: ", "Arguments", "Options", "Commands", "Show this message and exit.", "default: {value}",
     "required",
 )  # fmt: skip
 """Texts of the frame of the help, which are typer's (toprope/cli/help_text.py)."""

@@ -29,7 +29,17 @@ from toprope.errors import BuildError
 from toprope.progress import Progress, Step
 from toprope.terminal import Display
 
-__all__ = ["LOCK_LIMIT", "NOTE", "UNFINISHED", "NativeLibrary", "SharedObject", "Unit", "is_held", "lock_of"]
+__all__ = [
+    "LOCK_LIMIT",
+    "NOTE",
+    "UNFINISHED",
+    "NativeLibrary",
+    "SharedObject",
+    "Unit",
+    "has_compiler",
+    "is_held",
+    "lock_of",
+]
 
 NOTE = "build.json"
 """The file that says what a build was made for and with; it is written last."""
@@ -418,6 +428,15 @@ def _sizes(note: str) -> dict[str, int]:
 
 def _digest(parts: list[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def has_compiler() -> bool:
+    """Return True if there is a C++ compiler to build with.
+
+    Raises:
+        BuildError: CXX cannot be read.
+    """
+    return _compiler() is not None
 
 
 def _compiler() -> list[str] | None:

@@ -17,6 +17,7 @@ import typer
 from toprope.cli.group import HELP, chip_names, group
 from toprope.cores.model import Discipline
 from toprope.errors import UsageError
+from toprope.whole_file import write_named
 
 if TYPE_CHECKING:
     from toprope.cores.check import Result
@@ -261,9 +262,4 @@ def _write(path: Path, text: str) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
-        ) from None
+    write_named(path, text)

@@ -15,13 +15,16 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from io import BytesIO
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toprope.cli.group import verb
-from toprope.errors import UsageError
+from toprope.errors import BuildError, UsageError
 from toprope.messages import Message
+
+if TYPE_CHECKING:
+    from toprope.device.doctor.finding import Finding
 
 __all__ = ["LOOKING", "app"]
 
@@ -83,11 +86,36 @@ def doctor(
         else:
             facts = collect_facts(wait=wait)
             findings = diagnose(facts)
+        if not facts.simulated and "torch" in facts.packages:
+            findings = (*findings, *_no_compiler())
     if as_json:
         say(json.dumps(as_dict(facts, findings) | more, ensure_ascii=False, indent=2) + "\n")
     else:
         show(report(facts, findings, further=further))
     raise typer.Exit(int(any(finding.problem for finding in findings)))
+
+
+def _no_compiler() -> tuple[Finding, ...]:
+    """A note where the simulated card, the only one that most machines can have, cannot be built."""
+    from toprope.device.doctor.finding import Finding
+    from toprope.native_build import has_compiler
+    from toprope.sim.build import is_ready
+
+    try:
+        if has_compiler() or is_ready():
+            return ()
+    except BuildError as error:  # CXX cannot be read
+        return (Finding("no-compiler", error.what, (error.do,), error.looked_at, problem=False),)
+    return (
+        Finding(
+            "no-compiler",
+            Message(
+                "programs cannot be rehearsed here: the simulated card is built once, and there is no C++ compiler."
+            ),
+            (Message("install g++ 11 or newer (Debian and Ubuntu: apt install g++), or name a compiler in CXX"),),
+            problem=False,
+        ),
+    )
 
 
 def _explain(words: list[str], *, as_json: bool) -> None:

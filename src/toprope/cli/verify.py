@@ -18,6 +18,7 @@ import typer
 from toprope.cli.calibrate import figures_table, store
 from toprope.cli.group import HELP, chip_names, verb
 from toprope.errors import UsageError
+from toprope.whole_file import write_named
 
 if TYPE_CHECKING:
     from toprope.chips import Chip
@@ -84,17 +85,11 @@ def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) ->
     from toprope.terminal import say
 
     release = find_release(torch_npu)
-    try:
-        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
-            file.write(program(chip, release))
-    except FileExistsError:
+    if path.exists() and not overwrite:
         raise UsageError(
             f"{path} is there already.", do="name another file: toprope verify FILE.py; or add --overwrite"
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
-        ) from None
+        )
+    write_named(path, program(chip, release))
     say(
         f"wrote {path}: it tries refusals of the {chip.name} and fallbacks of {release.text}\n"
         f"on the machine with the card: python {path.name}\n"

@@ -80,6 +80,10 @@ def in_text(text: str) -> tuple[Explanation, ...]:
     """The explanations of the codes and known messages in a text, in the order in which they come, each once.
 
     Numbers of six digits count where they are said to be a code, or have an entry.
+
+    Example:
+        >>> [each.code for each in in_text("libhccl.so: cannot open shared object file, error code 507034")]
+        ['libhccl', '507034']
     """
     search = _Search(lenient=True)
     lines = [line.encode(errors="replace") + b"\n" for line in text.splitlines()]

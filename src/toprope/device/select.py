@@ -148,6 +148,10 @@ def available(kind: str | None = None) -> list[Device]:
 
     Raises:
         DeviceNameError: there is no such kind.
+
+    Example:
+        >>> [each.kind for each in available("cpu")]
+        ['cpu']
     """
     check_torch()
     names = kinds() if kind is None else (read_name(kind).kind,)
@@ -155,7 +159,12 @@ def available(kind: str | None = None) -> list[Device]:
 
 
 def survey() -> list[Availability]:
-    """The state of every kind of device in this process, with the reason, in the order in which they are tried."""
+    """The state of every kind of device in this process, with the reason, in the order in which they are tried.
+
+    Example:
+        >>> [each.kind for each in survey()]
+        ['npu', 'cuda', 'cpu']
+    """
     check_torch()
     return [look(kind) for kind in kinds()]
 

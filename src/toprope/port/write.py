@@ -92,7 +92,10 @@ def _put(place: Path, data: bytes) -> None:
 def _replace(target: Path, data: bytes, backup: bool) -> None:
     kept = target.with_name(target.name + ".orig")
     if backup and not kept.exists():
-        shutil.copy2(target, kept)
+        with writing_whole(kept) as file:  # whole, since a part would be taken for the old file from then on
+            file.write(target.read_bytes())
+            file.flush()
+            shutil.copystat(target, file.name)
     with writing_whole(target) as file:
         file.write(data)
         file.flush()

@@ -162,6 +162,9 @@ def launch(
         RuntimeError: the vendor's, where there is no such card or the process cannot use one.
 
     Example:
+        >>> import toprope.sim
+        >>> toprope.sim.install("910B1")
+        >>> import torch
         >>> toprope.sim.launch("vector", vector=48, sync_all=True, name="NonZero")
         >>> torch.npu.synchronize()
     """

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 
 from toprope.cli import npu_smi, yr
 from toprope.compat.finder import FACADES
@@ -50,6 +51,12 @@ def command_line(words: Sequence[str]) -> list[str]:
         return [found, *arguments]
     if os.path.isfile(program):
         return [sys.executable, _python_file(program), *arguments]
+    if os.path.isdir(program):
+        raise ProgramError(
+            f"there is no program {program!r}: it is a folder without a __main__.py.",
+            looked_at=f"{len(list(Path(program).glob('*.py')))} files of Python in it",
+            do="name the file that starts the program",
+        )
     folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     raise ProgramError(
         f"there is no program {program!r}: no file of that name, and no command.",

@@ -46,6 +46,12 @@ def simulate(
 
     Returns:
         The run. Without `until` it has either finished every operator or ended in a deadlock.
+
+    Example:
+        >>> from toprope.cores import record
+        >>> stream = {"card": "0", "name": "main", "ops": [{"name": "Sort", "vector": 48}]}
+        >>> simulate(record.from_data({"cards": [{"name": "0", "chip": "910B1"}], "streams": [stream]})).deadlocked
+        False
     """
     return _Machine(_Layout(program), discipline, seed, keep).run(until)
 

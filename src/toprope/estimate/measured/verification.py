@@ -179,7 +179,11 @@ def read_measured(path: Path) -> Measured:
         missing = {part: why for part, why in parts.items() if why.startswith("not begun")}
         failed = {part: why for part, why in parts.items() if part not in missing}
         return Measured(facts, results, str(data["release"]), str(data["stopped"]), failed, missing)
-    except (OSError, UnicodeDecodeError, ValueError, LookupError, TypeError) as error:
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}.", do="give the JSON file that verify_card.py wrote"
+        ) from None
+    except (ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"{path} is no file of `toprope verify`.",
             looked_at=f"{type(error).__name__}: {error}",

@@ -193,6 +193,9 @@ def _ends(span: Span) -> list[float | None]:
     return [each if isfinite(each) else None for each in span]
 
 
+_COMPOSED = "attention is composed of products and a softmax: this chip has no fused kernel"
+
+
 def estimate(
     model: str,
     chip: Chip,
@@ -228,13 +231,16 @@ def estimate(
     refuse_without_effect(given, _asked(components, work))
     work = _with_sharding(work, layout)
     notes = [note] if (note := rates_of(chip).not_used) else []
-    if not has_fused_attention(chip):
-        notes.append("attention is composed of products and a softmax: this chip has no fused kernel")
+    composed = [] if has_fused_attention(chip) else [_COMPOSED]
     if len(components) > 1:
+        notes += composed
         return _pipeline(model, chip, work, layout, components, parts, steps, queue, notes)
     component = components[0]
     _check_mode(component, work.mode)
     runs = _runs(model, component, work, layout, chip)
+    calls = [event.call for _, one in runs for event in one.events if event.call is not None]
+    if any("softmax" in call.name for call in calls):
+        notes += composed
     notes += [note for _, one in runs for note in one.notes]
     notes += [*component.notes, *_experts_notes(component, work)]
     memory = _memory(chip, layout, work, runs)

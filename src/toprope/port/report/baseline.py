@@ -16,6 +16,7 @@ from pathlib import Path
 
 from toprope.errors import UsageError
 from toprope.port.finding import Finding, Ported
+from toprope.whole_file import write_named
 
 __all__ = ["mark_known", "read", "write"]
 
@@ -58,12 +59,7 @@ def write(path: Path, files: Sequence[Ported], *, written: bool = False) -> int:
         for (file, rule, text), count in sorted(places.items())
     ]
     said = json.dumps({"version": 1, "findings": rows}, ensure_ascii=False, indent=1) + "\n"
-    try:
-        path.write_text(said, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
-        ) from None
+    write_named(path, said)
     return sum(places.values())
 
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from toprope import chips
-from toprope.errors import EnvironmentProblem, InstallError
+from toprope.errors import EnvironmentProblem, InstallError, PackageError
 from toprope.sim import faults, run_record, state
 from toprope.sim.installation import documents, host_operators
 from toprope.sim.spec import SimSpec
@@ -108,7 +108,16 @@ def _install(spec: SimSpec) -> None:
             return
         capacity = spec.capacity
         _refuse_real(spec)
-        import torch
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            from toprope.extras import advice
+
+            raise PackageError(
+                "the simulated card needs torch, which is not installed.", sys.executable, advice("torch")
+            ) from None
 
         if (now := installed()) is not None:  # that import has installed what TOPROPE_SIM asks for
             _refuse_other(now, spec)
