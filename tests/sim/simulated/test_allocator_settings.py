@@ -39,6 +39,10 @@ def test_sizes_follow_the_settings(settings: str, asked: int, reserved: int, all
         ("per_process_memory_fraction:2.0", "per_process_memory_fraction is invalid"),
         ("per_process_memory_fraction:0.1", "NPU out of memory"),
         ("large_segment_size_mb:5", "large_segment_size_mb"),
+        ("expandable_segments:True,max_split_size_mb:128", "cannot be enabled with `expandable_segments`"),
+        ("garbage_collection_threshold:0.6,expandable_segments:True", "cannot be enabled with `expandable_segments`"),
+        ("max_split:128", "Unrecognized key 'max_split' in NPU allocator config, \n[ERROR]"),
+        ("use_unknown:1,expandable_segments:True", "Unrecognized key 'use_unknown'"),
     ],
 )
 def test_the_first_allocation_refuses_what_they_do_not_allow(settings: str, text: str) -> None:

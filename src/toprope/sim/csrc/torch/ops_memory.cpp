@@ -249,6 +249,18 @@ void check_cast(c10::ScalarType from, c10::ScalarType to) {
   check_documented(kind, rules, 1, static_cast<int>(to));
 }
 
+// Between tensors of a card, a copy is a kernel; and so is the part on the card of a copy from or to the host where the
+// card's tensor has gaps or another order (CopyKernelOpApi.cpp).
+void check_copy_dimensions(const Tensor& to, const Tensor& from) {
+  static sim::Kind* const kind = sim::kind("aten::copy_");
+  static const sim::Rules* const rules = sim::rules_of("aten::copy_");
+  const bool within = to.device() == from.device();
+  for (const Tensor* tensor : {&to, &from}) {
+    if (!within && !(on_npu(*tensor) && !tensor->is_contiguous())) continue;
+    check_dimensions(kind, rules, within && tensor == &from ? 1 : 0, tensor->dim());
+  }
+}
+
 Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   if (self.is_same(src)) return self;
   for (const Tensor* tensor : {&static_cast<const Tensor&>(self), &src}) {
@@ -259,6 +271,7 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   if (self.scalar_type() != src.scalar_type() && self.device() == src.device()) {
     check_cast(src.scalar_type(), self.scalar_type());
   }
+  if (self.numel() != 0) check_copy_dimensions(self, src);
   check_host_memory((on_npu(self) ? self : src).device().index(), self);
   if (sim::watching(sim::kUnsafe)) [[unlikely]] {
     if (on_npu(src)) check_safe(src);
