@@ -219,7 +219,9 @@ class InferenceCall:
         if not 2 <= mask.dim() <= 4:
             refuse(self.operator, f"atten_mask has {mask.dim()} dimensions; the kernel takes 2 to 4")
         if mask.dim() == 4 and mask.shape[1] != 1:
-            refuse(self.operator, f"atten_mask is {list(mask.shape)}; the kernel takes one mask for all heads, [B, 1, ...]")
+            refuse(
+                self.operator, f"atten_mask is {list(mask.shape)}; the kernel takes one mask for all heads, [B, 1, ...]"
+            )
         if self.sparse_mode > _ALL and (mask.shape[-2:] != (COMPRESSED, COMPRESSED) or mask.numel() != COMPRESSED**2):
             refuse(
                 self.operator,

@@ -57,8 +57,8 @@ def _check(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, mode: str) -> No
 def _check_blocks(x: torch.Tensor, r1: torch.Tensor) -> None:
     """Refuse BNSD shapes for which the kernel of the A2 and A3 says that single operators are faster.
 
-    Source: CheckBnsdBlockSkip in rope_rotate_half_tiling.cpp (ops-transformer). r1 is BNSD's where it is broadcast along
-    the first two axes and has more than one position.
+    Source: CheckBnsdBlockSkip in rope_rotate_half_tiling.cpp (ops-transformer). r1 is BNSD's where it is broadcast
+    along the first two axes and has more than one position.
     """
     from toprope.sim.npu._state import chip
 
@@ -77,8 +77,8 @@ def _check_blocks(x: torch.Tensor, r1: torch.Tensor) -> None:
         return
     refuse(
         _OPERATOR,
-        f"call aclnnRotaryPositionEmbedding failed, error code is 561002: the input {list(x.shape)} is BNSD, of which the "
-        f"kernel takes B * N {limit}, but got {many}. Use BSND, or single operators.",
+        f"call aclnnRotaryPositionEmbedding failed, error code is 561002: the input {list(x.shape)} is BNSD, of which "
+        f"the kernel takes B * N {limit}, but got {many}. Use BSND, or single operators.",
     )
 
 
