@@ -70,15 +70,17 @@ def _check_blocks(x: torch.Tensor, r1: torch.Tensor) -> None:
     aligned = head // 2 * x.element_size() % _BLOCK_BYTES == 0
     per_core = -(-positions // (chip().vector_cores or 1))
     if aligned and many > _MOST_PER_POSITION * positions:
-        limit = f"at most {_MOST_PER_POSITION} times as many as positions, {_MOST_PER_POSITION * positions}"
+        reason = f"B * N, {many}, is more than {_MOST_PER_POSITION} * S, {_MOST_PER_POSITION * positions}"
     elif not aligned and head < _SHORTEST_UNALIGNED and 2 * many > per_core:
-        limit = f"at most {per_core // 2} of a last axis whose halves are no multiple of {_BLOCK_BYTES} bytes"
+        reason = (
+            f"half of the last axis, {head}, is no multiple of {_BLOCK_BYTES} bytes, and B * N, {many}, is too many"
+        )
     else:
         return
     refuse(
         _OPERATOR,
-        f"call aclnnRotaryPositionEmbedding failed, error code is 561002: the input {list(x.shape)} is BNSD, of which "
-        f"the kernel takes B * N {limit}, but got {many}. Use BSND, or single operators.",
+        f"call aclnnRotaryPositionEmbedding failed, error code is 561002: the input {list(x.shape)} is BNSD, and {reason}. "
+        "Use BSND, or single operators.",
     )
 
 
