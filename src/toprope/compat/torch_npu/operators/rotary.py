@@ -79,8 +79,8 @@ def _check_blocks(x: torch.Tensor, r1: torch.Tensor) -> None:
         return
     refuse(
         _OPERATOR,
-        f"call aclnnRotaryPositionEmbedding failed, error code is 561002: the input {list(x.shape)} is BNSD, and {reason}. "
-        "Use BSND, or single operators.",
+        f"call aclnnRotaryPositionEmbedding failed, error code is 561002: the input {list(x.shape)} is BNSD, and "
+        f"{reason}. Use BSND, or single operators.",
     )
 
 
