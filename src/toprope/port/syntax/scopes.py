@@ -114,7 +114,7 @@ class Walk:
 
     @cached_property
     def read(self) -> dict[str, list[tuple[ast.Name, Scope]]]:
-        """Where each name is read, with the scope."""
+        """The places where each name is read, with the scope."""
         found: dict[str, list[tuple[ast.Name, Scope]]] = {}
         for node, scope in self.scopes.items():
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
