@@ -50,6 +50,7 @@ def fatal(*texts: str, type: str = "RuntimeError", rank: str = "") -> FatalError
         (lack("npu::npu_swiglu", Lack.REFUSED, "float64"), "refuses", "the card refuses it too"),
         (lack("hccl::allreduce", Lack.REFUSED, "float64"), "refuses", "the card refuses it too (torch_npu)"),
         (lack("aten::contiguous", Lack.FORMAT), "refuses", "the card refuses it too (torch_npu)"),
+        (lack("aten::copy_", Lack.DIMENSIONS), "refuses", "the card refuses it too (aclnnInplaceCopy)"),
         (lack("aten::add", Lack.BY_TEST, "int8"), "unknown", "the program asked for this refusal"),
         (lack("torch_npu.npu_grouped_matmul", Lack.NAME), "has", "the real torch_npu has it ("),
         (lack("torch_npu.npu_nothing", Lack.NAME), "unknown", "it is not one of the documented names"),

@@ -171,6 +171,7 @@ class Lack(IntEnum):
     FORMAT = 6
     INDEX = 7
     NAME = 8
+    DIMENSIONS = 9
 
 
 class LackRecord(ctypes.LittleEndianStructure):

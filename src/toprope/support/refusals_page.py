@@ -64,7 +64,8 @@ def _line(of_chip: dict[str, Row]) -> list[str]:
     kernel = f"[{row.kernel}]({row.source})"
     return [
         "<br>".join(f"`{operator}`" for operator in row.operators),
-        ", ".join(f"{operand.position}: {operand.parameter}" for operand in row.operands),
+        ", ".join(f"{operand.position}: {operand.parameter}" for operand in row.operands)
+        + (f"<br>up to {row.dimensions} dimensions" if row.dimensions else ""),
         _taken(new),
         "the same" if new and newest and _taken(new) == _taken(newest) else _taken(newest),
         ", ".join(old),

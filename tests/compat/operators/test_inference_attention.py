@@ -128,6 +128,16 @@ def test_whole_masks_bands_and_biases(facade):
             close(found[b], reference(query[b], key[b], key[b], 0.25, allowed, pse[0])[0])
 
 
+def test_a_bias_or_mask_with_another_number_of_heads_was_taken_for_all(facade):
+    query, key = tensors((1, 4, 1, 16), (1, 4, 7, 16))
+    given = {"num_heads": 4, "scale": 0.25, "input_layout": "BNSD"}
+    for shape in ((1, 1, 1, 7), (1, 2, 1, 7), (1, 1, 7)):
+        with pytest.raises(RuntimeError, match=r"pse_shift is .*; the kernel takes \[B or 1, 4 heads, queries, keys\]"):
+            facade.npu_fused_infer_attention_score(query, key, key, pse_shift=torch.zeros(shape).half(), **given)
+    with pytest.raises(RuntimeError, match="one mask for all heads"):
+        facade.npu_fused_infer_attention_score(query, key, key, atten_mask=torch.zeros(1, 4, 1, 7).bool(), **given)
+
+
 def test_single_tokens_have_a_mask_for_each_batch_and_no_band(facade):
     query, key = tensors((2, 2, 1, 16), (2, 2, 7, 16))
     mask = torch.rand(2, 7) < 0.4

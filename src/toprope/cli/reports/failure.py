@@ -157,7 +157,7 @@ def on_card(record: LackRecord, chip: str, torch_npu: str = "") -> CardSupport:
         if newer:
             return CardSupport("unknown", Message("older torch_npu refuses it too; {newer} takes it", newer=newer))
         return CardSupport("refuses", Message("the card refuses it too (torch_npu)"))
-    if record.lack is Lack.REFUSED:
+    if record.lack in (Lack.REFUSED, Lack.DIMENSIONS):
         kernels = sorted({row.kernel_of(record.name) for row in _rows(record.name, chip)})
         return CardSupport("refuses", Message("the card refuses it too{kernels}", kernels=_in_brackets(kernels)))
     if record.lack is Lack.FORMAT:

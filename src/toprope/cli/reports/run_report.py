@@ -422,6 +422,7 @@ _LACKS = {
     Lack.FORMAT: Message("an operator refused an argument"),
     Lack.INDEX: Message("an operator read an index that no element has"),
     Lack.NAME: Message("a name is missing here"),
+    Lack.DIMENSIONS: Message("an operator refused a tensor with that many dimensions"),
 }
 
 
@@ -432,11 +433,12 @@ def _failure_text(failure: Failure, folder: str) -> str:
     rank = Message("rank {rank}: ", rank=failure.rank) if failure.rank else ""
     perhaps = "" if failure.certain else Message("perhaps because ")
     place = f", {short_name(failure.place, folder)}" if failure.place else ""
+    lack = Lack.FORMAT if record.lack is Lack.REFUSED and not record.dtype else record.lack
     return Message(
         "{rank}{perhaps}{lack}: {name}{dtype}{place}; {card}",
         rank=rank,
         perhaps=perhaps,
-        lack=_LACKS[record.lack],
+        lack=_LACKS[lack],
         name=record.name,
         dtype=dtype,
         place=place,

@@ -72,7 +72,7 @@ _STEPS = {"training": Message("training"), "inference": Message("inference"), "f
 _WITHOUT_WORKSPACE = frozenset(
     f"aten::{name}" for name in ("empty", "empty_strided", "fill_", "zero_", "copy_", "resize_", "set_")
 )
-_REFUSED = (Lack.REFUSED, Lack.FORMAT)
+_REFUSED = (Lack.REFUSED, Lack.FORMAT, Lack.DIMENSIONS)
 _FEWEST_STEPS, _IN_LOOP = 3, 0.9
 _MOST_LINES = 24
 
@@ -464,8 +464,10 @@ def _refusal(lack: LackRecord) -> str:
 def _instead(lack: LackRecord) -> str:
     if lack.lack is Lack.KERNEL:
         return ""
+    if lack.lack is Lack.DIMENSIONS:
+        return Message("merge dimensions of its tensors before it, as with flatten or reshape")
     if lack.lack is Lack.FORMAT:
-        return Message("leave the memory format or layout out")
+        return Message("leave the memory format or layout out") if "format" in lack.text else ""
     return (
         Message("give it another dtype than {dtype}: toprope explain refusals lists those it takes", dtype=lack.dtype)
         if lack.dtype

@@ -93,6 +93,8 @@ class _KinetoProfile:
     def export_chrome_trace(self, output_path: str) -> None:
         """Write the timeline, which Perfetto and chrome://tracing open."""
         if path := self._output(output_path):
+            if path.suffix != ".json":
+                warn("torch_npu of 2025 refuses a name that does not end in .json (ERR04003): give it one that does.")
             self.prof_if.export_chrome_trace(path)
 
     @reported

@@ -152,6 +152,9 @@ class Call {
 // document mentions.
 void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents = true);
 
+// Refuses an operand with more dimensions than the chip's kernel takes.
+void check_dimensions(const sim::Kind* kind, const sim::Rules* rules, int position, int64_t dimensions);
+
 // Refuses a dtype of an argument as the chip does. Tests and the count of what no document mentions leave it alone: for
 // casts, and for the dtype of a result.
 void check_documented(const sim::Kind* kind, const sim::Rules* rules, int position, int dtype);

@@ -167,6 +167,14 @@ const ArgumentCheck* argument_check(const std::string& op) {
           if (dtype_of(given) == at::kFloat) return "";
           return c10::str("svd_npu only supported Float, but get", given[0].toTensor().dtype());
         }}},
+      {"aten::random_",  // Random; the overload with `to` alone asks for no largest number
+       {kType, [](const Arguments& given) -> std::string {
+          static const std::unordered_set<c10::ScalarType> taken = {
+              at::kHalf, at::kFloat, at::kDouble, at::kInt, at::kShort, at::kChar, at::kByte, at::kLong, at::kBFloat16, at::kBool};
+          constexpr size_t kWithToAlone = 3;
+          if (given.size() == kWithToAlone || taken.count(dtype_of(given)) > 0) return "";
+          return c10::str("self scalar_type:", dtype_of(given), "is not surpported.");
+        }}},
       {"aten::upsample_bilinear2d",  // UpsampleBilinear2d
        {kType, [](const Arguments& given) -> std::string {
           return dtype_of(given) == at::kDouble ? "upsample_binlinear_2d not support torch.fp64 dtypes" : "";

@@ -47,6 +47,7 @@ std::string trailer(const char* code);
 bool warn(const char* text, const char* function = "warn");
 [[noreturn]] void raise_refused(const sim::Kind* kind, int dtype);  // as a test wants it
 [[noreturn]] void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype);
+[[noreturn]] void raise_too_many_dimensions(const sim::Kind* kind, const sim::Rules& rules, int position);
 
 inline void check(int status, const char* function, const char* call) {
   if (status != sim::kOk) [[unlikely]] raise_status(status, function, call);
