@@ -1,9 +1,10 @@
-"""Messages of libraries while they are imported: not on the command line, unless it was asked for."""
+"""Messages of libraries that say nothing to a user of the command line: not shown, unless it was asked for."""
 
 from __future__ import annotations
 
 import logging
 import os
+import warnings
 
 __all__ = ["hush"]
 
@@ -20,3 +21,5 @@ def hush() -> None:
     # diffusers imports torchao where it is installed, which warns of extensions that this torch does not load
     logging.getLogger("torchao").setLevel(logging.ERROR)
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    # Pillow warns of a large picture, with a line of its source; toprope refuses such a picture with an error
+    warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
