@@ -598,6 +598,29 @@ def test_an_edit_leaves_a_picture_and_its_record(make_controller, cat, tmp_path)
     assert job.result.notes == ["cat.png: turned upright", "the stand-in is no model"]
 
 
+def test_the_source_of_a_dropped_result_has_the_name_that_the_result_was_made_from(make_controller, cat, tmp_path):
+    """It was named by its hash, and so was every result that was made from it."""
+    controller = make_controller(StandIn())
+    mine = brought(controller, cat)
+    assert controller.edit(mine, values()).wait(LONG)
+    kept = controller.sessions.steps(mine)[0].files["picture"]
+    digest = next(iter(json.loads((tmp_path / "out" / "cat-0001.json").read_text())["source"]["sha256"].split()))
+    found = controller.bring(mine, str(tmp_path / "out" / "cat-0001.png"))
+    assert found.step.name == "cat-0001.png"
+    source = controller.bring_kept(mine, digest)
+    assert (source.name, source.files["picture"]) == ("cat.png", kept)
+
+
+def test_a_batch_with_a_drawn_seed_leaves_the_seed_of_the_form_empty(make_controller, cat):
+    """After a reload the form had the seed that was drawn for one picture of a batch, and all edits had it then."""
+    controller = make_controller(StandIn())
+    mine = controller.join()
+    assert controller.edit_all(mine, values(seed=""), [cat]).wait(LONG)
+    assert last_request(controller.sessions.steps(mine))["seed"] == ""
+    assert controller.edit_all(mine, values(seed="9"), [cat]).wait(LONG)
+    assert last_request(controller.sessions.steps(mine))["seed"] == "9"
+
+
 def test_copies_that_were_made_room_for_are_made_again(make_controller, cat, tmp_path):
     controller = make_controller(StandIn())
     mine = brought(controller, cat)

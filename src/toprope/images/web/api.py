@@ -14,8 +14,8 @@ import shutil
 import tempfile
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from inspect import signature
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, File, Form, Request, UploadFile

@@ -75,8 +75,8 @@ const layer = () => {  // without the soft edges of strokes, which would make th
 const tell = () => { sent = layer(); props.value = sent; };
 const wipe = () => pen.clearRect(0, 0, canvas.width, canvas.height);
 const at = event => {
-  const box = canvas.getBoundingClientRect();  // a panorama is shown higher than it is
-  return [(event.clientX - box.left) * canvas.width / box.width, (event.clientY - box.top) * canvas.height / box.height];
+  const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+  return [x * canvas.width / box.width, y * canvas.height / box.height];  // a panorama is shown higher than it is
 };
 const line = (from, to) => {
   pen.globalCompositeOperation = erases ? 'destination-out' : 'source-over';

@@ -284,11 +284,16 @@ class EditorPage:
         )
         follow_up(self.edit_all.click(self.on_edit_all, [here, self.uploads, *inputs], asked, **quick))
         follow_up(self.resume.click(self.on_resume, here, [*asked[3:], self.problem, *step], **quick))
-        self.image.upload(
-            self.on_bring, [here, self.image], [*whole, self.problem, self.progress, *brought], api_name="bring", **HIDDEN,
-            show_progress="hidden", queue=False,
-        )  # fmt: skip
         everything = [*whole, self.problem, self.progress, *brought]
+        self.image.upload(
+            self.on_bring,
+            [here, self.image],
+            everything,
+            api_name="bring",
+            show_progress="hidden",
+            queue=False,
+            **HIDDEN,
+        )
         self.other.upload(self.on_bring, [here, self.other], everything, **quick)
         self.use_source.click(self.on_use_source, [here, self.digest], [*step, self.problem, *brought], **quick)
         self.undo.click(self.on_undo, here, [*step, self.problem], **quick)
