@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from toprope.port.syntax.nodes import Nodes, nodes_of
 
 __all__ = ["OTHERS", "Answers", "Argument", "answers_of", "closure", "is_one_device", "option_of"]
 
@@ -75,18 +77,19 @@ def closure(
         found |= more
 
 
-def answers_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Answers:
+def answers_of(tree: ast.Module, nodes: Nodes) -> Answers:
     """Return what the functions of a file ask of their arguments.
 
     Args:
         tree: the file.
-        nodes: all of its nodes.
+        nodes: its nodes.
     """
-    tests = [(node, name) for node in nodes for name in _names_in(node)]
-    given = [(call, name, target) for call in nodes for name, target in _handed(call)]
+    asking = [each for each in nodes.all if isinstance(each, ast.Compare | ast.Call | ast.Match)]
+    tests = [(node, name) for node in asking for name in _names_in(node)]
+    given = [(call, name, target) for call in nodes.calls for name, target in _handed(call)]
     if not tests and not given:
         return Answers()
-    parents = {inner: outer for outer in nodes for inner in ast.iter_child_nodes(outer)}
+    parents = nodes.parents()
     places = _Places(parents)
     compared: set[Argument] = set()
     decided: set[Argument] = set()
@@ -102,7 +105,7 @@ def answers_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Answers:
             settings |= {bare} if name.startswith(".") else set()
     for call, name, target in given:
         handed |= {(argument, target) for argument in places.arguments(call, name)[1]}
-    settings -= set(_of_two_kinds(nodes)) if settings else set()
+    settings -= set(_of_two_kinds(nodes.all)) if settings else set()
     return Answers(frozenset(compared), frozenset(decided), frozenset(handed), frozenset(settings))
 
 
@@ -170,14 +173,12 @@ def _is_equality(test: ast.AST) -> bool:
     return isinstance(test, ast.Match)
 
 
-def _names_in(node: ast.AST) -> Iterator[str]:
+def _names_in(node: ast.Compare | ast.Call | ast.Match) -> Iterator[str]:
     """The names that a node compares with "cuda", or chooses by."""
-    if not isinstance(node, ast.Compare | ast.Call | ast.Match):
-        return
     match node:
         case ast.Compare(left=left, ops=[_], comparators=[right]):
             for one, other in ((left, right), (right, left)):
-                if _text_of(one) and any(_is_cuda(each) for each in ast.walk(other)):
+                if _text_of(one) and any(_is_cuda(each) for each in nodes_of(other)):
                     yield _text_of(one)
         case ast.Call(func=ast.Attribute(value=value, attr="startswith"), args=[ast.Constant(value="cuda"), *_]):
             yield from filter(None, [_text_of(value)])
@@ -216,7 +217,7 @@ def _stays(function: ast.AST, name: str, test: ast.AST) -> bool:
     if not is_in or not is_one_device(name.removeprefix("self.")):
         return True
     texts = {
-        each.value for each in ast.walk(function) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        each.value for each in nodes_of(function) if isinstance(each, ast.Constant) and isinstance(each.value, str)
     }
     return any(each.partition(":")[0] in OTHERS for each in texts)
 
@@ -253,7 +254,7 @@ def _binds(statement: ast.AST) -> bool:
 
 
 def _refuses(statement: ast.AST) -> bool:
-    return any(isinstance(each, ast.Raise) for each in ast.walk(statement))
+    return any(isinstance(each, ast.Raise) for each in nodes_of(statement))
 
 
 def _places(node: ast.AST) -> bool:
@@ -272,10 +273,8 @@ def _places(node: ast.AST) -> bool:
     return any(map(_places, ast.iter_child_nodes(node)))
 
 
-def _handed(call: ast.AST) -> Iterator[tuple[str, Argument]]:
+def _handed(call: ast.Call) -> Iterator[tuple[str, Argument]]:
     """The names that a call hands on to a function, with the function and the argument."""
-    if not isinstance(call, ast.Call):
-        return
     called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     if not called or called in _OF_OTHERS:
         return
@@ -292,7 +291,7 @@ def _handed(call: ast.AST) -> Iterator[tuple[str, Argument]]:
 
 def _kept(function: _Function) -> Iterator[tuple[str, str]]:
     """The parameters that a class keeps as they are, with the attributes."""
-    for node in ast.walk(function):
+    for node in nodes_of(function):
         match node:
             case ast.Assign(
                 targets=[ast.Attribute(value=ast.Name(id="self"), attr=attribute)], value=ast.Name(id=name)

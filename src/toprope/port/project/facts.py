@@ -12,6 +12,7 @@ from toprope.port.project.asked import OTHERS, Argument, answers_of, closure, is
 from toprope.port.project.reexports import Exports, exports_of, together
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
+from toprope.port.syntax.nodes import Nodes, nodes_of
 
 __all__ = [
     "OTHERS", "SCRIPTS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name",
@@ -247,23 +248,23 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
         scripts: whether any file of the project has to do with TorchScript.
     """
     classes: dict[str, Class] = {}
-    nodes = list(ast.walk(tree))
-    imports = imports_of(nodes)
-    for node in nodes:
+    nodes = Nodes(tree)
+    imports = imports_of(nodes.statements)
+    for node in nodes.statements:
         if isinstance(node, ast.ClassDef):
             found = _class(node, imports)
             classes[node.name] = classes[node.name] | found if node.name in classes else found
-    options = frozenset(filter(None, map(_defaulted, nodes))) | frozenset(settings_of(tree))
+    options = frozenset(filter(None, map(_defaulted, nodes.calls))) | frozenset(settings_of(tree))
     read = frozenset(
         node.attr
-        for node in nodes
+        for node in nodes.all
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_options(node.value)
     )
-    kinds = frozenset(filter(None, map(_of_kinds, nodes)))
+    kinds = frozenset(filter(None, map(_of_kinds, nodes.calls)))
     answers = answers_of(tree, nodes)
     return Facts(
-        classes, scripts_of(tree, nodes) if scripts else Scripts(), answers.compared, answers.decided, answers.handed,
-        answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
+        classes, scripts_of(tree, nodes, imports) if scripts else Scripts(), answers.compared, answers.decided,
+        answers.handed, answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
     )  # fmt: skip
 
 
@@ -280,9 +281,9 @@ def is_options(node: ast.expr) -> bool:
     return bool(_OPTIONS.fullmatch(name))
 
 
-def _defaulted(node: ast.AST) -> str:
+def _defaulted(node: ast.Call) -> str:
     """The option that a node makes, if it may be a device: by its default, its choices, or the help that names cuda."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
     given = {each.arg: each.value for each in node.keywords}
     default, name = given.get("default"), option_of(node)
@@ -305,7 +306,7 @@ def chooses_device(call: ast.Call) -> bool:
     name = option_of(call)
     wanted = {"cuda"} if is_one_device(name) else {"nccl"} if name.lower().endswith("backend") else set()
     given = [each.value for each in call.keywords if each.arg in ("choices", "type")]
-    lists = [part for each in given for part in ast.walk(each) if isinstance(part, ast.List | ast.Tuple | ast.Set)]
+    lists = [part for each in given for part in nodes_of(each) if isinstance(part, ast.List | ast.Tuple | ast.Set)]
     texts = {each.value for part in lists for each in part.elts if isinstance(each, ast.Constant)}
     return bool(texts & wanted) and "npu" not in texts
 
@@ -329,16 +330,16 @@ def settings_of(tree: ast.Module) -> Iterator[str]:
 def _is_read(tree: ast.Module, target: ast.Attribute) -> bool:
     return any(
         isinstance(each, ast.Attribute) and each.attr == target.attr and isinstance(each.ctx, ast.Load)
-        for each in ast.walk(tree)
+        for each in nodes_of(tree)
     )
 
 
-def _of_kinds(node: ast.AST) -> str:
+def _of_kinds(node: ast.Call) -> str:
     """The option that a node makes, if its choices name "cuda" and another kind of accelerator."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
     given = next((each.value for each in node.keywords if each.arg == "choices"), None)
-    texts = {each.value for each in ast.walk(given) if isinstance(each, ast.Constant)} if given is not None else set()
+    texts = {each.value for each in nodes_of(given) if isinstance(each, ast.Constant)} if given is not None else set()
     return option_of(node) if "cuda" in texts and texts & OTHERS else ""
 
 
@@ -352,7 +353,7 @@ def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 attributes.add(name)
                 members |= {name} if name == "is_cuda" or isinstance(each.value, ast.Name | ast.Lambda) else set()
-    for inner in ast.walk(node):
+    for inner in nodes_of(node):
         match inner:
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 attributes.add(name)
@@ -369,7 +370,7 @@ def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
 
 def _gives(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a method may return something: by a return with a value, a decorator, or in another class."""
-    inner = list(ast.walk(function))
+    inner = nodes_of(function)
     returned = [each.value for each in inner if isinstance(each, ast.Return)]
     ends = isinstance(function.body[-1], ast.Raise | ast.Pass) or any(isinstance(each, ast.Yield) for each in inner)
     return ends or bool(function.decorator_list) or any(each is not None for each in returned)
