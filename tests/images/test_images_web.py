@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 
 from images_tiny import picture
 from images_web_stand_in import StandIn
-from toprope.errors import EditCancelled, EditError, ImageError, PackageError, SeedError, TopropeError, UsageError
+from toprope.errors import (
+    EditCancelled,
+    EditError,
+    ImageError,
+    LoraError,
+    PackageError,
+    SeedError,
+    TopropeError,
+    UsageError,
+)
 from toprope.extras import advice
 from toprope.images.runs.output import SOURCES
 from toprope.images.web import Controller, Limits, Row, serve
@@ -321,6 +330,8 @@ def test_loras_are_picked_by_name_with_their_scales():
     assert picked_loras(["rain"], [0, 1], known) == [] == picked_loras(None, [], known)
     with pytest.raises(UsageError, match="no LoRA 'x'"):
         picked_loras(["x"], [1], known)
+    with pytest.raises(LoraError, match="None is no scale"):  # its number was emptied
+        picked_loras(["rain"], [None], known)
 
 
 # History
