@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import re
 import socket
 import subprocess
@@ -47,6 +48,7 @@ from toprope.progress import Step
 pytestmark = pytest.mark.process
 
 LONG = 30.0
+HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 """Seconds to wait for what comes at once on a machine that is not busy."""
 
 
@@ -1147,3 +1149,57 @@ def test_importing_the_room_imports_nothing_heavy():
     code = "import sys, toprope.images.web; print(sorted({'torch', 'gradio', 'PIL', 'diffusers'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+FAILS_AT_ONCE = """
+import asyncio, sys
+from types import SimpleNamespace
+
+from images_tiny import picture
+from images_web_stand_in import StandIn
+from toprope.errors import LoraError
+from toprope.images.web import Controller
+from toprope.images.web.serving import quiet_environment
+
+
+class Failing(StandIn):
+    def edit(self, *arguments, **options):
+        raise LoraError("it does not fit.")
+
+
+controller = Controller("m", lambda tell: Failing())
+quiet_environment(controller.scratch)
+from toprope.images.web.page.app import EditorPage
+
+picture(40, 30).save(sys.argv[1])
+page, mine, tab = EditorPage(controller), controller.join(), SimpleNamespace(session_hash="tab")
+controller.bring(mine, sys.argv[1])
+controller.load()
+assert controller.loader.wait(60)
+
+
+async def visit(words):
+    form = [words, False, "5", 2, 1, 1, 0, "", False, 1, "model", "stretch", [], 1, 1, 1, 1, None, "", 0, 0, 100, 100]
+    told = await page.on_edit(mine, None, *form)
+    while controller.job_queue.jobs_of(mine):
+        await asyncio.sleep(0.01)
+    return [update async for update in page.on_follow(tab, mine)]
+
+
+for words in ("snow", "rain"):
+    told = asyncio.run(visit(words))
+    bars = [str(each[page.progress]) for each in told[1:]]
+    assert "it does not fit." in bars[-1], bars
+    assert "running" not in str(told[-1][page.ended]), words
+    assert len(told) == 2, len(told)  # and an end is shown once
+print(controller.close(60))
+"""
+
+
+@pytest.mark.slow
+def test_an_edit_that_fails_before_it_is_followed_is_shown_as_failed(tmp_path):
+    """Its error was nowhere near the form, and the list called it running until the next click."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", FAILS_AT_ONCE, str(tmp_path / "cat.png")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG * 8)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

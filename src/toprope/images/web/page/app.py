@@ -76,6 +76,7 @@ class EditorPage:
         self.controller, self.language = controller, language
         self.fields: dict[str, Any] = {}
         self._following: dict[str, object] = {}  # by tab, a token of the handler that follows its edits
+        self._unseen: dict[str, list[Job]] = {}  # by session, edits that nobody has followed yet
         with gr.Blocks(
             title=f"{controller.name} · toprope", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True
         ) as blocks:
@@ -449,7 +450,8 @@ class EditorPage:
 
     async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> dict[Any, Any]:
         try:
-            await asyncio.to_thread(ask, *arguments)
+            jobs = await asyncio.to_thread(ask, *arguments)
+            self._unseen.setdefault(arguments[0], []).extend([jobs] if isinstance(jobs, Job) else jobs)
         except TopropeError as error:
             return self._refused(error) | self._settled(arguments[0])
         return self._accepted() | self._listed(arguments[0])
@@ -460,7 +462,10 @@ class EditorPage:
         self._following[tab] = mine
         yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
         try:
-            while jobs := self.controller.job_queue.jobs_of(session):
+            # An edit that fails at once is over before this handler begins: its end is shown all the same.
+            unseen = self._unseen.pop(session, [])
+            while jobs := self.controller.job_queue.jobs_of(session) or unseen:
+                unseen = [job for job in unseen if job is not jobs[0]]
                 told = self._batch_progress if jobs[0].about else self._edit_progress
                 async for update in told(session, jobs[0]):
                     if self._following.get(tab) is not mine:
