@@ -1,7 +1,10 @@
-"""Writes src/toprope/sim/layouts.py: what the C++ core keeps in shared memory and files, as Python reads it.
+"""Write src/toprope/sim/layouts.py: the structures that the C++ core keeps in shared memory and files, for ctypes.
 
 The headers of csrc/core are the only place where a layout is decided. The script reads the part of C++ that they use
 for it: structures of numbers, characters, structures and arrays of them; enumerations; numbers that name a length.
+
+Run by hand after a change of a header; tests/sim/test_layouts.py fails until it was. A structure that Python is to read
+is added to `WANTED`.
 """
 
 from __future__ import annotations

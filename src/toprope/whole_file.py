@@ -1,4 +1,7 @@
-"""Writing a file so that a reader finds it whole: the new one or the one that was there before, never a part."""
+"""Write a file so that a reader finds it whole: the new content or the old, never a part.
+
+Used for every file that another process may read while it is written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files that a reader finds whole: what is there while one is written, after an error, and with which permissions."""
+"""Files that a reader finds whole: what is there while one is written, after an error, and with which permissions.
+
+Holds `toprope.whole_file`.
+"""
 
 import errno
 import os

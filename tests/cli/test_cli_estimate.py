@@ -1,4 +1,7 @@
-"""Options of `toprope estimate`: each changes the answer, or is refused; and what its errors say."""
+"""Options of `toprope estimate`: each changes the answer, or is refused; and what its errors say.
+
+Holds `cli.estimate`; the figures are held in tests/estimate.
+"""
 
 import ast
 import json

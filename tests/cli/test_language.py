@@ -1,4 +1,7 @@
-"""The command line in the user's language: help, the report of a run, the doctor; JSON and statuses stay."""
+"""The command line in the user's language: help, the report of a run, the doctor; JSON and statuses stay.
+
+Holds `cli.help_text` and everything that shows a `Message`; the translations are locale/zh.po.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""`toprope run` of programs that fail because of an operator, or catch such an error: real processes with torch."""
+"""`toprope run` of programs that fail because of an operator, or catch such an error: real processes with torch.
+
+Holds `cli.reports.failure` from the program to the report.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The server of the page, with a stand-in for the model: it starts however slow the machine is; its API has names."""
+"""The HTTP API of `toprope ui`, with a stand-in for the model: fields by name, errors, and a slow start.
+
+Holds `images.web.api` and `images.web.serving`.
+"""
 
 import base64
 import io

@@ -1,7 +1,7 @@
 """The page of `toprope ui` over a tiny model on the second of two simulated cards, by HTTP and in headless Chromium.
 
-One server and one browser for all of it. Where there is no Chromium, only what goes over HTTP is tested. The thinking
-behind the page is tested in test_images_web.py.
+One server and one browser for all of it. Where there is no Chromium, only what goes over HTTP is tested. Holds
+`images.web.page.app` and `images.web.serving`; the decisions behind the page are tested in test_images_web.py.
 """
 
 import json
@@ -37,7 +37,7 @@ REFINED = "Cover the roof and the meadow with fresh snow"
 
 
 class Words(BaseHTTPRequestHandler):
-    """A server that words every instruction anew, in the same way."""
+    """A server that rewords every instruction in the same way."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))

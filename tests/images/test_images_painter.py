@@ -1,4 +1,7 @@
-"""Painted masks: strokes on a small copy are a mask of the picture's size; what is no such layer is one error."""
+"""Painted masks: strokes on a small copy become a mask of the picture's size; any other layer is one error.
+
+Holds `images.web.painter`.
+"""
 
 import base64
 import io

@@ -1,4 +1,7 @@
-"""The page's queue, progress, history, panel and form, without a browser, a model or Gradio."""
+"""The controller of the page: queue, progress, history, panel and form, without a browser, a model or Gradio.
+
+Holds `images.web` but for the page itself; the engine is a stand-in (helpers/images_web_stand_in.py).
+"""
 
 import asyncio
 import json
@@ -67,7 +70,7 @@ def job_queue():
 
 
 class Held:
-    """A job's function that runs until it is let go."""
+    """A job's function that runs until it is released."""
 
     def __init__(self, steps=0):
         self.began, self.go, self.steps = threading.Event(), threading.Event(), steps
@@ -101,7 +104,7 @@ def test_a_job_tells_every_step_once_and_in_order(job_queue):
     assert job_queue.describe()["done"] == 1
 
 
-def test_steps_that_begin_anew_are_told_anew_after_the_reason(job_queue):
+def test_steps_that_begin_again_are_reported_again_after_the_reason(job_queue):
     def work(job):
         job.step(Step(1, 2, 0.1))
         job.tell("the model gave black in fp16; it goes on in fp32")
@@ -515,11 +518,11 @@ def test_each_picture_of_a_batch_has_its_status_also_after_an_early_end(state, l
 
 
 def test_rows_of_a_batch_and_refined_texts():
-    shown = rows_html([Row("a.png", entry(4)), Row("b.png", problem=Problem("it is <broken>.", do="mend it"), at=1)],
+    shown = rows_html([Row("a.png", entry(4)), Row("b.png", problem=Problem("it is <broken>.", do="fix it"), at=1)],
                       ["a.png", "b.png", "c.png"])  # fmt: skip
     assert [shown.count(f'data-state="{state}"') for state in ("done", "failed", "waiting")] == [1, 1, 1]
     assert "&lt;broken&gt;" in shown
-    assert "mend it" in shown
+    assert "fix it" in shown
     assert rows_html([], []) == ""
     assert refined_text("words", None) == "words" == refined_text("words", {"refined": True})
     assert "time-out" in refined_text("words", {"refined": False, "reason": "time-out"})
@@ -713,7 +716,7 @@ def test_the_panel_changes_while_edits_are_done(make_controller, cat):
     assert panel_html(before) != panel_html(after)
 
 
-def test_the_panel_lives_while_the_model_is_loaded_anew(make_controller):
+def test_the_panel_lives_while_the_model_is_loaded_again(make_controller):
     engine = StandIn()
     controller = make_controller(engine)
     assert controller.loader.wait(LONG)
@@ -1078,7 +1081,7 @@ def test_addresses_that_others_can_reach_are_told_apart():
     assert not any(is_local(host) for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"))
 
 
-def test_nothing_is_told_to_others_and_no_proxy_stands_between_the_server_and_itself(monkeypatch, tmp_path):
+def test_nothing_is_sent_to_others_and_no_proxy_is_between_the_server_and_itself(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "intranet")
     quiet_environment(tmp_path)
     import os

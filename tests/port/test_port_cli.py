@@ -1,4 +1,7 @@
-"""`toprope port` on trees: what is found, written, refused and skipped, and how it ends."""
+"""`toprope port` on trees: what is found, written, refused and skipped, and how it ends.
+
+Holds `cli.port` and `port.scan`.
+"""
 
 import json
 import os

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from toprope.visible import visible_cards
+from toprope.visible_devices import visible_cards
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

@@ -1,4 +1,9 @@
-"""The frame of the command line: the table of verbs, `--version`, and how errors end a command."""
+"""The top of the command line: the table of verbs, `--version`, and how errors end a command.
+
+Started as `toprope` or `python -m toprope`. A new verb is a row of `VERBS` and a file with its `app`; its help needs a
+translation in locale/zh.po (scripts/messages.py) and a place in docs/command_help.md (scripts/reference.py).
+tests/cli/test_cli.py holds statuses and that `--help` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -139,6 +144,7 @@ def _begin() -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    """Run the command line: completion, the greeting without arguments, or a verb; errors become an exit status."""
     if VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 

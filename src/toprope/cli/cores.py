@@ -1,4 +1,8 @@
-"""`toprope cores`: can streams deadlock, which limits prevent it, what it looks like, what codes mean."""
+"""`toprope cores`: can streams deadlock, which limits prevent it, a picture of a run, and what error codes mean.
+
+Options and exit statuses; the proofs are in `toprope.cores`, the text in `cli.output.cores_text` and `cores_sarif`,
+codes in `cli.cores_explain`. Statuses are an interface for CI: docs/cores.md and tests/cli/test_cli_cores.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`toprope cores explain`: codes and logs, and what they have to do with core limits."""
+"""`toprope cores explain`: codes and logs, and what they have to do with core limits.
+
+Called by `cli.cores`. What a code means is in `toprope.codes`; here is only what has to do with streams and cores.
+"""
 
 from __future__ import annotations
 
@@ -85,6 +88,7 @@ def text(found: Sequence[Found]) -> Group:
 
 
 def _paragraph(found: Found) -> list[RenderableType]:
+    """Lay out one explanation: the code, the line of the log, causes, what to try, sources."""
     items: list[RenderableType] = []
     code, symptom = found.code, found.symptom
     if code is not None:

@@ -1,4 +1,8 @@
-"""`toprope doctor`: what is installed, what is visible and why not, what works; and what an error code means."""
+"""`toprope doctor`: what is installed, what is visible and why not, what works; and what an error code means.
+
+Options, streams and exit statuses. Facts and findings are made in `device.doctor`, with `--images` in `images.doctor`;
+codes and logs are explained by `toprope.codes`; `cli.output.doctor_text` writes all of it.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +64,8 @@ def doctor(
         return
     from toprope.cli.launch import card_build
     from toprope.cli.output.doctor_text import as_dict, report
+    from toprope.device.doctor.collect import collect_facts
     from toprope.device.doctor.diagnosis import diagnose
-    from toprope.device.doctor.facts import gather
     from toprope.terminal import Display, say, show
 
     card_build.ensure_for_environment()
@@ -72,12 +76,12 @@ def doctor(
             from toprope.images.doctor import checks
 
             with checks.Trial(wait=wait) as trial:  # at the same time as the other processes
-                facts = gather(wait=wait)
+                facts = collect_facts(wait=wait)
                 about = trial.facts()
             more, further = {"images": about.as_dict()}, checks.rows(about)
             findings = (*diagnose(facts), *checks.diagnose(about))
         else:
-            facts = gather(wait=wait)
+            facts = collect_facts(wait=wait)
             findings = diagnose(facts)
     if as_json:
         say(json.dumps(as_dict(facts, findings) | more, ensure_ascii=False, indent=2) + "\n")
@@ -87,6 +91,7 @@ def doctor(
 
 
 def _explain(words: list[str], *, as_json: bool) -> None:
+    """Print the explanations of codes, messages and logs, as text or as JSON."""
     from toprope.cli.output.doctor_text import codes_as_dict, codes_text, seen_as_dict, seen_text
     from toprope.codes import Seen, explain, in_log, in_text
     from toprope.terminal import say, show

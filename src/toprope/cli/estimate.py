@@ -1,4 +1,8 @@
-"""`toprope estimate`: parameters, memory and time of a model on a chip, from its configuration alone."""
+"""`toprope estimate`: parameters, memory and time of a model on a chip, from its configuration alone.
+
+Options and their checks; the estimate and its text are `toprope.estimate.model`. Held by
+tests/cli/test_cli_estimate.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`toprope explain`: pages of the documentation, which the package has in its folder `docs`."""
+"""`toprope explain`: pages of the documentation, which the package has in its folder `docs`.
+
+Errors, help texts and reports name such pages; src/toprope/docs is a link to docs/, and a wheel has a copy. Held by
+tests/cli/test_explain.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`toprope port`: CUDA-only code becomes code that runs on NPU, CUDA and CPU."""
+"""`toprope port`: CUDA-only code becomes code that runs on NPU, CUDA and CPU.
+
+Options, exit statuses and what is printed; the work is in `toprope.port`. Statuses are an interface for CI:
+docs/port.md, tests/port/test_port_cli.py.
+"""
 
 from __future__ import annotations
 
@@ -182,6 +186,7 @@ def port(
 def _report(
     form: Format, name: str, done: list[Ported], diff: bool, notes: list[str], facts: dict[str, Any], seconds: float
 ) -> str:
+    """The report in the form that was asked for: text with or without diffs, JSON, SARIF or HTML."""
     import toprope
     from toprope.port import all_rules
     from toprope.port.report import summary

@@ -1,4 +1,8 @@
-"""`toprope run`: a program on a simulated or a real card, with the foreign modules importable, and a report."""
+"""`toprope run`: a program on a simulated or a real card, with the foreign modules importable, and a report.
+
+Only the order of a run is here: `cli.launch` chooses the card and starts the program, `toprope.compat` and
+`toprope.sim` act in its processes, `cli.reports` says what happened. docs/run.md, tests/cli/test_run.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ import typer
 from typer.core import TyperCommand
 
 from toprope.cli.group import chip_names, verb
-from toprope.cli.launch.select_target import Asked, Choice, choose
+from toprope.cli.launch.select_target import Choice, DeviceOption, choose
 from toprope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +70,7 @@ def run(
         ),
     ],
     device: Annotated[
-        Asked | None,
+        DeviceOption | None,
         typer.Option(
             help="auto: a real card, else the simulated one. npu: a real card or an error. sim: the simulated card "
             "even if there is a real one. cuda, cpu: no simulated card. [default: auto]",
@@ -235,7 +239,7 @@ def _run(
     from toprope.cli import npu_smi, yr
     from toprope.cli.launch.child_process import environment_for, make_toolkit, run_program
     from toprope.cli.reports import rehearsal_file, run_cores, trace_file
-    from toprope.cli.reports.failure import read_endings
+    from toprope.cli.reports.failure import read_fatal_errors
     from toprope.cli.reports.run_report import Outcome, as_json_line, as_text
     from toprope.compat import cuda, run_remarks
     from toprope.compat.cuda_sites import merge
@@ -246,7 +250,7 @@ def _run(
     from toprope.sim.rehearsal.record_file import read_run as read_records
     from toprope.sim.tracing.timing import of_run as times_of_run
     from toprope.terminal import columns, wants_colour
-    from toprope.visible import VARIABLE
+    from toprope.visible_devices import VARIABLE
 
     folder = tempfile.mkdtemp(prefix="toprope-run-")
     try:
@@ -280,7 +284,7 @@ def _run(
         processes = tuple(read_run(Path(folder)))
         outcome = Outcome(
             choice, seconds, status, processes, written, told,
-            environment.get(VARIABLE), cores, read_endings(Path(folder)), os.getcwd(),
+            environment.get(VARIABLE), cores, read_fatal_errors(Path(folder)), os.getcwd(),
             read_records(Path(folder), {one.pid: one.sampled for one in processes}), times_of_run(Path(folder)),
             *read_deviations(Path(folder)),
         )  # fmt: skip

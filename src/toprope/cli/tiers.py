@@ -1,4 +1,7 @@
-"""`toprope tiers`: what a model that does not fit would do on this machine, before anything is moved."""
+"""`toprope tiers`: what a model that does not fit would do on this machine, before anything is moved.
+
+Options, and the sizes and links of this machine; the plan is `toprope.tiers.plan`. Held by tests/cli/test_cli_tiers.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`toprope verify`: a program that measures a card, and the comparison of its file with toprope's tables."""
+"""`toprope verify`: a program that measures a card, and the comparison of its file with toprope's tables.
+
+The program that users run on a card is `estimate/measured/verify_card.py`, copied as it is; the comparison is
+`estimate.measured.verification`. Held by tests/cli/test_cli_verify.py.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +78,7 @@ def verify(
 
 
 def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) -> None:
+    """Write the measuring program for a chip and a release of torch_npu."""
     from toprope.estimate.measured.verification import program
     from toprope.support.operators_on_card import find_release
     from toprope.terminal import say
@@ -98,6 +103,7 @@ def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) ->
 
 
 def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
+    """Compare a file that the measuring program wrote with toprope's tables; return the exit status."""
     from toprope import chips
     from toprope.estimate.cost.rates import rates_of, shipped_rates
     from toprope.estimate.measured.verification import compare, differing, fitted, queue_factors, read_measured
@@ -139,6 +145,7 @@ def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
 
 
 def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Finding]) -> list[Any]:
+    """Lay out the comparison: the card, then each finding with its figures."""
     from toprope.estimate.measured.verification import differing
     from toprope.terminal import table
 

@@ -1,4 +1,7 @@
-"""All rules: the families of `toprope/port/rules`, a dispatch table of their functions, and rules of other files."""
+"""All rules: the families of `toprope/port/rules`, a dispatch table of their functions, and rules of other files.
+
+Used by `engine`, `scan` and `pages`. A file in `port/rules` with a `FAMILY` is found by being there.
+"""
 
 from __future__ import annotations
 

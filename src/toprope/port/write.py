@@ -1,4 +1,7 @@
-"""Ported files onto the disk: whole or not at all, with the old one kept where that is wanted, and only where asked."""
+"""Write ported files to the disk: whole or not at all, with the old one kept where that is wanted, only where asked.
+
+Called by `cli.port --write` alone; everything before it leaves the disk as it is.
+"""
 
 from __future__ import annotations
 

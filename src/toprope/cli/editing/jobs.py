@@ -1,4 +1,7 @@
-"""From the words of `toprope edit` to jobs: pictures, folders and patterns, a jobs.jsonl, or a record to repeat."""
+"""Jobs of `toprope edit` from its arguments: pictures, folders and patterns, a jobs.jsonl, or a record to repeat.
+
+Called by `cli.edit`. What a job is, and which are done, is decided in `images.runs.jobs`.
+"""
 
 from __future__ import annotations
 

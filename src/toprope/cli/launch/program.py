@@ -1,4 +1,7 @@
-"""PROGRAM of `toprope run`: a Python file, `-m module`, or a command."""
+"""The argument PROGRAM of `toprope run`: a Python file, `-m module`, or a command; it is checked before it starts.
+
+Called by `cli.run`; tests/cli/test_program.py has each form and each error.
+"""
 
 from __future__ import annotations
 

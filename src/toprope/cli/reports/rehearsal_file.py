@@ -1,4 +1,8 @@
-"""The file of `toprope run --report`, and the exit status of `--fail-on`."""
+"""The file of `toprope run --report`, and the exit status of `--fail-on`.
+
+Called by `cli.run`. The facts come from `sim.rehearsal.facts`, whose schema is the interface of the JSON for users;
+`rehearsal_page` writes the HTML.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,7 @@ def check(report_to: Sequence[str], fail_on: str | None, choice: Choice) -> tupl
 
 
 def _check_file(name: str) -> None:
+    """Refuse a file for the report that cannot be written, or that has no known ending."""
     if name == _STDOUT:
         return
     if not name.endswith(_ENDINGS):
@@ -89,6 +94,7 @@ def write(report_to: Sequence[str], outcome: Outcome) -> str:
 
 
 def _write(name: str, outcome: Outcome) -> str:
+    """Write the report to one file or to stdout; return the problem, "" where there is none."""
     try:
         if name.endswith(".html"):
             from toprope.cli.reports.rehearsal_page import page_of

@@ -1,4 +1,8 @@
-"""The check of `toprope run --check-cores`: what the program did to the simulated cards, as a schedule."""
+"""The check of `toprope run --check-cores`: what the program did to the simulated cards, as a schedule.
+
+Called by `cli.run`. The schedule is made in `toprope.cores.record`, the verdict by its checker, the text in
+`cli.output.cores_text`.
+"""
 
 from __future__ import annotations
 

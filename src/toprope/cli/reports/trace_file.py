@@ -1,4 +1,7 @@
-"""The file of `toprope run --trace`: tried before the program starts, written when it has ended."""
+"""The file of `toprope run --trace`: tried before the program starts, written when it has ended.
+
+Called by `cli.run`. The form of the file is decided in `sim.tracing`.
+"""
 
 from __future__ import annotations
 

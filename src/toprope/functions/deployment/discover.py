@@ -12,7 +12,7 @@ from pathlib import Path
 
 from toprope.errors import UsageError
 from toprope.functions.scheduling.ledger import Card
-from toprope.visible import cuda_map, visible_cards
+from toprope.visible_devices import cuda_map, visible_cards
 
 __all__ = ["MODES", "collect"]
 

@@ -1,4 +1,7 @@
-"""Copying the demo model out of the package, with a picture to edit."""
+"""Copying the demo model out of the package, with a picture to edit.
+
+Called by `toprope images demo` (`cli.images`); tests/images/test_images_demo.py holds what the model can do.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
     curl -F image=@cat.png -F instruction="make it snow" -F seed=3 http://127.0.0.1:7860/api/edits
 
 Names and ranges are those of `toprope edit`. The description is at /openapi.json.
+
+`web.serving` adds it to the server. It calls the controller alone. Fields follow `images.request`;
+tests/images/test_images_api.py.
 """
 
 from __future__ import annotations
@@ -201,6 +204,7 @@ async def _done(controller: Controller, http: Request, asked: EditRequest, loras
 
 
 def _answer(outcome: Outcome) -> Edited:
+    """The answer to a client: pictures in base64, and the record."""
     pictures = [
         Picture(
             each.seed,

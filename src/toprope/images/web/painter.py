@@ -2,6 +2,9 @@
 
 It replaces `gr.ImageEditor`, which uploads background, layer and composite again at every change: one click on Edit
 took 23 files with Gradio 6.31, of the 256 that the server keeps for all pages.
+
+The page shows the canvas, the controller turns what comes back into a mask. The layer's size and colour must be the
+same in the script and in `painted_mask`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The texts of the page in its languages, in one table; those of errors and notices are in `messages`."""
+"""The texts of the page in its languages, in one table; those of errors and notices are in `messages`.
+
+Used by all modules of the page. tests/images/test_images_texts.py fails where a key of the page is missing here, or a
+language.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from toprope.sim import dtypes
 from toprope.sim.metrics.counters import Assumed, CardCounters, Counters, HostSite, Site
 from toprope.sim.spec import MAX_CARDS, SimSpec
 from toprope.support import operator_advice, operator_kinds, operators_on_card, refusals
-from toprope.visible import explain, visible_cards
+from toprope.visible_devices import explain, visible_cards
 
 __all__ = ["AssumedDtype", "Card", "Cause", "OnHost", "Totals", "merge"]
 

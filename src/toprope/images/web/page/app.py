@@ -1,4 +1,8 @@
-"""The page, in Gradio: what it looks like, and which part calls what of the controller. No thinking here."""
+"""The page, in Gradio: its components, and which of them calls what of the controller.
+
+Imported by `web.serving` once Gradio is known to be there. Whatever decides something belongs into `web.controller`,
+where tests need no browser; texts are in `web.texts`; tests/images/test_images_page.py runs the page in a browser.
+"""
 
 from __future__ import annotations
 
@@ -111,6 +115,7 @@ class EditorPage:
     # Components
 
     def _view(self) -> None:
+        """The picture of the current step: input, comparison, and the buttons below it."""
         self.image = gr.Image(
             type="filepath", image_mode=None, label=say("picture"), sources=["upload", "clipboard"], height=420,
             buttons=[], elem_id="picture",
@@ -142,6 +147,7 @@ class EditorPage:
         self.use_source = gr.Button(say("use_source"), elem_id="use-source", size="sm", visible=False)
 
     def _ask(self) -> None:
+        """The instruction with its buttons, examples, progress and errors."""
         self.fields["instruction"] = gr.Textbox(
             label=say("instruction"), placeholder=say("placeholder"), lines=2, max_lines=6, elem_id="instruction"
         )
@@ -162,6 +168,7 @@ class EditorPage:
         self.refined = gr.Textbox(label=say("refined"), visible=False, interactive=False, elem_id="refined")
 
     def _mask(self) -> None:
+        """The three ways to say which part may change: paint, rectangle, file."""
         with gr.Accordion(say("masking"), open=False, elem_id="masking") as self.masking:
             self.painted = gr.HTML(
                 "", html_template=painter.HTML, css_template=painter.CSS, js_on_load=painter.script(self.language),
@@ -180,6 +187,7 @@ class EditorPage:
             self.clear = gr.Button(say("clear_mask"), elem_id="clear-mask", size="sm")
 
     def _form(self) -> None:
+        """The model's knobs, the seed, LoRAs and further settings."""
         fields = self.fields
         with gr.Row(elem_classes="tools choices", elem_id="presets"):
             gr.Markdown(say("preset"), elem_classes="choices-label")
@@ -221,6 +229,7 @@ class EditorPage:
             fields["fit"] = gr.Dropdown(list(FITS), value="stretch", label=say("fit"))
 
     def _batch(self) -> None:
+        """The tab for several pictures: uploads, progress, results, ZIP."""
         self.uploads = gr.File(
             file_count="multiple", file_types=["image"], label=say("uploads"),
             height=150, elem_id="uploads",
@@ -236,6 +245,7 @@ class EditorPage:
         self.packed = gr.File(label=say("packed"), visible=False, interactive=False, elem_id="packed")
 
     def _tree(self) -> None:
+        """The thumbnails of the session's steps, and the files and settings of the one that is shown."""
         self.gallery = gr.Gallery(
             label=say("tree"), show_label=False, columns=6, height="auto", allow_preview=False,
             visible=False, elem_id="gallery", buttons=[],
@@ -250,6 +260,7 @@ class EditorPage:
     # Events
 
     def _wire(self) -> None:
+        """Connect components with their handlers."""
         masks = [self.mask, self.painted, *self.box]
         inputs = [
             *(self.fields[name] for name in FIELDS),
@@ -484,6 +495,7 @@ class EditorPage:
             yield told | (self._step(session) if view.state.over else self._listed(session) if changed else {})
 
     async def _batch_progress(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
+        """Yield updates of the batch's tab until its job has ended."""
         names, shown = [image.rsplit("/", 1)[-1] for image in job.about], None
         async for view in follow(job):
             told: dict[Any, Any] = {self.progress_all: progress_html(view, len(names), words=self.words())}
@@ -630,6 +642,7 @@ class EditorPage:
         }
 
     def _pictures(self, session: str, current: Step | None) -> dict[Any, Any]:
+        """Updates that show a step: its picture, or before and after with its files and settings."""
         hidden = {
             each: gr.update(visible=False) for each in (self.slider, self.source, self.files, self.made, self.refined)
         }

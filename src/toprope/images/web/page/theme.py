@@ -1,4 +1,8 @@
-"""Theme of the page, with fonts that every machine has, and CSS of our own components."""
+"""Theme of the page, with fonts that every machine has, and CSS of our own components.
+
+Used by `web.serving` when it starts Gradio. The identifiers in the CSS are those that `web.page.app` gives its
+components.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tree of a session's steps, in the order and with the words in which a page shows it. Pure."""
+"""The tree of a session's steps, in the order and with the words in which a page shows it. Pure.
+
+Used by `web.page.app`; the steps come from `web.sessions`.
+"""
 
 from __future__ import annotations
 
