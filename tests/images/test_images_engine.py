@@ -157,6 +157,20 @@ def test_the_record_is_all_that_is_needed_to_repeat_an_edit(engine, tmp_path) ->
     assert record["source"]["name"] == str(tmp_path / "cat.png")
 
 
+def test_the_pictures_of_one_edit_are_made_one_after_the_other_as_the_command_line_makes_them(
+    engine, monkeypatch
+) -> None:
+    """In one batch the first of three differed by one level from a separate edit, and from its own repetition."""
+    sizes, run = [], Engine._run
+    monkeypatch.setattr(
+        Engine, "_run", lambda self, group, progress: sizes.append(len(group)) or run(self, group, progress)
+    )
+    three = engine.edit(request(seed=7, steps=2, num_images=3)).pictures
+    assert sizes == [1, 1, 1]
+    alone = [engine.edit(request(seed=7 + at, steps=2)).pictures[0] for at in range(3)]
+    assert [each.tobytes() for each in three] == [each.tobytes() for each in alone]
+
+
 def test_whole_files_are_hashed_where_that_was_asked_for() -> None:
     with Engine.open(tiny("kontext"), device="cpu", full_hashes=True) as engine:
         files = engine.edit(request(steps=1)).record["model_files"]

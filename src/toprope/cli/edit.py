@@ -258,10 +258,10 @@ def _repeated(
     engine = record.get("engine") or {}
     if model is None and engine.get("model"):
         model = Path(engine["model"])
-        if not model.is_absolute():  # a picture carries no folders of the machine that made it
+        if not model.is_absolute():  # records in pictures and those of the page have no folders of their machine
             raise UsageError(
-                "the record in a picture says which model it was made with, but not where that is.",
-                looked_at=f"{repeat}: {model}",
+                f"the record names the model {model}, but not the folder that it is in.",
+                looked_at=f"{repeat}; records in pictures, of the page and of the HTTP API have no folders",
                 do="name its folder with --model",
             )
     if dtype == "auto" and engine.get("dtype"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 
 __all__ = ["quiet_libraries"]
 
@@ -23,3 +24,5 @@ def quiet_libraries() -> None:
     # diffusers imports torchao where it is installed, which warns of extensions that this torch does not load
     logging.getLogger("torchao").setLevel(logging.ERROR)
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    # Pillow warns of a large picture, with a line of its source; toprope refuses such a picture with an error
+    warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")

@@ -197,7 +197,10 @@ class Engine:
     def edit(
         self, request: EditRequest, *, on_step: OnStep | None = None, cancelled: Cancelled | None = None
     ) -> EditResult:
-        """Edit a picture.
+        """Edit a picture. Several pictures of it (`num_images`) are made one after the other.
+
+        Each has the bytes of a separate edit with its seed, also by `toprope edit`; in one batch, larger products
+        would be rounded differently.
 
         Args:
             request: the request.
@@ -211,7 +214,7 @@ class Engine:
             EditGuardError: the result is no picture, also in the next safer dtype.
             EditError: memory ran out, and there is no lower rung.
         """
-        return self.edit_all([request], on_step=on_step, cancelled=cancelled)[0]
+        return self.edit_all([request], on_step=on_step, cancelled=cancelled, at_once=1)[0]
 
     def edit_all(
         self,

@@ -91,6 +91,8 @@ def read_record(path: str) -> dict[str, Any]:
             record = _record_of(Path(path))
         else:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} cannot be read: {said}.", do="give the .json next to a picture") from None

@@ -165,7 +165,9 @@ class Family(ABC):
             if value is not None and value not in among:
                 raise UsageError(
                     f"models of the family {self.name} have no {name} {value!r}.",
-                    looked_at=f"there are {', '.join(sorted(among)) or 'none'}",
+                    looked_at=f"there are {', '.join(sorted(among))}"
+                    if among
+                    else f"the family {self.name} has no choice of {name}",
                     do=f"leave it out{', or give one of these' if among else ''}",
                 )
 

@@ -170,6 +170,9 @@ def find_file(path: Path) -> Path:
             )
         return found[0]
     if not path.is_file():
+        named, colon, scale = str(path).rpartition(":")
+        if colon and Path(named).exists():
+            raise LoraError(f"{scale!r} is no scale of a LoRA.", looked_at=str(path), do="give a number such as 0.8")
         raise LoraError(f"{path} is not there.", do=f"name a file ({SUFFIX}): PATH or PATH:SCALE")
     if path.suffix != SUFFIX:
         raise LoraError(

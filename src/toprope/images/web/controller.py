@@ -9,6 +9,7 @@ tests/images/test_images_web.py runs it without a browser. Its errors need a tra
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -280,7 +281,9 @@ class Controller:
         kept = self._output.kept(digest)
         if kept is None:
             raise UsageError("that picture is not kept here.", f"SHA-256 {digest[:16]}...", "drop the file on the page")
-        return self.sessions.bring(session, Path(kept).name, {"picture": kept})
+        shown = self.sessions.current(session)  # a result, which is named after its source
+        stem = re.sub(r"-\d{4,}$", "", Path(shown.name).stem) if shown is not None else Path(kept).stem
+        return self.sessions.bring(session, stem + Path(kept).suffix, {"picture": kept})
 
     def _bring(self, session: str, image: str, *, show: bool = True) -> Step:
         self.sessions.join(session)
@@ -729,8 +732,10 @@ class Controller:
             with _by_name(image):
                 open_picture(image)
             source = self._bring(session, image, show=False)
-            seed = str(int(dice()) if read_seed(values.get("seed")) is None else read_seed(values.get("seed")))
-            (step,) = self.sessions.begin(session, source.number, {**values, "seed": seed, "num_images": 1})
+            given = read_seed(values.get("seed"))
+            seed = str(int(dice()) if given is None else given)
+            row = {**values, "seed": seed, "num_images": 1, "drawn": given is None}
+            (step,) = self.sessions.begin(session, source.number, row)
             asked = self._request_of_form({**values, "seed": seed}, str(self._file(source)))
             self.sessions.run(session, step.number)
             paths = self._run(job, *asked, name, worker)

@@ -150,7 +150,6 @@ def picked_loras(picked: Iterable[str] | None, scales: Iterable[Any], known: Map
     for name, scale in zip(picked or (), scales, strict=False):
         if name not in known:
             raise UsageError(f"there is no LoRA {name!r}.", f"known are {', '.join(known) or 'none'}", "pick another")
-        check_scale(float(scale))
-        if float(scale):
-            found.append(f"{known[name]}:{float(scale):g}")
+        if factor := check_scale(scale):
+            found.append(f"{known[name]}:{factor:g}")
     return found
