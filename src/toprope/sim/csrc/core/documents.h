@@ -1,10 +1,6 @@
-<<<<<<< HEAD
-// Dtypes that the kernels of one chip refuse, by the vendor's documents. Written by ../../installation/documents.py
-// from ../../../support/refusals.toml into a file that can be read quickly at every start; both must agree on its form.
-=======
-// What the vendor's documents say about operators, dtypes and dimensions on one chip. Written by ../../installation/documents.py from
-// ../../../support/refusals.toml into a file that can be read quickly at every start.
->>>>>>> npu-reports
+// What the vendor's documents say about operators, dtypes and dimensions on one chip. Written by
+// ../../installation/documents.py from ../../../support/refusals.toml into a file that can be read quickly at every
+// start; both must agree on its form.
 #pragma once
 #include <cstdint>
 #include <string>
