@@ -236,7 +236,7 @@ class CardError(EnvironmentProblem):
     page = "card"
 
 
-class PackageError(EnvironmentProblem):
+class PackageError(EnvironmentProblem, ImportError):
     """A package of Python that an extra of toprope brings is not installed, or cannot be imported."""
 
     page = "package"

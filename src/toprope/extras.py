@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["advice"]
+from toprope.errors import PackageError
+
+__all__ = ["advice", "explained"]
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
@@ -41,3 +44,15 @@ def advice(extra: str) -> str:
     rows = (each.partition(";") for each in installed.requires or ())
     wanted = [name.strip() for name, _, marker in rows if extra in _EXTRA.findall(marker)]
     return shlex.join(["pip", "install", *wanted])
+
+
+def explained(error: ModuleNotFoundError, user: str) -> ModuleNotFoundError | PackageError:
+    """The error that says how to get torch, where an import failed for want of it; any other error as it is.
+
+    Args:
+        error: from the import.
+        user: what needs torch, such as "the simulated card".
+    """
+    if error.name != "torch":
+        return error
+    return PackageError(f"{user} needs torch, which is not installed.", sys.executable, advice("torch"))

@@ -41,7 +41,7 @@ def test_is_in_the_drawn_tree_under_its_parent(error):
     column, number = drawn[error.__name__]
     above = [name for name, (other, line) in drawn.items() if line < number and other < column]
     parent = max(above, key=lambda name: drawn[name][1], default="")
-    assert parent == (error.__base__.__name__ if error is not errors.TopropeError else "")
+    assert parent == (error.__bases__[0].__name__ if error is not errors.TopropeError else "")
 
 
 @pytest.mark.parametrize("error", CLASSES)

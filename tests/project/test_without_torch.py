@@ -1,6 +1,7 @@
 """Parts that need no torch, which is an extra: the port, the checker of streams, the pages."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,28 @@ def test_what_needs_torch_says_so():
     assert done.stderr.startswith("toprope: this needs torch, which is not installed.\n")
     assert "\n  do         pip install " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["tiers.attach", "tiers.Tier", "images.Engine", "sim.install"])
+def test_names_that_need_torch_say_so_and_are_import_errors(name):
+    package, _, member = name.partition(".")
+    program = f"""
+import sys
+
+class WithoutTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+
+sys.meta_path.insert(0, WithoutTorch())
+try:
+    from toprope.{package} import {member}
+    {member}("910B3")
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    assert re.match(r"PackageError .* needs torch, which is not installed\.\n", done.stdout)
+    assert "\n  do         pip install " in done.stdout

@@ -28,4 +28,10 @@ __all__ = ["EditRequest", "EditResult", "Engine", "Step"]
 def __getattr__(name: str) -> object:
     if name != "Engine":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, import_module(f"{__name__}.engine").Engine)
+    try:
+        engine = import_module(f"{__name__}.engine")
+    except ModuleNotFoundError as error:
+        from toprope.extras import explained
+
+        raise explained(error, __name__) from None
+    return globals().setdefault(name, engine.Engine)

@@ -54,4 +54,10 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(import_module(f"{__name__}.{_HOMES[name]}"), name))
+    try:
+        home = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        from toprope.extras import explained
+
+        raise explained(error, __name__) from None
+    return globals().setdefault(name, getattr(home, name))

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from toprope import chips
-from toprope.errors import EnvironmentProblem, InstallError, PackageError
+from toprope.errors import EnvironmentProblem, InstallError
 from toprope.sim import faults, run_record, state
 from toprope.sim.installation import documents, host_operators
 from toprope.sim.spec import SimSpec
@@ -111,13 +111,9 @@ def _install(spec: SimSpec) -> None:
         try:
             import torch
         except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            from toprope.extras import advice
+            from toprope.extras import explained
 
-            raise PackageError(
-                "the simulated card needs torch, which is not installed.", sys.executable, advice("torch")
-            ) from None
+            raise explained(error, "the simulated card") from None
 
         if (now := installed()) is not None:  # that import has installed what TOPROPE_SIM asks for
             _refuse_other(now, spec)
