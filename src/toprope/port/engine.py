@@ -16,6 +16,7 @@ from functools import partial
 
 from toprope.port.conditions import guards
 from toprope.port.conditions.compared import hold_compared
+from toprope.port.conditions.in_tests import hold_in_tests, hold_patched
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
 from toprope.port.finding import Finding, Ported
@@ -85,7 +86,7 @@ def port(
         ported.ignored = len(file.findings) - len(wanted)
         ported.operators = file.operators
         _settle(file, wanted)
-        text = _written(file, wanted, deselected, elsewhere)
+        text = _written(file, wanted, deselected, elsewhere, path)
         if foreign:
             ported.guards = guards.guards(file, wanted, deselected, foreign)
         ported.after = data if text == source.text else source.encode(text)
@@ -200,6 +201,7 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
 def _settle(file: File, findings: list[Finding]) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
     hold_compared(file, findings)
+    hold_patched(file, findings)
     for finding in findings:
         if finding.converted and any(drops_a_comment(file.source, edit) for edit in finding.edits):
             finding.held_back = "a comment is in the middle of it"
@@ -227,7 +229,7 @@ def _fits(file: File, edits: list[Edit]) -> bool:
 
 
 def _hold_back(
-    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None
+    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None, path: str
 ) -> None:
     """Hold back what must be converted together: conditions with what they guard, and parts of one edit."""
     wanted = set(map(id, findings))
@@ -241,15 +243,16 @@ def _hold_back(
             other = next((stays[id(edit)] for edit in finding.edits if id(edit) in stays), None)
             if finding.converted and other is not None:
                 finding.held_back = f"it stays with the name in line {other.line}"
+        hold_in_tests(file, findings, path)
         changed = before != [finding.converted for finding in findings]
 
 
 def _written(
-    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None
+    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None, path: str
 ) -> str:
     """The text after the edits; sets `after` of each converted finding, too."""
     text = file.source.text
-    _hold_back(file, findings, deselected, elsewhere)
+    _hold_back(file, findings, deselected, elsewhere, path)
     steps = iter((_in_fstrings, _all))
     while True:
         edits = [edit for finding in findings if finding.converted for edit in finding.edits]
@@ -264,7 +267,7 @@ def _written(
             lost = _lost(file, tree)
         except UnreadableError:
             next(steps)(findings)
-            _hold_back(file, findings, deselected, elsewhere)
+            _hold_back(file, findings, deselected, elsewhere, path)
             continue
         taken = [finding for finding in findings if finding.converted and finding.rule.code == "TR102"]
         if not lost and _names_cuda(tree):
@@ -273,7 +276,7 @@ def _written(
         if lost and taken:
             for finding in taken:
                 finding.held_back = "what stays needs it"
-            _hold_back(file, findings, deselected, elsewhere)
+            _hold_back(file, findings, deselected, elsewhere, path)
             continue
         for finding in findings:
             if finding.converted:

@@ -49,6 +49,8 @@ _ENGINE_NAMES = {"tensorrt", "torch2trt", "torch_tensorrt", "pycuda"}
 _PICKLES = ("pickle", "dill", "joblib")
 _UNPICKLES = {f"{package}.{name}" for package in (*_PICKLES, "cloudpickle") for name in ("load", "loads")}
 """They make tensors where they were; a program that asks for CUDA in front of them means CUDA."""
+_READS_STORAGES = "_load_from_bytes"
+_GRAPHS = re.compile(r"cuda_?graph", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _HELD = "the condition "
@@ -64,12 +66,14 @@ class _Question:
         opened: the code that runs when the answer becomes yes, each with the condition it depends on.
         required: the code that runs only then, since an assertion or an error is in front of it.
         keys: how other files and cells reach the answer.
+        about: why it is about CUDA itself, whatever it opens; "" where it is not.
     """
 
     finding: Finding
     opened: list[tuple[ast.AST, ast.AST]]
     required: list[tuple[ast.AST, ast.AST]]
     keys: set[str]
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,14 @@ def hold_back(
     if not asked and not anchor:
         return
     stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
-    if not stays and not elsewhere and not anchor:
+    about = {id(finding): _about_cuda(file, node) for finding, node in asked}
+    if not stays and not elsewhere and not anchor and not any(about.values()):
         return
     questions = []
     for finding, node in asked:
         followed = Opened(file, raises=finding.rule.code not in _OF_THE_MACHINE)
         opened = list(followed.by(node, not is_negative(node)))
-        questions.append(_Question(finding, opened, followed.required, followed.keys))
+        questions.append(_Question(finding, opened, followed.required, followed.keys, about[id(finding)]))
     questions.sort(key=lambda each: sum(_length(file, part) for part, _ in each.opened))
     held: list[tuple[ast.AST, ast.AST]] = []
     behind: list[tuple[ast.AST, ast.AST]] = []
@@ -134,7 +139,7 @@ def hold_back(
         changed = False
         for question in [each for each in questions if each.finding.converted]:
             places = question.finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, question.opened, nodes)
-            why = _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
+            why = question.about or _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
             if not why and anchor and (places or other_file):
                 why = f"{_ALSO} {anchor} does, which stays"
             needed = "" if why else _needed(file, question, stays)
@@ -152,9 +157,16 @@ def hold_back(
                 for finding, node in nodes:
                     if id(finding) in wanted and finding.converted and _within(file, node, whole):
                         finding.held_back = f"it stays with the condition in line {question.finding.line}"
-    for finding, _ in nodes if anchor else ():
-        if finding.rule.code == _CHOICE and finding.converted and id(finding) in wanted:
-            finding.held_back = f"it {_ALSO} {anchor} does, which stays"
+    for finding, node in nodes if anchor else ():
+        if finding.converted and id(finding) in wanted:
+            if finding.rule.code == _CHOICE or (finding.rule.family in _PLACES and _is_free(file, node, questions)):
+                finding.held_back = f"it {_ALSO} {anchor} does, which stays"
+
+
+def _is_free(file: File, node: ast.AST, questions: Iterable[_Question]) -> bool:
+    """Return whether a place runs whatever the program asked: it is behind no question that is converted."""
+    opened = [part for each in questions if each.finding.converted for part, _ in (*each.opened, *each.required)]
+    return not any(_within(file, node, part) for part in opened)
 
 
 def _choice_that_stays(nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> str:
@@ -176,6 +188,27 @@ def _decided_elsewhere(file: File, elsewhere: Mapping[str, str]) -> str:
             if name in given and not is_outside(full, file.project.modules):
                 return f"{name}() of {given[name]}"
     return ""
+
+
+def _about_cuda(file: File, question: ast.AST) -> str:
+    """Return why a question is about CUDA itself: it is asked with CUDA's graphs, or chooses how storages are read."""
+    outer = file.parent(question)
+    while isinstance(outer, ast.UnaryOp | ast.BoolOp | ast.Call | ast.Compare):
+        for each in outer.values if isinstance(outer, ast.BoolOp) else ():
+            name = next((name for name in map(_name, ast.walk(each)) if _GRAPHS.search(name)), "")
+            if name:
+                return f"asks for CUDA's graphs by {name}"
+        outer = file.parent(outer)
+    if _READS_STORAGES in file.source.text:
+        for part, _ in Opened(file).by(question, is_negative(question)):
+            for each in ast.walk(part):
+                if _name(each) == _READS_STORAGES:
+                    return f"chooses how storages of CUDA are read in line {getattr(each, 'lineno', 0)}"
+    return ""
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _places_tensors(

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from toprope.port.file import File, ends_program
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["Opened", "block_behind", "is_negative", "opened_by"]
+__all__ = ["SKIPS", "Opened", "block_behind", "is_negative", "opened_by"]
+
+SKIPS = ("skipif", "skipIf", "skipUnless")
+"""Decorators of tests, which pytest and unittest ask for a condition."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ENDS = (ast.Return, ast.Continue, ast.Break)
@@ -184,6 +187,12 @@ class Opened:
         around = self.file.parent(call)
         if isinstance(around, (*_FUNCTIONS, ast.ClassDef)) and call in around.decorator_list:
             yield from ((each, call) for each in around.body)
+        elif isinstance(around, ast.Assign) and getattr(call.func, "attr", "") in SKIPS:
+            for target in around.targets:
+                if isinstance(target, ast.Name) and target.id == "pytestmark":  # pytest's name: all tests of the file
+                    yield from ((each, call) for each in block_behind(self.file, around))
+                else:
+                    yield from self._kept(target, positive)
         elif isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
             names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
             named = self.file.keyword(call, "dest")

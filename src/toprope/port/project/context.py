@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class Context:
         compiled: names of the project's own modules that build an extension for CUDA, and of the packages around
             CUDA sources whose name says so: `nerf.cuda`, whose functions load it when they are called.
         kernels: Triton kernels of the project's modules and functions that launch them, as "module.function".
+        top: the folder that all files are in; "" where it is not known.
     """
 
     target: Target = field(default_factory=target)
@@ -70,6 +72,7 @@ class Context:
     sources: str = ""
     compiled: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
+    top: str = ""
 
     @classmethod
     def of(cls, files: Iterable[Path], card: Target | None = None) -> Context:
@@ -84,7 +87,8 @@ class Context:
             extensions |= _built_by_submodules(folder)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
         compiled, kernels = frozenset(_compiled(files)), frozenset(_kernels(files))
-        return cls(card or target(), frozenset(extensions), sources, compiled, kernels)
+        top = os.path.commonpath([file.absolute().parent for file in files]) if files else ""
+        return cls(card or target(), frozenset(extensions), sources, compiled, kernels, top)
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from toprope.port.project.asked import OTHERS, Argument, answers_of, closure, is_one_device, option_of
+from toprope.port.project.patched import PATCHES, patched_in
 from toprope.port.project.reexports import Exports, exports_of, together
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
@@ -26,7 +27,7 @@ WORDS = re.compile(
     rb"|(?m:^_C\s*=)|choices\s*=\s*[\[({][^\])}]*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|\(\s*(?:\w+\.)*(?:LightningLite|Fabric|Trainer)\s*\)\s*:"
-    rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
+    rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b|" + PATCHES
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
 default is a device, torch through another file, TorchScript."""
@@ -91,6 +92,7 @@ class Facts:
         exports: the names of torch that other files may import from it.
         kinds: options that can be given another kind of accelerator, "npu" or "mps": by their choices.
         assigned: names such as `_C` that the module gives a value, which others could take for extensions.
+        patched: names of torch.cuda that it replaces for a while, with the lines.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -104,6 +106,7 @@ class Facts:
     exports: Exports = field(default_factory=Exports)
     kinds: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
+    patched: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class Project:
         exports: the names of torch that can be imported from each module, by the module's last name.
         kinds: options that can be given another kind of accelerator.
         assigned: names such as "defaults._C" that a module gives a value.
+        patched: names of torch.cuda that tests replace, with the place.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -139,6 +143,7 @@ class Project:
     exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
+    patched: Mapping[str, str] = field(default_factory=dict)
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
@@ -226,6 +231,8 @@ def project_of(
         decided=closure((each.decided for each in facts), (each.handed for each in facts)),
         settings=frozenset(name for each in facts for name in each.settings),
         assigned=frozenset(f"{name}.{one}" for name, each in zip(names, facts, strict=False) for one in each.assigned),
+        patched={one: f"{name or 'this file'}, line {line}" for name, each in zip_longest(names, facts)
+                 for one, line in sorted(each.patched, reverse=True)},
     )  # fmt: skip
     if not any(each.scripts.compiles for each in facts):
         return project
@@ -264,6 +271,7 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
     return Facts(
         classes, scripts_of(tree, nodes) if scripts else Scripts(), answers.compared, answers.decided, answers.handed,
         answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
+        frozenset(patched_in(nodes)),
     )  # fmt: skip
 
 

@@ -1,0 +1,44 @@
+"""Names of torch.cuda that tests replace: `mock.patch("torch.cuda.is_available")`, `monkeypatch.setattr`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+__all__ = ["PATCHES", "patched_in", "set_in"]
+
+PATCHES = (
+    rb"(?:patch|setattr|delattr|object)\w*\(\s*[\"'][\w.]*\btorch\.cuda\b"
+    rb"|(?:object|setattr|delattr|multiple)\(\s*[\w.]*\bcuda\s*,"
+)
+"""Words of files that replace a name of torch.cuda."""
+
+_QUOTED = re.compile(r"(?:.*\.)?(torch\.cuda(?:\.\w+)*)")
+_CALLS = {"patch", "setattr", "delattr", "object", "multiple"}
+
+
+def patched_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """The full names that a file replaces for a while, with the line. "torch.cuda" means all of its names."""
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called), args=[first, *more]) if (
+                called in _CALLS
+            ):
+                match first:
+                    case ast.Constant(value=str(text)) if found := _QUOTED.fullmatch(text):
+                        yield found[1], node.lineno
+                    case ast.Attribute(attr="cuda") | ast.Name(id="cuda") if ast.unparse(first).endswith("cuda"):
+                        if more and isinstance(more[0], ast.Constant) and isinstance(more[0].value, str):
+                            yield f"torch.cuda.{more[0].value}", node.lineno
+                        for each in node.keywords if called == "multiple" else ():
+                            yield f"torch.cuda.{each.arg}", node.lineno
+
+
+def set_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """The names that a program replaces for good: `torch.cuda.is_available = lambda: False`."""
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "torch.cuda":
+                    yield f"torch.cuda.{target.attr}", node.lineno
