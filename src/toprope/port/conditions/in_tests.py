@@ -1,6 +1,7 @@
 """Tests of the ported project: what they ask, and the names of torch.cuda that they replace.
 
-A test is skipped where there is no CUDA. What it does behind that question may be for CUDA alone without a word of it in
+A test is skipped where there is no CUDA. Where the project builds an extension, its tests are for that above all, and
+their questions stay. What a test does behind that question may be for CUDA alone without a word of it in
 the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it is, and
 nothing behind it speaks of CUDA any more. Moves of tensors are converted as everywhere.
 """
@@ -26,7 +27,7 @@ IN_A_TEST = "it stays in this test: not all that it is for is seen to be convert
 _QUESTIONS = {"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"}
 _DEVICES = {"TR002", "TR002a", "TR002b", "TR004"}
 _FOLDERS = {"test", "tests", "testing", "unittests", "unit_tests"}
-_FILE = re.compile(r"test_\w+|\w+_test|\w+_tests|conftest|tests?")
+_FILE = re.compile(r"_?test_\w+|\w+_tests?|conftest|_?testing")
 _TESTS = re.compile(r"^\s*(?:import|from)\s+(?:pytest|unittest|absl\.testing|hypothesis)\b|^\s*def test|TestCase", re.M)
 _LEFT = re.compile(r"cuda|nccl|cudnn|triton", re.IGNORECASE)
 _ASKS = re.compile(
@@ -39,7 +40,10 @@ _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def hold_patched(file: File, findings: Iterable[Finding]) -> None:
-    """Hold back what calls a name of torch.cuda that a test of the project, or the file itself, replaces."""
+    """Hold back what calls a name of torch that a test of the project, or the file itself, replaces.
+
+    What takes its place is not called any more, or is called with other arguments than the test expects.
+    """
     wanted = set(map(id, findings))
     patched = dict(file.project.patched)
     if re.search(r"torch\.cuda\.\w+\s*=[^=]", file.source.text):
@@ -47,8 +51,9 @@ def hold_patched(file: File, findings: Iterable[Finding]) -> None:
     for finding, node in file.places if patched else ():
         if id(finding) in wanted and finding.converted and not isinstance(node, ast.alias):
             names = {file.dotted(each) or "" for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)}
-            if isinstance(node, ast.Call):
-                names |= {file.dotted(node.func) or ""}
+            call = file.parent(node.value if isinstance(node, ast.keyword) else node)
+            call = file.parent(call) if isinstance(call, ast.keyword) else call
+            names |= {file.dotted(call.func) or ""} if isinstance(call, ast.Call) else set()
             name = next((each for each in sorted(names) if each in patched), "")
             if not name and any(each.startswith("torch.cuda.") for each in names):
                 name = "torch.cuda" if "torch.cuda" in patched else ""
@@ -67,7 +72,7 @@ def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
     places = [node for finding, node in converted if finding.rule.code not in _QUESTIONS]
     for finding, node in converted:
         if finding.rule.code in _QUESTIONS:
-            stays = not _is_converted_with(file, node, places)
+            stays = bool(file.context.extensions) or not _is_converted_with(file, node, places)
         else:
             stays = finding.rule.code in _DEVICES and isinstance(node, ast.expr) and _is_unused(file, node)
         if stays:
@@ -79,7 +84,7 @@ def _is_test(file: File, path: str) -> bool:
     name, top = PurePath(path), file.context.top
     folders = name.relative_to(top).parts[:-1] if top and name.is_relative_to(top) else ()
     named = _FILE.fullmatch(name.stem) or _FOLDERS & {each.lower() for each in folders}
-    return bool(named) and bool(_TESTS.search(file.source.text))
+    return bool(named) and bool(file.context.extensions or _TESTS.search(file.source.text))
 
 
 def _is_converted_with(file: File, question: ast.AST, converted: list[ast.AST]) -> bool:
@@ -98,10 +103,20 @@ def _is_converted_with(file: File, question: ast.AST, converted: list[ast.AST]) 
     done = {inner for each in converted for inner in ast.walk(each)} | set(ast.walk(question))
     asked = _condition(file, question)
     for node in (*inside, *ast.walk(asked)):
+        if _asks_for_cuda(node):
+            return False
         name = next(filter(None, _names(node)), "") if node not in done else ""
         if _LEFT.search(name) and not _ASKS.fullmatch(name) and not (file.dotted(node) or "").startswith("torch.cuda"):
             return False
     return True
+
+
+def _asks_for_cuda(node: ast.AST) -> bool:
+    """Return whether a function is asked to run on CUDA, whose code is somewhere else: `self.check(cuda=True)`."""
+    return (
+        isinstance(node, ast.keyword) and bool(_LEFT.search(node.arg or ""))
+        and isinstance(node.value, ast.Constant) and node.value.value is True
+    )  # fmt: skip
 
 
 def _needs_package(file: File, node: ast.AST) -> bool:
@@ -137,16 +152,27 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def _is_unused(file: File, device: ast.expr) -> bool:
-    """Return whether nothing is seen to go to a device: it is only compared, or assigned and not given to anything."""
+    """Return whether nothing is seen to go to a device: it is only compared, or assigned and not given to anything.
+
+    Nor to one of several that tests are made for: where there is no card, it must not become the CPU.
+    """
     value: ast.AST = device
     around = file.parent(value)
     while isinstance(around, ast.IfExp) or (
         isinstance(around, ast.Call) and file.dotted(around.func) == "torch.device"
     ):
         value, around = around, file.parent(around)
+    if isinstance(around, ast.keyword):
+        around = file.parent(around)
     match around:
         case ast.Compare():
             return True
+        case ast.Call():  # the device of a decorator: the tests are skipped where it is CUDA's and not there
+            function = file.parent(around)
+            return around in getattr(function, "decorator_list", ())
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) if len(parts) > 1:
+            texts = {ast.unparse(each) for each in parts if each is not value}
+            return any(re.search(r"\bcpu\b", each) for each in texts)
         case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
             reads = _reads(file, target, around)
             return reads is not None and not any(_is_given(file, each) for each in reads)

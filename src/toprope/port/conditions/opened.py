@@ -141,6 +141,7 @@ class Opened:
                     yield from ((each, test) for each in outer.orelse)
                     if isinstance(outer, ast.If) and not outer.orelse and isinstance(outer.body[-1], self.ends):
                         yield from ((each, test) for each in block_behind(self.file, outer))
+                        yield from ((each, test) for each in self._other_methods(outer))
                     elif isinstance(outer, ast.If) and not outer.orelse and ends_program(outer.body[-1]):
                         self.required += ((each, test) for each in block_behind(self.file, outer))
                     elif ast.Raise in self.ends and isinstance(outer, ast.If) and _moves(outer.body):
@@ -163,6 +164,14 @@ class Opened:
                 yield from self._default(outer, inner, positive)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if inner in outer.decorator_list:
                 yield from ((each, inner) for each in outer.body)
+
+    def _other_methods(self, condition: ast.If) -> list[ast.stmt]:
+        """The methods of a class whose __init__ sets attributes and returns early: they go by these attributes."""
+        function, sets = self.file.parent(condition), [each for each in condition.body if isinstance(each, ast.Assign)]
+        if not isinstance(function, ast.FunctionDef) or function.name != "__init__" or not sets:
+            return []
+        around = self.file.parent(function)
+        return [each for each in around.body if each is not function] if isinstance(around, ast.ClassDef) else []
 
     def _constants(self, block: list[ast.stmt], positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Follow the True or False that a block returns or assigns: it is the answer in other words."""

@@ -16,7 +16,11 @@ from toprope.support.operators_on_card import Release, find_release
 __all__ = ["Context", "Target", "extensions_of", "target"]
 
 DEFAULT_CHIP = "910B3"
-_BUILDERS = ("CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension")
+_BUILDERS = (
+    "CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension",
+    "create_extension",
+)  # fmt: skip
+_BUILDS = re.compile(rb"CUDAExtension|cuda_ext|ffi\s+import\s+create_extension")
 _SAYS_CUDA = re.compile(r"(?:.+_)?cuda(?:_.+)?|_C|.*_ext|csrc")
 _TRITON = re.compile(rb"@\s*(?:triton\.)?(?:runtime\.)?jit\b")
 _LOADS = re.compile(rb"cpp_extension\s+import\b[^\n]*\bload|cpp_extension\.load")
@@ -153,7 +157,7 @@ def _built_by_submodules(folder: Path) -> set[str]:
 def _built_by(file: Path) -> set[str]:
     try:
         data = file.read_bytes()
-        if len(data) > 1_000_000 or (b"CUDAExtension" not in data and b"cuda_ext" not in data):
+        if len(data) > 1_000_000 or not _BUILDS.search(data):
             return set()
         return extensions_of(ast.parse(data))
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Names of torch.cuda that tests replace: `mock.patch("torch.cuda.is_available")`, `monkeypatch.setattr`."""
+"""Names of torch that tests replace: `mock.patch("torch.cuda.is_available")`, `monkeypatch.setattr`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator
 __all__ = ["PATCHES", "patched_in", "set_in"]
 
 PATCHES = (
-    rb"(?:patch|setattr|delattr|object)\w*\(\s*[\"'][\w.]*\btorch\.cuda\b"
-    rb"|(?:object|setattr|delattr|multiple)\(\s*[\w.]*\bcuda\s*,"
+    rb"(?:patch|setattr|delattr|object)\w*\(\s*[\"'][\w.]*\btorch\."
+    rb"|(?:object|setattr|delattr|multiple)\(\s*(?:[\w.]*\bcuda|torch[\w.]*)\s*,"
 )
-"""Words of files that replace a name of torch.cuda."""
+"""Words of files that replace a name of torch."""
 
-_QUOTED = re.compile(r"(?:.*\.)?(torch\.cuda(?:\.\w+)*)")
+_QUOTED = re.compile(r"(?:.*\.)?(torch(?:\.\w+)+)")
+_MODULE = re.compile(r"torch(?:\.\w+)*|(?:\w+\.)*cuda")
 _CALLS = {"patch", "setattr", "delattr", "object", "multiple"}
 
 
@@ -28,11 +29,17 @@ def patched_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
                 match first:
                     case ast.Constant(value=str(text)) if found := _QUOTED.fullmatch(text):
                         yield found[1], node.lineno
-                    case ast.Attribute(attr="cuda") | ast.Name(id="cuda") if ast.unparse(first).endswith("cuda"):
+                    case ast.Attribute() | ast.Name() if found := _MODULE.fullmatch(ast.unparse(first)):
+                        module = "torch.cuda" if _is_cuda(first) else found[0]
                         if more and isinstance(more[0], ast.Constant) and isinstance(more[0].value, str):
-                            yield f"torch.cuda.{more[0].value}", node.lineno
+                            yield f"{module}.{more[0].value}", node.lineno
                         for each in node.keywords if called == "multiple" else ():
-                            yield f"torch.cuda.{each.arg}", node.lineno
+                            yield f"{module}.{each.arg}", node.lineno
+
+
+def _is_cuda(module: ast.expr) -> bool:
+    """Return whether a module is torch.cuda by its last name."""
+    return (module.id if isinstance(module, ast.Name) else getattr(module, "attr", "")) == "cuda"
 
 
 def set_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:

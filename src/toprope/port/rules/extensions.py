@@ -40,6 +40,7 @@ IMPORTED = FAMILY.rule(
         Example("from raymarchingcuda.ops import march"),
         Example("from diff_surfel_rasterization import GaussianRasterizer"),
         Example('import importlib\n\nops = importlib.import_module("my_ops_cuda")\n'),
+        Example("from ._ext import dcn_v2"),
         Example("from utils.cuda_tools import timer", reported=False),
         Example("from rasterio import open as open_raster", reported=False),
         Example("from torch import cuda", reported=False),
@@ -167,6 +168,8 @@ def _binary(file: File, module: str, name: str, *, from_import: bool, own: bool)
     names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
     if from_import and f"{last}.{name}" in file.project.assigned:
         return ""  # a name that a file of the project gives a value: `_C = CfgNode()`
+    if from_import and last == "_ext" and last not in file.project.modules:
+        return name  # torch.utils.ffi and its like put what they build into a package of this name
     names = [each for each in names if each not in file.project.modules]
     for each in names:
         if each in file.context.extensions or each in _KNOWN_BINARY or _RASTERIZER.fullmatch(each):

@@ -114,6 +114,23 @@ ASKED = FAMILY.rule(
         ),
         Example(
             """
+            from torch import distributed as dist
+
+            if dist.get_backend() == dist.Backend.NCCL:
+                move()
+            names = {dist.Backend.NCCL: 1}
+            """,
+            """
+            from torch import distributed as dist
+            from toprope.device import portable
+
+            if dist.get_backend() == portable.dist_backend():
+                move()
+            names = {dist.Backend.NCCL: 1}
+            """,
+        ),
+        Example(
+            """
             import torch.distributed as dist
 
             if dist.is_nccl_available():
@@ -142,6 +159,15 @@ def _stays_nccl(file: File, node: ast.expr, depth: int = 2) -> bool:
         values = [each.value for each in file.bindings(node)]
         return any(each is not None and _stays_nccl(file, each, depth - 1) for each in values)
     return isinstance(node, ast.Call) and file.of_runtime(node.func) is None and any(map(is_nccl, node.args[1:]))
+
+
+@FAMILY.reference("torch.distributed.Backend.NCCL", "torch.distributed.distributed_c10d.Backend.NCCL")
+def _constant(file: File, node: ast.expr) -> bool:
+    around = file.parent(node)
+    given = isinstance(around, ast.Compare | ast.Call) or (isinstance(around, ast.keyword) and around.arg == "backend")
+    edits = file.replace(node, f"{file.portable('dist_backend')}()") if given else ()
+    file.report(ASKED, node, "" if given else 'it is "nccl": another device has another backend', edits=edits)
+    return True
 
 
 @FAMILY.reference("torch.distributed.is_nccl_available")
