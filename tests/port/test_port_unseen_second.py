@@ -613,7 +613,7 @@ def test_a_replacement_is_chosen_by_what_the_file_uses_of_an_extension():
         ("ms_deformable_im2col_gpu_kernel", ["multi_scale_deformable_attn"]),
         ("deformable_im2col_gpu_kernel", ["deform_conv2d"]),
         ("DeformablePSROIPoolForwardKernel", []),
-        ("roipool3d_forward roipoint_pool3d", []),
+        ("roipool3d_forward roipoint_pool3d", ["roipoint_pool3d"]),
         ("boxes_overlap_kernel nms_kernel iou3d_nms_kernel.cu", ["boxes_iou_bev"]),
         ("nms_kernel", ["torchvision.ops.nms"]),
         ("scaled_upper_triang_masked_softmax_warp_forward", ["npu_scaled_masked_softmax"]),
