@@ -31,16 +31,19 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
 # torch first and alone: asked for together with the rest, pip may choose another build of it (CUDA instead of CPU).
 # $torch is split into words on purpose, so that it may carry pip's own options.
+echo "setup: 1/3, $torch"
 set -f
 # shellcheck disable=SC2086
 pip install --quiet --no-compile $torch
 set +f
 
+echo "setup: 2/3, what toprope, its tests and its checks need"
 # From here on torch stays as it is, also where TORCH named another version than constraints.txt does.
 grep -v '^torch==' constraints.txt >.venv/constraints.txt
 .venv/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >>.venv/constraints.txt
 pip install --quiet --no-compile --constraint .venv/constraints.txt --editable '.[dev]'
 
+echo "setup: 3/3, compiling torch's Python"
 # Compiled at its import as everything else, torch alone would take long; all packages would take minutes.
 .venv/bin/python -m compileall -q -j 0 "$(.venv/bin/python -c 'import torch; print(*torch.__path__)')" >/dev/null || true
 

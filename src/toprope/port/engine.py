@@ -28,6 +28,7 @@ from toprope.port.registry import Table, table
 from toprope.port.runtime.imports import runtime_import
 from toprope.port.runtime.no_import import why_no_import
 from toprope.port.syntax.edits import Edit, OverlapError, drops_a_comment, render
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import Walk
 from toprope.port.syntax.source import Source, UnreadableError, parse
 
@@ -289,7 +290,7 @@ def _written(
 
 def _lost(file: File, tree: ast.Module) -> set[str]:
     """The names that the file imported, and that are used afterwards although nothing binds them any more."""
-    nodes = list(ast.walk(tree))
+    nodes = nodes_of(tree)
     bound = {each.asname or each.name.partition(".")[0] for each in nodes if isinstance(each, ast.alias)}
     bound |= {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
     used = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
@@ -302,7 +303,7 @@ def _names_cuda(tree: ast.Module) -> bool:
     return any(
         isinstance(each, ast.Attribute) and each.attr == "cuda" and isinstance(each.value, ast.Name)
         and each.value.id == "torch"
-        for each in ast.walk(tree)
+        for each in nodes_of(tree)
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from toprope.port.project.reexports import full_name
 from toprope.port.project.scripted import fingerprint, scripted_functions, styled_functions
 from toprope.port.rule import Rule
 from toprope.port.syntax.edits import Edit
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import Binding, Scope, Walk
 from toprope.port.syntax.source import Source, UnreadableError, parse
 
@@ -252,11 +253,11 @@ class File:
     def done_but(self, node: ast.expr, kept: ast.expr) -> None:
         """Note that an expression is dealt with, but for a part that stays and may hold more for other rules."""
         # expressions alone: all nodes of a tree share one Load
-        inside = {each for each in ast.walk(kept) if isinstance(each, ast.expr)}
-        for each in ast.walk(node):
+        inside = {each for each in nodes_of(kept) if isinstance(each, ast.expr)}
+        for each in nodes_of(node):
             if not isinstance(each, ast.expr) or each in inside:
                 continue
-            if each is node or inside & set(ast.walk(each)):
+            if each is node or inside & set(nodes_of(each)):
                 self.pass_over(each)
             else:
                 self.done(each)
@@ -382,7 +383,7 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
     """Return whether a handler is for errors of an import."""
     if handler.type is None:
         return True
-    names = {each.id for each in ast.walk(handler.type) if isinstance(each, ast.Name)}
+    names = {each.id for each in nodes_of(handler.type) if isinstance(each, ast.Name)}
     caught = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "OSError", "RuntimeError"}
     return bool(names & caught)
 

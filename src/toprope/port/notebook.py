@@ -22,6 +22,7 @@ from toprope.port.finding import Finding, Ported
 from toprope.port.project.context import Context
 from toprope.port.project.facts import Project
 from toprope.port.registry import table
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.notebook_json import Cell, code_cells, with_cells
 from toprope.port.syntax.source import UnreadableError, parse
 
@@ -191,7 +192,7 @@ def _imported(program: bytes) -> set[str]:
     """The names that a program imports."""
     return {
         alias.asname or alias.name.partition(".")[0]
-        for node in ast.walk(parse(program.decode("utf-8")))
+        for node in nodes_of(parse(program.decode("utf-8")))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from toprope.port.file import File
 from toprope.port.project.facts import last_name
 from toprope.port.project.scripted import is_outside
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import Binding
 
 __all__ = ["is_for_own_to", "why_left"]
@@ -107,7 +108,7 @@ def _is_unrelated(file: File, receiver: ast.expr, owner: str) -> bool:
     related = {name for name in project.classes if project.descends(name, owner)}
     star = any(
         isinstance(each, ast.ImportFrom) and any(alias.name == "*" for alias in each.names)
-        for each in ast.walk(file.walk.module.node)
+        for each in nodes_of(file.walk.module.node)
     )
     named = isinstance(receiver, ast.Name | ast.Attribute) and not _MODULE.fullmatch(last_name(receiver))
     attributes = {each.attr for each in file.walk.scopes if isinstance(each, ast.Attribute)}
@@ -218,7 +219,7 @@ class _Inference:
                             return value
                     if any(
                         isinstance(inner, ast.Name) and inner.id == node.id and not isinstance(inner.ctx, ast.Load)
-                        for inner in ast.walk(each)
+                        for inner in nodes_of(each)
                     ):
                         return None
             if isinstance(above, _FUNCTION | ast.Lambda | ast.ClassDef | ast.ListComp | ast.GeneratorExp | ast.SetComp
@@ -340,7 +341,7 @@ class _Inference:
                project.ancestors(around.name) - {around.name}):  # fmt: skip
             return None
         given: list[ast.expr | None] = []
-        for each in ast.walk(around):
+        for each in nodes_of(around):
             match each:
                 case ast.Assign(targets=targets, value=value):
                     given += [value for target in targets if _is_of_self(target, name)]
@@ -357,7 +358,7 @@ class _Inference:
                     if self._types(given[-1]) is None:
                         given[-1] = ast.Constant(None)  # a buffer and a parameter are tensors or None
                 case ast.For(target=target) | ast.withitem(optional_vars=target) if target is not None:
-                    if any(_is_of_self(inner, name) for inner in ast.walk(target)):
+                    if any(_is_of_self(inner, name) for inner in nodes_of(target)):
                         return None
         return self._all(given) if given else None
 
@@ -437,10 +438,10 @@ class _Inference:
     def _returned(self, function: ast.FunctionDef) -> Types | None:
         """Return what a function of the file returns, where every return says it."""
         inner: set[ast.AST] = set()
-        for each in ast.walk(function):
+        for each in nodes_of(function):
             if each is not function and isinstance(each, _FUNCTION | ast.Lambda):
-                inner |= set(ast.walk(each))
-        own = [each for each in ast.walk(function) if each not in inner]
+                inner |= set(nodes_of(each))
+        own = [each for each in nodes_of(function) if each not in inner]
         if function.decorator_list or any(isinstance(each, ast.Yield | ast.YieldFrom) for each in own):
             return None
         return self._all([each.value for each in own if isinstance(each, ast.Return)])
@@ -460,7 +461,7 @@ class _Inference:
                 return not any(  # another object by the same name in between
                     isinstance(each, ast.Name) and each.id == text.partition(".")[0] and isinstance(each.ctx, ast.Store)
                     for statement in above.body[: above.body.index(at)]
-                    for each in ast.walk(statement)
+                    for each in nodes_of(statement)
                 )
             if isinstance(above, ast.IfExp) and at is above.body and self._says_tensor(above.test, text):
                 return True

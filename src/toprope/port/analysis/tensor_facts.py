@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator
 
 from toprope.port.file import File
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["all_on_host", "dtype_of", "is_tensor", "is_unpacked", "on_host"]
 
@@ -215,7 +216,7 @@ def is_unpacked(file: File, name: str, function: ast.AST) -> bool:
 
     `y, attn = self.attn(x)` and `return attn`, next to a function with `return x, attn`.
     """
-    inside = set(ast.walk(function))
+    inside = set(nodes_of(function))
     names = (each for each in file.walk.scopes if isinstance(each, ast.Name) and each.id == name)
     others = [each for each in names if each not in inside]
     taken = {

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from toprope.port.finding import Ported
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.source import Source, UnreadableError
 
 __all__ = ["DECIDES", "answers_elsewhere", "answers_in", "devices_elsewhere", "keys_in"]
@@ -75,10 +76,10 @@ def devices_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, froz
         if not (_GIVES.search(data) and _ASKS.search(data)):
             continue
         held = [each for each in look(path, frozenset()).findings if each.rule.code in _CHOICES and each.held_back]
-        functions = [each for each in ast.walk(Source(data).parse()) if isinstance(each, _Function)] if held else []
+        functions = [each for each in nodes_of(Source(data).parse()) if isinstance(each, _Function)] if held else []
         for each in functions:
             inside = any(each.lineno <= finding.line <= (each.end_lineno or 0) for finding in held)
-            if inside and "device" in each.name.lower() and any(isinstance(one, ast.Return) for one in ast.walk(each)):
+            if inside and "device" in each.name.lower() and any(isinstance(one, ast.Return) for one in nodes_of(each)):
                 found.setdefault(f"{DECIDES}{each.name}", path.name)
     return found
 
@@ -129,7 +130,7 @@ def _statements(
 
 def _asks(node: ast.AST | None, known: Iterable[str]) -> bool:
     return node is not None and any(
-        isinstance(each, ast.Name | ast.Attribute) and _name(each) in known for each in ast.walk(node)
+        isinstance(each, ast.Name | ast.Attribute) and _name(each) in known for each in nodes_of(node)
     )
 
 

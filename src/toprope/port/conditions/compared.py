@@ -14,6 +14,7 @@ from toprope.port.analysis.places import is_argument, texts_of
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.scripted import is_outside
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["LOOKED_UP", "hold_compared"]
@@ -43,7 +44,7 @@ def hold_compared(file: File, findings: Iterable[Finding]) -> None:
     wanted = set(map(id, findings))
     asked = {  # where a question takes the place of the comparison
         part for finding, node in file.places if finding.rule.code in _QUESTIONS and finding.converted
-        and id(finding) in wanted for part in ast.walk(node)
+        and id(finding) in wanted for part in nodes_of(node)
     }  # fmt: skip
     for finding, node in file.places:
         if id(finding) not in wanted or not finding.converted:
@@ -70,7 +71,7 @@ def _hold_fallbacks(file: File, places: list[tuple[Finding, ast.AST]]) -> None:
         if finding.rule.code not in ("TR017", "TR018") or not isinstance(node, ast.expr):
             continue
         device = node.left if isinstance(node, ast.Compare) else node.func if isinstance(node, ast.Call) else node
-        if any(isinstance(each, ast.expr) and texts_of(file, each) in _TWO_KINDS for each in ast.walk(device)):
+        if any(isinstance(each, ast.expr) and texts_of(file, each) in _TWO_KINDS for each in nodes_of(device)):
             continue
         is_not = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotEq | ast.NotIn)
         for other, question in asked:
@@ -120,7 +121,7 @@ def _too_early(file: File, finding: Finding, node: ast.AST) -> str:
 def _asks_itself(file: File, node: ast.expr) -> bool:
     """Return whether the program asks CUDA here already: it makes a tensor, or asks what is available."""
     around = (node, *file.ancestors(node))
-    inside = (*ast.walk(node), *around)
+    inside = (*nodes_of(node), *around)
     if any((file.dotted(each.func) or "").startswith("torch.cuda.") for each in inside if isinstance(each, ast.Call)):
         return True
     call = next((each for each in around if isinstance(each, ast.Call)), None)
@@ -228,7 +229,7 @@ def _looked_up(file: File, node: ast.expr) -> str:
         case ast.Call(func=ast.Attribute(value=value, attr="get" | "pop" | "index")) if _has_cuda(file, value):
             return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
         case ast.Match(subject=subject, cases=cases) if subject is inner:
-            if any(_is_cuda(each) for case in cases for each in ast.walk(case.pattern)):
+            if any(_is_cuda(each) for case in cases for each in nodes_of(case.pattern)):
                 return f"{LOOKED_UP}matched in line {outer.lineno}"
         case ast.FormattedValue() | ast.BinOp() | ast.Call():
             return _in_a_command(file, outer) or _in_a_file_name(file, outer)
@@ -274,7 +275,7 @@ def _in_a_file_name(file: File, part: ast.AST) -> str:
         whole, part = part, file.parent(part) or part
         if part is whole:
             break
-    texts = [each.value for each in ast.walk(whole) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    texts = [each.value for each in nodes_of(whole) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     is_text = isinstance(whole, ast.JoinedStr | ast.BinOp)
     match part:
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(template)), attr="format")):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from toprope.port.file import File
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import Binding
 
 __all__ = ["asks_for_package", "compiled_uses", "functions_of_kernels", "guards_a_kernel"]
@@ -69,7 +70,7 @@ _AUTOGRAD = "torch.autograd.Function"
 def _uses_in(file: File, part: ast.AST) -> Iterator[ast.expr]:
     """The same for a part of the file."""
     names = _Names(file)
-    for node in ast.walk(part):
+    for node in nodes_of(part):
         if isinstance(node, ast.expr) and names.is_use(node):
             yield node
 
@@ -81,7 +82,7 @@ class _Names:
         self._file = file
         self._imports = {node for node, converted in _imports(file) if not converted}
         self._loaded = {node for finding, node in file.places if finding.rule.code == "TR121"} - self._imports
-        functions = [each for each in ast.walk(file.walk.module.node) if isinstance(each, _FUNCTION)]
+        functions = [each for each in nodes_of(file.walk.module.node) if isinstance(each, _FUNCTION)]
         self._own: set[ast.AST] = {each for each in functions if _is_kernel(file, each)}
         self._methods: set[str] = set()
         built = bool(self._loaded) or any(self._file.dotted(each) in _LOADS for each in file.walk.scopes)
@@ -141,7 +142,7 @@ class _Names:
     def calls_of_extensions(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:
         """The calls of extensions and compiled modules that a function makes under no condition."""
         for statement in function.body:
-            if isinstance(statement, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(statement)):
+            if isinstance(statement, ast.If) and any(isinstance(each, ast.Return) for each in nodes_of(statement)):
                 return
             is_plain = isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return)
             for each in _unconditional(statement) if is_plain else ():
@@ -159,7 +160,7 @@ class _Names:
     def _always_uses(self, body: Iterable[ast.stmt]) -> bool:
         """Return whether a block calls what only CUDA has, under no condition of its own."""
         for statement in body:
-            if isinstance(statement, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(statement)):
+            if isinstance(statement, ast.If) and any(isinstance(each, ast.Return) for each in nodes_of(statement)):
                 return False  # it may have gone another way
             inner = getattr(statement, "body", None)
             if isinstance(statement, ast.With | ast.AsyncWith | ast.For) and inner and self._always_uses(inner):

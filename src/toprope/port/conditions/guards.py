@@ -195,13 +195,13 @@ def _about_cuda(file: File, question: ast.AST) -> str:
     outer = file.parent(question)
     while isinstance(outer, ast.UnaryOp | ast.BoolOp | ast.Call | ast.Compare):
         for each in outer.values if isinstance(outer, ast.BoolOp) else ():
-            name = next((name for name in map(_name, ast.walk(each)) if _GRAPHS.search(name)), "")
+            name = next((name for name in map(_name, nodes_of(each)) if _GRAPHS.search(name)), "")
             if name:
                 return f"asks for CUDA's graphs by {name}"
         outer = file.parent(outer)
     if _READS_STORAGES in file.source.text:
         for part, _ in Opened(file).by(question, is_negative(question)):
-            for each in ast.walk(part):
+            for each in nodes_of(part):
                 if _name(each) == _READS_STORAGES:
                     return f"chooses how storages of CUDA are read in line {getattr(each, 'lineno', 0)}"
     return ""

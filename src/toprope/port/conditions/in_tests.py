@@ -18,6 +18,7 @@ from toprope.port.conditions.opened import Opened, is_negative
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.patched import set_in
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["IN_A_TEST", "hold_in_tests", "hold_patched"]
 
@@ -50,7 +51,7 @@ def hold_patched(file: File, findings: Iterable[Finding]) -> None:
         patched |= {name: f"line {line}" for name, line in set_in(file.walk.parents)}
     for finding, node in file.places if patched else ():
         if id(finding) in wanted and finding.converted and not isinstance(node, ast.alias):
-            names = {file.dotted(each) or "" for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)}
+            names = {file.dotted(each) or "" for each in nodes_of(node) if isinstance(each, ast.Name | ast.Attribute)}
             call = file.parent(node.value if isinstance(node, ast.keyword) else node)
             call = file.parent(call) if isinstance(call, ast.keyword) else call
             names |= {file.dotted(call.func) or ""} if isinstance(call, ast.Call) else set()
@@ -97,12 +98,12 @@ def _is_converted_with(file: File, question: ast.AST, converted: list[ast.AST]) 
         opened = Opened(file)
         parts = [part for part, _ in opened.by(question, not is_negative(question))]
         parts += [part for part, _ in opened.required]
-    inside = {inner for part in parts for inner in ast.walk(part)}
+    inside = {inner for part in parts for inner in nodes_of(part)}
     if not any(each in inside for each in converted) or any(_needs_package(file, each) for each in inside):
         return False
-    done = {inner for each in converted for inner in ast.walk(each)} | set(ast.walk(question))
+    done = {inner for each in converted for inner in nodes_of(each)} | set(nodes_of(question))
     asked = _condition(file, question)
-    for node in (*inside, *ast.walk(asked)):
+    for node in (*inside, *nodes_of(asked)):
         if _asks_for_cuda(node):
             return False
         name = next(filter(None, _names(node)), "") if node not in done else ""

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from toprope.port.syntax.nodes import nodes_of
+
 __all__ = ["OTHERS", "Answers", "Argument", "answers_of", "closure", "is_one_device", "option_of"]
 
 Argument = tuple[str, str | int]
@@ -177,7 +179,7 @@ def _names_in(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Compare(left=left, ops=[_], comparators=[right]):
             for one, other in ((left, right), (right, left)):
-                if _text_of(one) and any(_is_cuda(each) for each in ast.walk(other)):
+                if _text_of(one) and any(_is_cuda(each) for each in nodes_of(other)):
                     yield _text_of(one)
         case ast.Call(func=ast.Attribute(value=value, attr="startswith"), args=[ast.Constant(value="cuda"), *_]):
             yield from filter(None, [_text_of(value)])
@@ -216,7 +218,7 @@ def _stays(function: ast.AST, name: str, test: ast.AST) -> bool:
     if not is_in or not is_one_device(name.removeprefix("self.")):
         return True
     texts = {
-        each.value for each in ast.walk(function) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        each.value for each in nodes_of(function) if isinstance(each, ast.Constant) and isinstance(each.value, str)
     }
     return any(each.partition(":")[0] in OTHERS for each in texts)
 
@@ -253,7 +255,7 @@ def _binds(statement: ast.AST) -> bool:
 
 
 def _refuses(statement: ast.AST) -> bool:
-    return any(isinstance(each, ast.Raise) for each in ast.walk(statement))
+    return any(isinstance(each, ast.Raise) for each in nodes_of(statement))
 
 
 def _places(node: ast.AST) -> bool:
@@ -292,7 +294,7 @@ def _handed(call: ast.AST) -> Iterator[tuple[str, Argument]]:
 
 def _kept(function: _Function) -> Iterator[tuple[str, str]]:
     """The parameters that a class keeps as they are, with the attributes."""
-    for node in ast.walk(function):
+    for node in nodes_of(function):
         match node:
             case ast.Assign(
                 targets=[ast.Attribute(value=ast.Name(id="self"), attr=attribute)], value=ast.Name(id=name)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from toprope import chips
 from toprope.port.project.folders import submodules
+from toprope.port.syntax.nodes import nodes_of
 from toprope.support.operators_on_card import Release, find_release
 
 __all__ = ["Context", "Target", "extensions_of", "target"]
@@ -132,7 +133,7 @@ def _kernels(files: Iterable[Path]) -> Iterator[str]:
 
 
 def _launches(function: ast.FunctionDef, kernels: set[str]) -> bool:
-    nodes = list(ast.walk(function))
+    nodes = nodes_of(function)
     leaves = any(isinstance(each, ast.If) and isinstance(each.body[-1], ast.Return) for each in nodes)
     return not leaves and any(
         isinstance(each, ast.Subscript) and isinstance(each.value, ast.Name) and each.value.id in kernels
@@ -167,7 +168,7 @@ def _built_by(file: Path) -> set[str]:
 def extensions_of(tree: ast.AST) -> set[str]:
     """Names of the modules that a setup.py builds with CUDAExtension or a function around it."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

@@ -13,6 +13,7 @@ from toprope.port.project.patched import PATCHES, patched_in
 from toprope.port.project.reexports import Exports, exports_of, together
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = [
     "OTHERS", "SCRIPTS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name",
@@ -254,7 +255,7 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
         scripts: whether any file of the project has to do with TorchScript.
     """
     classes: dict[str, Class] = {}
-    nodes = list(ast.walk(tree))
+    nodes = nodes_of(tree)
     imports = imports_of(nodes)
     for node in nodes:
         if isinstance(node, ast.ClassDef):
@@ -313,7 +314,7 @@ def chooses_device(call: ast.Call) -> bool:
     name = option_of(call)
     wanted = {"cuda"} if is_one_device(name) else {"nccl"} if name.lower().endswith("backend") else set()
     given = [each.value for each in call.keywords if each.arg in ("choices", "type")]
-    lists = [part for each in given for part in ast.walk(each) if isinstance(part, ast.List | ast.Tuple | ast.Set)]
+    lists = [part for each in given for part in nodes_of(each) if isinstance(part, ast.List | ast.Tuple | ast.Set)]
     texts = {each.value for part in lists for each in part.elts if isinstance(each, ast.Constant)}
     return bool(texts & wanted) and "npu" not in texts
 
@@ -337,7 +338,7 @@ def settings_of(tree: ast.Module) -> Iterator[str]:
 def _is_read(tree: ast.Module, target: ast.Attribute) -> bool:
     return any(
         isinstance(each, ast.Attribute) and each.attr == target.attr and isinstance(each.ctx, ast.Load)
-        for each in ast.walk(tree)
+        for each in nodes_of(tree)
     )
 
 
@@ -346,7 +347,7 @@ def _of_kinds(node: ast.AST) -> str:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
     given = next((each.value for each in node.keywords if each.arg == "choices"), None)
-    texts = {each.value for each in ast.walk(given) if isinstance(each, ast.Constant)} if given is not None else set()
+    texts = {each.value for each in nodes_of(given) if isinstance(each, ast.Constant)} if given is not None else set()
     return option_of(node) if "cuda" in texts and texts & OTHERS else ""
 
 
@@ -360,7 +361,7 @@ def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 attributes.add(name)
                 members |= {name} if name == "is_cuda" or isinstance(each.value, ast.Name | ast.Lambda) else set()
-    for inner in ast.walk(node):
+    for inner in nodes_of(node):
         match inner:
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 attributes.add(name)
@@ -377,7 +378,7 @@ def _class(node: ast.ClassDef, imports: Mapping[str, str]) -> Class:
 
 def _gives(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a method may return something: by a return with a value, a decorator, or in another class."""
-    inner = list(ast.walk(function))
+    inner = nodes_of(function)
     returned = [each.value for each in inner if isinstance(each, ast.Return)]
     ends = isinstance(function.body[-1], ast.Raise | ast.Pass) or any(isinstance(each, ast.Yield) for each in inner)
     return ends or bool(function.decorator_list) or any(each is not None for each in returned)

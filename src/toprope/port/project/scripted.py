@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from toprope.port.syntax.nodes import nodes_of
+
 __all__ = [
     "ANY_MODULE", "Scripts", "fingerprint", "full_name", "imports_of", "is_outside", "scripted_functions", "scripts_of",
     "styled_functions",
@@ -109,7 +111,7 @@ def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
             compiles.add(name)
             if "export" in does and owner:
                 compiles.add(owner)
-        inside = list(ast.walk(function))
+        inside = nodes_of(function)
         called = [each for each in inside if isinstance(each, ast.Call)]
         calls[name] = calls.get(name, frozenset()) | {_called(each, imports) for each in called} - {""}
         decorators[name] = frozenset(
@@ -202,7 +204,7 @@ def _functions(node: ast.AST, owner: str = "") -> list[tuple[_Function, str]]:
 
 def scripted_functions(tree: ast.AST, scripted: frozenset[str]) -> list[_Function]:
     """The functions of a tree that are among the scripted ones."""
-    names = _jit_names(list(ast.walk(tree)))
+    names = _jit_names(nodes_of(tree))
     return [
         function
         for function, name in _functions(tree)
@@ -239,7 +241,7 @@ def _is_styled(function: _Function, name: str, comments: set[int]) -> bool:
         return False
     if not all(each.annotation is None or _is_script_type(each.annotation) for each in arguments):
         return False
-    dotted = [_dotted(each) for each in ast.walk(function) if isinstance(each, ast.Attribute)]
+    dotted = [_dotted(each) for each in nodes_of(function) if isinstance(each, ast.Attribute)]
     if any(re.fullmatch(r"(?:torch\.)?jit\.is_scripting", each) for each in dotted):
         return True
     names = re.compile(r"torch\.ops\.(?!aten\.)\w+\.\w|(?:torch\.)?jit\.annotate")

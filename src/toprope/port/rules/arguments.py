@@ -11,6 +11,7 @@ from toprope.port.file import File
 from toprope.port.project.facts import chooses_device, is_options, last_name, option_of
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import arguments_of
 
 __all__ = ["FAMILY"]
@@ -144,7 +145,7 @@ def _argument(file: File, node: ast.Call) -> bool:
         if kind is not None:  # click.Choice(["cpu", "cuda"])
             file.done(kind.value)
     file.done(value)
-    for each in ast.walk(choices.value) if choices is not None else ():
+    for each in nodes_of(choices.value) if choices is not None else ():
         file.done(each)
     around = file.parent(node)
     if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef) and node in around.decorator_list:
@@ -215,7 +216,7 @@ def _stays_compared(file: File, node: ast.expr) -> bool:
         return False
     others = [outer.left, *outer.comparators] if isinstance(outer, ast.Compare) else getattr(outer, "args", [])
     texts = [
-        each for other in others if other is not inner for each in ast.walk(other) if isinstance(each, ast.Constant)
+        each for other in others if other is not inner for each in nodes_of(other) if isinstance(each, ast.Constant)
     ]
     named = bool(texts) and all(isinstance(each.value, str) for each in texts)
     return named and not any(each.edits for each, place in file.places if place is outer)
@@ -254,8 +255,8 @@ def _is_shown(file: File, node: ast.Call) -> bool:
                 return True
             if name not in _PUTS_TOGETHER:
                 return False
-        elif isinstance(around, ast.For) and node in ast.walk(around.iter):
-            inside = [each for part in around.body for each in ast.walk(part)]
+        elif isinstance(around, ast.For) and node in nodes_of(around.iter):
+            inside = [each for part in around.body for each in nodes_of(part)]
             called = {last_name(each.func) for each in inside if isinstance(each, ast.Call)}
             return bool(called & (_SHOWS | {"append"})) and called <= _SHOWS | _PUTS_TOGETHER
         elif isinstance(around, ast.stmt):

@@ -11,6 +11,7 @@ from toprope.port.analysis.tensor_facts import dtype_of, is_unpacked
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -273,13 +274,13 @@ class _Search:
     def is_returned(self, name: str, product: ast.expr) -> bool:
         """Return whether the function returns the probabilities next to the product."""
         around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
-        returns = [each for each in ast.walk(around) if isinstance(each, ast.Return)] if around is not None else []
-        return any(isinstance(each, ast.Name) and each.id == name for one in returns for each in ast.walk(one))
+        returns = [each for each in nodes_of(around) if isinstance(each, ast.Return)] if around is not None else []
+        return any(isinstance(each, ast.Name) and each.id == name for one in returns for each in nodes_of(one))
 
     def is_used(self, name: str, product: ast.expr) -> bool:
         """Return whether the probabilities are used for more than the second product and a return."""
         around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
-        for each in ast.walk(around) if around is not None else ():
+        for each in nodes_of(around) if around is not None else ():
             if not isinstance(each, ast.Name) or each.id != name or not isinstance(each.ctx, ast.Load):
                 continue
             outer = [*self.file.ancestors(each)]

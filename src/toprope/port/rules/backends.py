@@ -10,6 +10,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.facts import last_name
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -183,7 +184,7 @@ SCRIPT = FAMILY.rule(
 
 @FAMILY.call("torch.jit.trace", "torch.jit.script")
 def _script(file: File, node: ast.Call) -> bool:
-    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    texts = [each.value for each in nodes_of(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     if any(each.partition(":")[0] == "cuda" for each in texts):
         file.report(SCRIPT, node.func)
     return False

@@ -11,6 +11,7 @@ from toprope.port.files.packages import PACKAGES
 from toprope.port.files.pins import old_pins
 from toprope.port.files.rules import PIN
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -118,7 +119,7 @@ def _extension(file: File, node: ast.expr) -> bool:
 @FAMILY.call("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
 def _load(file: File, node: ast.Call) -> bool:
     if any((each.arg or "").startswith("cuda_") or each.arg == "with_cuda" for each in node.keywords) or any(
-        isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in ast.walk(node)
+        isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in nodes_of(node)
     ):
         file.report(EXTENSION, node)
     return False
@@ -126,7 +127,7 @@ def _load(file: File, node: ast.Call) -> bool:
 
 @FAMILY.keyword("sources")
 def _sources(file: File, node: ast.keyword) -> bool:
-    if any(isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in ast.walk(node.value)):
+    if any(isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in nodes_of(node.value)):
         _report_once(file, node)
     return False
 
@@ -165,7 +166,7 @@ def _compiler(file: File, node: ast.Constant) -> bool:
 def _requires(file: File, node: ast.keyword) -> bool:
     given = [binding.value for binding in file.bindings(node.value)] if isinstance(node.value, ast.Name) else []
     vendored = is_vendored_runtime(file.runtime)
-    for each in (part for value in (given or [node.value]) if value is not None for part in ast.walk(value)):
+    for each in (part for value in (given or [node.value]) if value is not None for part in nodes_of(value)):
         if not isinstance(each, ast.Constant) or not isinstance(each.value, str) or file.is_done(each):
             continue
         if _PACKAGES.fullmatch(each.value):

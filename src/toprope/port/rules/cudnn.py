@@ -7,6 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -134,7 +135,7 @@ def _asks_every_device(file: File) -> bool:
 def _switches(file: File, node: ast.If) -> bool:
     """A branch that sets switches of cuDNN alone does nothing elsewhere: its question stays, and nothing is said."""
     statements = [*node.body, *node.orelse]
-    asked = [file.dotted(each.func) for each in ast.walk(node.test) if isinstance(each, ast.Call)]
+    asked = [file.dotted(each.func) for each in nodes_of(node.test) if isinstance(each, ast.Call)]
     sets = [isinstance(each, ast.Assign) and all(_is_switch(file, one) for one in each.targets) for each in statements]
     if asked == ["torch.cuda.is_available"] and all(sets):
         file.done(node.test)

@@ -12,6 +12,7 @@ from toprope.port.file import File
 from toprope.port.registry import table
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.rules.device_types import KIND
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -310,7 +311,7 @@ def _torch_device(file: File, call: ast.Call) -> bool:
         return False
     named = said(file, first)
     if named is None:
-        if begins := [each for each in ast.walk(first) if begins_device(file, each, first)]:
+        if begins := [each for each in nodes_of(first) if begins_device(file, each, first)]:
             file.report(INDEX, call, "its text is put together", edits=file.rename(call, "device"))
             for each in (call.func, *begins):
                 file.done(each)

@@ -8,6 +8,7 @@ import re
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -177,7 +178,7 @@ def _is_put_back(file: File, node: ast.Assign, name: str) -> bool:
 
 def _is_of(file: File, node: ast.expr, name: str, depth: int = 2) -> bool:
     """Return whether a value is read from a variable."""
-    for each in ast.walk(node):
+    for each in nodes_of(node):
         if isinstance(each, ast.expr) and _is_text(each, name):
             return True
         if isinstance(each, ast.Name) and depth:

@@ -7,6 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import VENDORED, File, is_vendored_runtime
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -70,7 +71,7 @@ def _exporter(file: File, node: ast.Call) -> bool:
         return False
     scope = file.walk.parents[around] if isinstance(around, ast.Assign) else around
     if any(isinstance(each, ast.Constant) and str(each.value).startswith(("toprope.", f"**.{VENDORED}"))
-           for each in ast.walk(scope)):  # fmt: skip
+           for each in nodes_of(scope)):  # fmt: skip
         return False
     name = ast.unparse(around.targets[0]) if isinstance(around, ast.Assign) else ast.unparse(_target(around, node))
     start, _ = file.source.span(first)

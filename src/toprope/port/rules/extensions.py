@@ -8,6 +8,7 @@ import re
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 from toprope.support.replacements import for_kernels, for_module
 
 __all__ = ["FAMILY"]
@@ -113,7 +114,7 @@ _OPTIMIZERS = re.compile(r"paged_\w+|\w+_(?:bnb_)?8bit|\w*_bnb_\w+|adamw_apex_fu
 
 @FAMILY.keyword("optim", "optimizer", "optim_type")
 def _optimizer(file: File, node: ast.keyword) -> bool:
-    for each in ast.walk(node.value):
+    for each in nodes_of(node.value):
         if isinstance(each, ast.Constant) and isinstance(each.value, str) and _OPTIMIZERS.fullmatch(each.value):
             file.report(OPTIMIZER, each)
     return False

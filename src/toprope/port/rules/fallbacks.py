@@ -8,6 +8,7 @@ from toprope.port.conditions.compiled import compiled_uses
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -70,7 +71,7 @@ def _compare(file: File, node: ast.Compare) -> bool:
         ):
             uses = {id(each) for each in compiled_uses(file)}
             other = _other_branch(file, node) if uses else []
-            if any(id(inner) in uses for part in other for inner in ast.walk(part)):
+            if any(id(inner) in uses for part in other for inner in nodes_of(part)):
                 asked = "!=" if isinstance(node.ops[0], ast.Eq) else "=="
                 file.report(
                     FALLBACK,

@@ -8,6 +8,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.facts import last_name, option_of
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -155,7 +156,7 @@ def _chosen(file: File, node: ast.IfExp) -> None:
             file.report(ACCELERATOR, node, edits=file.replace(node, f"{quote}auto{quote}"))
         else:
             file.report(ACCELERATOR, gpu, _ADVICE)
-        for each in ast.walk(node) if plain else (gpu,):
+        for each in nodes_of(node) if plain else (gpu,):
             file.done(each)
 
 

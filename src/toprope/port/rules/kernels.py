@@ -9,6 +9,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.runtime.stand_ins import refused, signatures
+from toprope.port.syntax.nodes import nodes_of
 from toprope.support.replacements import for_kernels, for_module
 
 __all__ = ["FAMILY"]
@@ -302,7 +303,7 @@ FAMILY.words += (b"getPlatformByName",)
 @FAMILY.method("getPlatformByName")
 def _platform(file: File, node: ast.Call) -> bool:
     """`openmm.Platform.getPlatformByName("CUDA" if use_gpu else "CPU")`."""
-    if any(isinstance(each, ast.Constant) and each.value == "CUDA" for part in node.args for each in ast.walk(part)):
+    if any(isinstance(each, ast.Constant) and each.value == "CUDA" for part in node.args for each in nodes_of(part)):
         file.report(
             _RULES["TR084"],
             node,

@@ -8,6 +8,7 @@ from toprope.port.analysis.tensor_facts import all_on_host
 from toprope.port.family import Family
 from toprope.port.file import File, is_vendored_runtime
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY", "says_cuda"]
 
@@ -267,7 +268,7 @@ def _function(file: File, node: ast.Lambda) -> bool:
     storage = body.func.value
     if not isinstance(storage, ast.Name) or names[:1] != [storage.id] or body.keywords or len(body.args) > 1:
         return False
-    own = {each.id for each in ast.walk(body) if isinstance(each, ast.Name)} - {storage.id}
+    own = {each.id for each in nodes_of(body) if isinstance(each, ast.Name)} - {storage.id}
     if own & set(names) or (body.args and isinstance(body.args[0], ast.Starred)):
         return False
     given: tuple[str | ast.AST, ...] = (body.args[0],) if body.args else ()

@@ -9,6 +9,7 @@ from toprope.port.analysis.receivers import why_left
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["FAMILY"]
@@ -258,7 +259,7 @@ def _name_of(file: File, node: ast.expr) -> str:
 
 def _is_counted(file: File, name: str) -> bool:
     """Return whether the file computes with this name, formats it or puts it into a list: it must stay a number."""
-    for node in ast.walk(file.walk.module.node):
+    for node in nodes_of(file.walk.module.node):
         if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
             continue
         if (node.id if isinstance(node, ast.Name) else node.attr) != name:

@@ -12,6 +12,7 @@ from toprope.port.file import File
 from toprope.port.project.asked import is_one_device
 from toprope.port.project.facts import OTHERS
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -142,7 +143,7 @@ def _is_assigned(file: File, node: ast.Attribute) -> bool:
     around = next((each for each in file.ancestors(node) if isinstance(each, ast.ClassDef)), None)
     return around is not None and any(
         isinstance(each, ast.Attribute) and each.attr == "is_cuda" and isinstance(each.ctx, ast.Store)
-        for each in ast.walk(around)
+        for each in nodes_of(around)
     )
 
 
@@ -256,13 +257,13 @@ def _tells_apart(file: File, node: ast.AST) -> bool:
 
     So does an option of the command line that can be given another kind.
     """
-    if any(isinstance(each, ast.Attribute) and each.attr in file.project.kinds for each in ast.walk(node)):
+    if any(isinstance(each, ast.Attribute) and each.attr in file.project.kinds for each in nodes_of(node)):
         return True
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     around: ast.AST = next((each for each in file.ancestors(node) if isinstance(each, kinds)), file.walk.module.node)
     return any(
         isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.partition(":")[0] in OTHERS
-        for each in ast.walk(around)
+        for each in nodes_of(around)
     )
 
 
@@ -325,7 +326,7 @@ def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: R
     else:
         start = "not " if is_not else ""
         file.report(rule, node, edits=file.replace(node, f"{start}{file.portable('is_accelerator')}(", device, ")"))
-    for each in ast.walk(node):
+    for each in nodes_of(node):
         if isinstance(each, ast.Constant) or (isinstance(each, ast.expr) and _is_text(file, each)):
             file.done(each)
 

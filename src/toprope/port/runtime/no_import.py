@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from toprope.port.file import File
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import Binding
 
 __all__ = ["why_no_import"]
@@ -44,7 +45,7 @@ def _is_configuration(tree: ast.Module) -> bool:
             continue
         if not isinstance(statement, ast.Assign):
             return False
-        for node in ast.walk(statement.value):
+        for node in nodes_of(statement.value):
             if isinstance(node, ast.Call):
                 if not (isinstance(node.func, ast.Name) and node.func.id == "dict"):
                     return False
