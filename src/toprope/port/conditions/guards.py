@@ -24,6 +24,7 @@ from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.scripted import is_outside
 from toprope.port.rule import Kind
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["guards", "hold_back"]
 

@@ -26,7 +26,7 @@ IN_A_TEST = "it stays in this test: not all that it is for is seen to be convert
 """The reason why something stays in a test."""
 
 _QUESTIONS = {"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"}
-_DEVICES = {"TR002", "TR002a", "TR002b", "TR004"}
+_DEVICES = {"TR002", "TR002a", "TR002b", "TR004", "TR010"}
 _FOLDERS = {"test", "tests", "testing", "unittests", "unit_tests"}
 _FILE = re.compile(r"_?test_\w+|\w+_tests?|conftest|_?testing")
 _TESTS = re.compile(r"^\s*(?:import|from)\s+(?:pytest|unittest|absl\.testing|hypothesis)\b|^\s*def test|TestCase", re.M)
