@@ -542,3 +542,71 @@ def test_the_constant_of_nccl_was_compared_with_another_backend() -> None:
             return x.cuda() if dist.get_backend() == dist.Backend.NCCL else x
         """
     assert "dist.get_backend() == portable.dist_backend()" in ported(before)
+
+
+def test_the_number_of_a_tensors_device_is_minus_one_on_the_cpu() -> None:
+    before = """
+        import torch
+
+        def place(anchor, box, **kwargs):
+            other = torch.eye(3, device=box.get_device())
+            return anchor.to(box.get_device()), torch.device(kwargs["local_rank"]), other
+        """
+    after = ported(before)
+    assert "anchor.to(portable.device(box.get_device()))" in after
+    assert "device=portable.device(box.get_device())" in after
+    assert 'portable.device(kwargs["local_rank"])' in after
+
+
+def test_a_method_get_device_of_the_program_is_not_a_number() -> None:
+    before = """
+        import torch
+
+        class Holder:
+            def get_device(self):
+                return self.where
+
+        def place(x, holder):
+            return x.to(holder.get_device())
+        """
+    assert "portable" not in ported(before)
+
+
+def test_a_place_inside_of_a_text_that_is_replaced_had_a_line_of_its_own() -> None:
+    before = b"import torch\n\nstate = torch.load(path, map_location=lambda storage, loc: storage.cuda())\n"
+    done = port(before, "a.py")
+    assert [each.rule.code for each in done.findings] == ["TR059"]
+
+
+def test_one_condition_was_three_lines() -> None:
+    before = """
+        import pytest, torch
+
+        @pytest.mark.parametrize("device", ["cpu", "cuda"])
+        def test_a(device):
+            if device == "cuda" and not torch.cuda.is_available():
+                pytest.skip("no GPU")
+
+        @pytest.mark.parametrize("device", ["cpu", "cuda"])
+        def test_b(device):
+            if device == "cuda" and not torch.cuda.is_available():
+                pytest.skip("no GPU")
+        """
+    done = port(dedent(before).encode(), "test_a.py")
+    assert sorted((each.rule.code, each.line) for each in done.findings) == [("TR001", 6), ("TR001", 11), ("TR101", 4)]
+    assert done.findings[0].message.endswith("also in line 9")
+
+
+def test_the_types_that_an_operator_is_for_are_no_devices() -> None:
+    before = b"import torch\n\n@torch.library.custom_op('a::b', mutates_args=(), device_types=['cpu', 'cuda'])\ndef b(x): ...\n"
+    assert port(before, "a.py").findings == []
+
+
+def test_a_trainer_that_gets_its_gpus_from_a_table_was_not_reported() -> None:
+    before = b"import pytorch_lightning as pl\n\nconfig['gpus'] = 1\ntrainer = pl.Trainer(**config)\n"
+    assert [each.rule.code for each in port(before, "a.py").findings] == ["TR104a"]
+
+
+def test_a_mode_to_compile_with_was_only_said_to_be_reported() -> None:
+    (found,) = port(b"import torch\n\ntorch.compile(f, mode='max-autotune')\n", "a.py").findings
+    assert "give the mode on CUDA alone" in found.said

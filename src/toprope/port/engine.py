@@ -94,8 +94,30 @@ def port(
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []
         return ported
+    wanted = [each for each in wanted if not _is_replaced(file, each, wanted)]
     ported.findings = _folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)))
     return ported
+
+
+def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
+    """Return whether a place is gone with a text that another rule replaces, or says what another line says.
+
+    `"cuda"` in a comparison is the reason why a question next to it stays, which is said there.
+    """
+    if finding.converted:
+        return False
+    line = f"it stays with the condition in line {finding.line}"
+    if finding.rule.code == "TR101" and any(
+        each.line == finding.line and each.held_back == line and each.rule.code in guards.QUESTIONS for each in findings
+    ):
+        return True
+    start = file.source.starts[finding.line - 1] + finding.column - 1
+    end = file.source.starts[finding.end_line - 1] + finding.end_column - 1
+    return any(
+        edit.start <= start and end <= edit.end and edit.end > edit.start and not edit.says(finding.before)
+        and not any(low < end and start < high for low, high in (each for each in edit.pieces if isinstance(each, tuple)))
+        for other in findings if other.converted for edit in other.edits
+    )  # fmt: skip
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:

@@ -26,7 +26,7 @@ from toprope.port.project.scripted import is_outside
 from toprope.port.rule import Kind
 from toprope.port.syntax.nodes import nodes_of
 
-__all__ = ["guards", "hold_back"]
+__all__ = ["QUESTIONS", "guards", "hold_back"]
 
 QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""

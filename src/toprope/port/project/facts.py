@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 WORDS = re.compile(
-    rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
+    rb"def\s+(?:cuda|is_cuda|to|type|get_device)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
     rb"|[\"']cuda[\"']\s+(?:not\s+)?in\b|startswith\(\s*[\"']cuda"
     rb"|default\s*=\s*[\"'](?:cuda|nccl)|help\s*=[^\n]*\bcuda\b|(?m:^\w+(?:\.\w+)+\s*=\s*[\"'](?:cuda|nccl))"

@@ -29,6 +29,7 @@ FAMILY = Family(
         b".to(int(",
         b".to(1",
         b"device=1",
+        b".get_device()",
     ],
 )
 
@@ -180,7 +181,8 @@ def _rule(file: File, node: ast.expr) -> Rule | None:
         return None
     if isinstance(node, ast.Constant):
         return NUMBER
-    return VARIABLE if not isinstance(node, ast.Call | ast.BinOp) else CURRENT
+    of_tensor = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_device"
+    return VARIABLE if of_tensor or not isinstance(node, ast.Call | ast.BinOp) else CURRENT
 
 
 def _wrap(file: File, node: ast.expr | None, held_back: str = "") -> None:
