@@ -179,7 +179,7 @@ def test_the_places_that_stay_in_a_test_are_one_line(tmp_path) -> None:
 
 
 PATCHES = {
-    "mock.patch": '@mock.patch("torch.cuda.is_available", return_value=True)\ndef test_a(_):\n    assert pick() == "cuda"',
+    "mock.patch": '@mock.patch("torch.cuda.is_available", return_value=True)\ndef test_a(_):\n    pick()',
     "monkeypatch": "def test_a(monkeypatch):\n    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)",
     "the name of another module": "def test_a(monkeypatch):\n    monkeypatch.setattr('a.torch.cuda.is_available', f)",
     "object": "def test_a(mocker):\n    mocker.patch.object(torch.cuda, 'is_available', return_value=True)",
@@ -447,7 +447,8 @@ def test_a_package_of_torch_could_not_be_made_of_ported_modules(tmp_path) -> Non
         "import torch\n\nclass Net:\n    def place(self):\n        return torch.device('cuda')\n"
     )
     (tmp_path / "pack.py").write_text(
-        "from torch.package import PackageExporter\nfrom net import Net\n\nwith PackageExporter('net.pt') as exporter:\n"
+        "from torch.package import PackageExporter\nfrom net import Net\n\n"
+        "with PackageExporter('net.pt') as exporter:\n"
         "    exporter.intern('net.**')\n    exporter.save_pickle('net', 'net.pkl', Net())\nprint('made')\n"
     )
     for vendored in (False, True):
@@ -530,7 +531,8 @@ def test_nothing_was_known_to_replace_a_kernel_of_the_vendors_lists(kernels, wan
 def test_attention_was_said_to_replace_other_kernels_of_flash_attn() -> None:
     before = b"from flash_attn.layers.rotary import apply_rotary_emb\nfrom flash_attn import flash_attn_varlen_func\n"
     first, second = port(before, "a.py").findings
-    assert "npu_rotary_mul" in first.message and "npu_fusion_attention" not in first.message
+    assert "npu_rotary_mul" in first.message
+    assert "npu_fusion_attention" not in first.message
     assert "npu_fusion_attention" in second.message
 
 
@@ -598,7 +600,7 @@ def test_one_condition_was_three_lines() -> None:
 
 
 def test_the_types_that_an_operator_is_for_are_no_devices() -> None:
-    before = b"import torch\n\n@torch.library.custom_op('a::b', mutates_args=(), device_types=['cpu', 'cuda'])\ndef b(x): ...\n"
+    before = b"import torch\n\n@torch.library.custom_op('a::b', device_types=['cpu', 'cuda'])\ndef b(x): ...\n"
     assert port(before, "a.py").findings == []
 
 
@@ -610,3 +612,18 @@ def test_a_trainer_that_gets_its_gpus_from_a_table_was_not_reported() -> None:
 def test_a_mode_to_compile_with_was_only_said_to_be_reported() -> None:
     (found,) = port(b"import torch\n\ntorch.compile(f, mode='max-autotune')\n", "a.py").findings
     assert "give the mode on CUDA alone" in found.said
+
+
+def test_a_program_that_no_test_can_reach_stayed_for_a_test(tmp_path) -> None:
+    found = project(
+        tmp_path,
+        main="import torch\n\ndevice = 'cuda' if torch.cuda.is_available() else 'cpu'\nprint(device)\n",
+        test_a="""
+        from unittest import mock
+
+        @mock.patch("torch.cuda.is_available")
+        def test_a(_):
+            pass
+        """,
+    )
+    assert b"portable.name()" in found["main"].after

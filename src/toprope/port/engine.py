@@ -86,7 +86,7 @@ def port(
         deselected = [finding for finding in looked_at if leave is not None and leave(finding)]
         ported.ignored = len(file.findings) - len(wanted)
         ported.operators = file.operators
-        _settle(file, wanted)
+        _settle(file, wanted, path)
         text = _written(file, wanted, deselected, elsewhere, path)
         if foreign:
             ported.guards = guards.guards(file, wanted, deselected, foreign)
@@ -113,11 +113,11 @@ def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
         return True
     start = file.source.starts[finding.line - 1] + finding.column - 1
     end = file.source.starts[finding.end_line - 1] + finding.end_column - 1
-    return any(
-        edit.start <= start and end <= edit.end and edit.end > edit.start and not edit.says(finding.before)
-        and not any(low < end and start < high for low, high in (each for each in edit.pieces if isinstance(each, tuple)))
-        for other in findings if other.converted for edit in other.edits
-    )  # fmt: skip
+    for edit in (edit for other in findings if other.converted for edit in other.edits):
+        kept = [each for each in edit.pieces if not isinstance(each, str)]
+        if edit.start <= start < end <= edit.end and not any(low < end and start < high for low, high in kept):
+            return not edit.says(finding.before)
+    return False
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
@@ -221,10 +221,10 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
     return False
 
 
-def _settle(file: File, findings: list[Finding]) -> None:
+def _settle(file: File, findings: list[Finding], path: str) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
     hold_compared(file, findings)
-    hold_patched(file, findings)
+    hold_patched(file, findings, path)
     for finding in findings:
         if finding.converted and any(drops_a_comment(file.source, edit) for edit in finding.edits):
             finding.held_back = "a comment is in the middle of it"

@@ -93,7 +93,7 @@ def _conditions(file: File, node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _negations(file: File, node: ast.AST, top: ast.AST) -> int:
-    """How many times `not` is in front of a part of a condition."""
+    """The number of times that `not` is in front of a part of a condition."""
     found = 0
     for each in file.ancestors(node):
         if each is top:

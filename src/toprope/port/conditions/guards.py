@@ -159,9 +159,9 @@ def hold_back(
                     if id(finding) in wanted and finding.converted and _within(file, node, whole):
                         finding.held_back = f"it stays with the condition in line {question.finding.line}"
     for finding, node in nodes if anchor else ():
-        if finding.converted and id(finding) in wanted:
-            if finding.rule.code == _CHOICE or (finding.rule.family in _PLACES and _is_free(file, node, questions)):
-                finding.held_back = f"it {_ALSO} {anchor} does, which stays"
+        places = finding.rule.code == _CHOICE or (finding.rule.family in _PLACES and _is_free(file, node, questions))
+        if places and finding.converted and id(finding) in wanted:
+            finding.held_back = f"it {_ALSO} {anchor} does, which stays"
 
 
 def _is_free(file: File, node: ast.AST, questions: Iterable[_Question]) -> bool:
@@ -202,9 +202,9 @@ def _about_cuda(file: File, question: ast.AST) -> str:
         outer = file.parent(outer)
     if _READS_STORAGES in file.source.text:
         for part, _ in Opened(file).by(question, is_negative(question)):
-            for each in nodes_of(part):
-                if _name(each) == _READS_STORAGES:
-                    return f"chooses how storages of CUDA are read in line {getattr(each, 'lineno', 0)}"
+            for inner in nodes_of(part):
+                if _name(inner) == _READS_STORAGES:
+                    return f"chooses how storages of CUDA are read in line {getattr(inner, 'lineno', 0)}"
     return ""
 
 

@@ -1,9 +1,9 @@
 """Tests of the ported project: what they ask, and the names of torch.cuda that they replace.
 
-A test is skipped where there is no CUDA. Where the project builds an extension, its tests are for that above all, and
-their questions stay. What a test does behind that question may be for CUDA alone without a word of it in
-the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it is, and
-nothing behind it speaks of CUDA any more. Moves of tensors are converted as everywhere.
+A test is skipped where there is no CUDA. What it does behind that question may be for CUDA alone without a word of it
+in the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it is,
+and nothing behind it speaks of CUDA any more; in a project that builds an extension none is. Moves of tensors are
+converted as everywhere.
 """
 
 from __future__ import annotations
@@ -40,13 +40,18 @@ _ASKS = re.compile(
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def hold_patched(file: File, findings: Iterable[Finding]) -> None:
+def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
     """Hold back what calls a name of torch that a test of the project, or the file itself, replaces.
+
+    A program that no file imports is in no test's process.
 
     What takes its place is not called any more, or is called with other arguments than the test expects.
     """
     wanted = set(map(id, findings))
-    patched = dict(file.project.patched)
+    name, replaced = PurePath(path).stem, file.project.patched
+    is_reached = _is_test(file, path) or name == "__init__" or name in file.project.imported
+    is_own = any(place.startswith((f"{name},", "this file,")) for place in replaced.values())
+    patched = dict(replaced) if is_reached or is_own else {}
     if re.search(r"torch\.cuda\.\w+\s*=[^=]", file.source.text):
         patched |= {name: f"line {line}" for name, line in set_in(file.walk.parents)}
     for finding, node in file.places if patched else ():
@@ -203,7 +208,9 @@ def _is_given(file: File, read: ast.expr) -> bool:
     outer = file.parent(read)
     if isinstance(outer, ast.Call):
         return read in outer.args and getattr(outer.func, "attr", "") not in _EQUALS
-    return isinstance(outer, ast.keyword | ast.Assign | ast.Return | ast.Dict | ast.List | ast.Tuple | ast.FormattedValue)
+    return isinstance(
+        outer, ast.keyword | ast.Assign | ast.Return | ast.Dict | ast.List | ast.Tuple | ast.FormattedValue
+    )
 
 
 _EQUALS = {"assertEqual", "assertNotEqual", "assertIs", "assertIn", "assert_equal"}

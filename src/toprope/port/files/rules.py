@@ -60,8 +60,8 @@ PIN = _rule(
     installs a torch that toprope does not run with. With --vendor it needs 2.0 or newer. An NPU needs the release that
     its torch_npu is made for. Raise the version, and run the tests with it before the port: what changed between the
     releases shows then, and not as a fault of the port. A lower bound alone lets the newest in, and
-    toprope raises it: it is reported with --vendor alone. Each torchvision, torchaudio and torchtext is built for one release of torch, and is reported where that
-    one is too old.""",
+    toprope raises it: it is reported with --vendor alone. Each torchvision, torchaudio and torchtext is built for one
+    release of torch, and is reported where that one is too old.""",
     "toprope's pyproject.toml; tried with the wheels of 2.1.2 and 2.4.1",
     (
         Example("torch==1.13.1\nnumpy"),

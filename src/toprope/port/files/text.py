@@ -361,8 +361,12 @@ def _packages(line: str, start: int) -> _Found:
 
 def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
     """Versions of torch: in lists and tables, and in commands that install it."""
-    if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line) or (
-        kind is FileKind.IMAGE and re.match(r"\s*-\s+[\"']?torch", line)  # python_packages of a cog.yaml
+    if (
+        kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT)
+        or _INSTALL.search(line)
+        or (
+            kind is FileKind.IMAGE and re.match(r"\s*-\s+[\"']?torch", line)  # python_packages of a cog.yaml
+        )
     ):
         pins = list(old_pins(line, vendored=vendored))
         is_list = kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT)

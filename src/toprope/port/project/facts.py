@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from toprope.port.project.asked import OTHERS, Argument, answers_of, closure, is_one_device, option_of
-from toprope.port.project.patched import PATCHES, patched_in
+from toprope.port.project.patched import PATCHES, imported_in, patched_in
 from toprope.port.project.reexports import Exports, exports_of, together
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
@@ -93,7 +93,8 @@ class Facts:
         exports: the names of torch that other files may import from it.
         kinds: options that can be given another kind of accelerator, "npu" or "mps": by their choices.
         assigned: names such as `_C` that the module gives a value, which others could take for extensions.
-        patched: names of torch.cuda that it replaces for a while, with the lines.
+        patched: names of torch that it replaces for a while, with the lines.
+        imported: the last names of what it imports.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -108,6 +109,7 @@ class Facts:
     kinds: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
     patched: frozenset[tuple[str, int]] = frozenset()
+    imported: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class Project:
         exports: the names of torch that can be imported from each module, by the module's last name.
         kinds: options that can be given another kind of accelerator.
         assigned: names such as "defaults._C" that a module gives a value.
-        patched: names of torch.cuda that tests replace, with the place.
+        patched: names of torch that tests replace, with the place.
+        imported: the last names of what any file imports.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -145,6 +148,7 @@ class Project:
     kinds: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
     patched: Mapping[str, str] = field(default_factory=dict)
+    imported: frozenset[str] = frozenset()
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
@@ -234,6 +238,7 @@ def project_of(
         assigned=frozenset(f"{name}.{one}" for name, each in zip(names, facts, strict=False) for one in each.assigned),
         patched={one: f"{name or 'this file'}, line {line}" for name, each in zip_longest(names, facts)
                  for one, line in sorted(each.patched, reverse=True)},
+        imported=frozenset[str]().union(*(each.imported for each in facts)),
     )  # fmt: skip
     if not any(each.scripts.compiles for each in facts):
         return project
@@ -272,7 +277,7 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
     return Facts(
         classes, scripts_of(tree, nodes) if scripts else Scripts(), answers.compared, answers.decided, answers.handed,
         answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
-        frozenset(patched_in(nodes)),
+        frozenset(patched_in(nodes)), frozenset(imported_in(nodes)),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-__all__ = ["PATCHES", "patched_in", "set_in"]
+__all__ = ["PATCHES", "imported_in", "patched_in", "set_in"]
 
 PATCHES = (
     rb"(?:patch|setattr|delattr|object)\w*\(\s*[\"'][\w.]*\btorch\."
@@ -40,6 +40,19 @@ def patched_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
 def _is_cuda(module: ast.expr) -> bool:
     """Return whether a module is torch.cuda by its last name."""
     return (module.id if isinstance(module, ast.Name) else getattr(module, "attr", "")) == "cuda"
+
+
+def imported_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The last names of what a file imports: those of modules, and of what is in them, which may be modules."""
+    for node in nodes:
+        match node:
+            case ast.Import(names=names):
+                yield from (part for each in names for part in each.name.split("."))
+            case ast.ImportFrom(module=module, names=names):
+                yield from (module or "").split(".")
+                yield from (each.name for each in names)
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+                yield from name.split(".")
 
 
 def set_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:

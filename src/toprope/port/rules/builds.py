@@ -17,7 +17,8 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family(
     "builds", "Extensions and packages for CUDA",
-    words=[b"cpp_extension", b"create_extension", b"extra_cuda_cflags", b"nvcc", b'.cu"', b".cu'", b"install_requires", b"extras_require"],
+    words=[b"cpp_extension", b"create_extension", b"extra_cuda_cflags", b"nvcc", b'.cu"', b".cu'", b"install_requires",
+           b"extras_require"],
 )  # fmt: skip
 
 EXTENSION = FAMILY.rule(

@@ -242,9 +242,11 @@ def _numbers_of_ray(file: File, node: ast.Call) -> bool:
 @FAMILY.node(ast.Subscript)
 def _setting(file: File, node: ast.Subscript) -> bool:
     """`trainer_config["gpus"] = 1` of what a Trainer is made of."""
-    if isinstance(node.slice, ast.Constant) and node.slice.value == "gpus" and _imports(file, "lightning", "pytorch_lightning"):
-        if not any(each.rule is GPUS for each in file.findings):
-            file.report(GPUS, node, "Lightning 2 has no gpus any more: accelerator and devices take its place")
+    is_asked = isinstance(node.slice, ast.Constant) and node.slice.value == "gpus"
+    if not is_asked or any(each.rule is GPUS for each in file.findings):
+        return False
+    if _imports(file, "lightning", "pytorch_lightning"):
+        file.report(GPUS, node, "Lightning 2 has no gpus any more: accelerator and devices take its place")
     return False
 
 

@@ -126,7 +126,7 @@ _NO_ATTENTION = "flash_attn's own layers and losses: write them in torch, nothin
 
 
 def _replaced(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """What replaces what is imported: attention, but for another kernel of the package and its helpers."""
+    """Return replacements of an import: attention, but for another kernel of the package and its helpers."""
     names = [each.name for each in node.names]
     rows = for_kernels(" ".join(names)) if isinstance(node, ast.ImportFrom) else []
     module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
