@@ -627,3 +627,13 @@ def test_a_program_that_no_test_can_reach_stayed_for_a_test(tmp_path) -> None:
         """,
     )
     assert b"portable.name()" in found["main"].after
+
+
+def test_the_old_constructor_next_to_a_default_type_of_cuda_was_not_reported(tmp_path) -> None:
+    """It is on the CPU with another device, and every ray of a NeRF stops there."""
+    found = project(
+        tmp_path,
+        main="import torch, render\n\ntorch.set_default_tensor_type('torch.cuda.FloatTensor')\n",
+        render="import torch\n\nfar, near = torch.Tensor([1e10]), torch.Tensor(3, device='cuda')\n",
+    )
+    assert [each.rule.code for each in found["render"].findings] == ["TR014a", "TR010"]

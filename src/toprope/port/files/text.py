@@ -170,6 +170,8 @@ def port_text(
                     _message(rule, text[low:high], kind, vendored=vendored),
                 )
             )
+    calls = [each for each in findings if each.before == "nvcc"]
+    findings = [each for each in findings if each not in calls[1:]]
     settings = [each for each in findings if each.rule is CONFIG]
     if len(settings) > 1:
         settings[0].message = f"{settings[0].before}, and {len(settings) - 1} more in this file: {CONFIG.title}"

@@ -28,7 +28,8 @@ WORDS = re.compile(
     rb"|(?m:^_C\s*=)|choices\s*=\s*[\[({][^\])}]*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|\(\s*(?:\w+\.)*(?:LightningLite|Fabric|Trainer)\s*\)\s*:"
-    rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b|" + PATCHES
+    rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
+    rb"|\bset_default_tensor_type\b|" + PATCHES
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
 default is a device, torch through another file, TorchScript."""
@@ -95,6 +96,7 @@ class Facts:
         assigned: names such as `_C` that the module gives a value, which others could take for extensions.
         patched: names of torch that it replaces for a while, with the lines.
         imported: the last names of what it imports.
+        has_type_of_cuda: whether it makes a type of CUDA's tensors the default one.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -110,6 +112,7 @@ class Facts:
     assigned: frozenset[str] = frozenset()
     patched: frozenset[tuple[str, int]] = frozenset()
     imported: frozenset[str] = frozenset()
+    has_type_of_cuda: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ class Project:
         assigned: names such as "defaults._C" that a module gives a value.
         patched: names of torch that tests replace, with the place.
         imported: the last names of what any file imports.
+        has_type_of_cuda: whether any file makes a type of CUDA's tensors the default one.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -149,6 +153,7 @@ class Project:
     assigned: frozenset[str] = frozenset()
     patched: Mapping[str, str] = field(default_factory=dict)
     imported: frozenset[str] = frozenset()
+    has_type_of_cuda: bool = False
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
@@ -239,6 +244,7 @@ def project_of(
         patched={one: f"{name or 'this file'}, line {line}" for name, each in zip_longest(names, facts)
                  for one, line in sorted(each.patched, reverse=True)},
         imported=frozenset[str]().union(*(each.imported for each in facts)),
+        has_type_of_cuda=any(each.has_type_of_cuda for each in facts),
     )  # fmt: skip
     if not any(each.scripts.compiles for each in facts):
         return project
@@ -277,8 +283,15 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
     return Facts(
         classes, scripts_of(tree, nodes) if scripts else Scripts(), answers.compared, answers.decided, answers.handed,
         answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
-        frozenset(patched_in(nodes)), frozenset(imported_in(nodes)),
+        frozenset(patched_in(nodes)), frozenset(imported_in(nodes)), any(map(_sets_type, nodes)),
     )  # fmt: skip
+
+
+def _sets_type(node: ast.AST) -> bool:
+    """Return whether a node is `torch.set_default_tensor_type(torch.cuda.FloatTensor)`, or that of an earlier run."""
+    if not isinstance(node, ast.Call) or last_name(node.func) != "set_default_tensor_type" or not node.args:
+        return False
+    return "cuda" in ast.unparse(node.args[0]) or "portable" in ast.unparse(node.func)
 
 
 def _assigned(tree: ast.Module) -> Iterator[str]:

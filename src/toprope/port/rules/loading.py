@@ -65,8 +65,8 @@ WHOLE = FAMILY.rule(
     "TR057b",
     Kind.REVIEW,
     "torch.load(f, weights_only=False): the same as TR057, but for a file of TorchScript",
-    why="""Where it loads more than weights, torch.load hands a file of torch.jit.save on to torch.jit.load, which takes no
-    function as map_location and raises a ValueError, on CUDA too. Read such a file with
+    why="""Where it loads more than weights, torch.load hands a file of torch.jit.save on to torch.jit.load, which takes
+    no function as map_location and raises a ValueError, on CUDA too. Read such a file with
     torch.jit.load(f, map_location=portable.device()).""",
     source="tried: ValueError of torch.jit.load",
     examples=[
