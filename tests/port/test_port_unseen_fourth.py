@@ -543,7 +543,7 @@ def test_the_constant_of_nccl_was_compared_with_another_backend() -> None:
         def move(x):
             return x.cuda() if dist.get_backend() == dist.Backend.NCCL else x
         """
-    assert "dist.get_backend() == portable.dist_backend()" in ported(before)
+    assert 'dist.get_backend() == portable.dist_backend("nccl")' in ported(before)
 
 
 def test_the_number_of_a_tensors_device_is_minus_one_on_the_cpu() -> None:
@@ -637,3 +637,107 @@ def test_the_old_constructor_next_to_a_default_type_of_cuda_was_not_reported(tmp
         render="import torch\n\nfar, near = torch.Tensor([1e10]), torch.Tensor(3, device='cuda')\n",
     )
     assert [each.rule.code for each in found["render"].findings] == ["TR014a", "TR010"]
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "wanted"),
+    [("cpu", "gloo", False), ("cpu", "nccl", False), ("xpu", "nccl", True), ("xpu", "xccl", True), ("xpu", "gloo", False),
+     ("cuda", "nccl", True), ("cuda", "gloo", False)],
+)  # fmt: skip
+def test_gloo_was_taken_for_nccl_on_the_cpu(monkeypatch, device, given, wanted) -> None:
+    from toprope.device import _portable_runtime as portable
+
+    monkeypatch.setattr(portable, "_chosen", lambda: torch.device(device))
+    after = ported("def is_fast(backend):\n    return backend == 'nccl'\n")
+    names = {"portable": portable}
+    exec(after.replace("from toprope.device import portable\n", ""), names)
+    assert names["is_fast"](given) is wanted
+
+
+def test_the_options_of_nccl_were_opened_by_another_backend() -> None:
+    before = """
+        import torch.distributed as dist
+
+        def options(group):
+            if dist.get_backend(group) == "nccl":
+                return dist.ProcessGroupNCCL.Options()
+            return None
+        """
+    assert "portable" not in ported(before)
+
+
+def test_a_number_that_is_stored_in_an_array_became_a_device() -> None:
+    before = """
+        import numpy as np
+        import torch
+
+        class Crop:
+            def __init__(self):
+                self.device = torch.cuda.current_device()
+                self.index = np.zeros(1, dtype=int)
+                self.index[0] = self.device
+        """
+    assert "portable.device(" not in ported(before)
+
+
+@pytest.mark.parametrize(
+    "use", ["faiss.Kmeans(8, 8, gpu=torch.cuda.device_count() > 0)", "faiss.Kmeans(8, 8, gpu=use_gpu)"]
+)
+def test_an_answer_was_given_to_a_package_that_knows_cuda_alone(use) -> None:
+    before = f"""
+        import faiss, torch
+
+        use_gpu = torch.cuda.device_count() > 0
+        kmeans = {use}
+        """
+    after = ported(before)
+    assert f"kmeans = {use}" in after
+    assert ("use_gpu = torch.cuda" in after) == ("gpu=use_gpu" in use)
+
+
+def test_a_module_that_imports_an_extension_was_imported_on_other_devices(tmp_path) -> None:
+    found = project(
+        tmp_path,
+        fast="from ._ext import nms\n\ndef run(x):\n    return nms.run(x)\n",
+        wrapper="import torch\n\nif torch.cuda.is_available():\n    from fast import run\n",
+    )
+    assert b"portable" not in found["wrapper"].after
+
+
+def test_the_mark_of_a_parameter_went_without_the_parameter() -> None:
+    before = """
+        import pytest, torch
+
+        @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available()))])
+        def device(request):
+            return request.param
+
+        @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="")
+        def test_group(group_of_nccl):
+            group_of_nccl.reduce(torch.ones(2).cuda())
+        """
+    after = ported(before, "conftest.py")
+    assert "torch.cuda.is_available()" in after
+    assert "torch.cuda.device_count()" in after
+
+
+def test_a_class_that_a_test_replaces_was_called_by_another_name(tmp_path) -> None:
+    found = project(
+        tmp_path,
+        engine="from torch.amp import autocast\n\ndef run(f):\n    with autocast('cuda', enabled=True):\n        f()\n",
+        test_engine="""
+        from unittest import mock
+        from engine import run
+
+        def test_run():
+            with mock.patch("torch.amp.autocast") as replaced:
+                run(print)
+            assert replaced.called
+        """,
+    )
+    assert b"portable.autocast" not in found["engine"].after
+
+
+def test_the_attribute_of_an_option_is_no_device() -> None:
+    before = b"import argparse\n\nparser = argparse.ArgumentParser()\nparser.add_argument('--cuda', dest='cuda')\n"
+    assert port(before, "a.py").findings == []

@@ -568,7 +568,7 @@ def test_a_backend_from_an_option_that_is_not_resolved_is_not_compared_with_anot
             return backend == "nccl", dist.get_backend() == "nccl"
     """)
     assert 'backend == "nccl"' in after
-    assert "dist.get_backend() == portable.dist_backend()" in after
+    assert 'dist.get_backend() == portable.dist_backend("nccl")' in after
 
 
 # Names that the port took for others

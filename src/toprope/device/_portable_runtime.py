@@ -398,7 +398,7 @@ def map_location(storage: Any, location: str) -> Any:
     target = device("cuda:" + (location.partition(":")[2] or "0"))
     restore: Any = torch.serialization.default_restore_location
     return restore(storage, str(target))
-def dist_backend() -> str: return _BACKENDS.get(_chosen().type, "gloo")
+def dist_backend(none: str = "gloo") -> str: return _BACKENDS.get(_chosen().type, none)
 def reduced_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype for a tensor that is reduced between processes: HCCL, the NPUs' backend, reduces no float64."""
     return torch.float32 if dtype == torch.float64 and _chosen().type == "npu" else dtype

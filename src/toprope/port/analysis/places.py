@@ -355,7 +355,7 @@ def is_listed(file: File, node: ast.expr) -> bool:
         inner, around = around, file.parent(around)
     if isinstance(around, ast.Subscript) and around.slice is inner:
         return (file.dotted(around.value) or "").rpartition(".")[2] == "Literal"
-    return isinstance(around, ast.keyword) and around.arg in ("choices", "device_types")
+    return isinstance(around, ast.keyword) and around.arg in ("choices", "device_types", "dest")
 
 
 def is_argument(file: File, node: ast.expr) -> bool:

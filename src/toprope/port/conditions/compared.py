@@ -17,7 +17,7 @@ from toprope.port.project.scripted import is_outside
 from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["LOOKED_UP", "hold_compared"]
+__all__ = ["LOOKED_UP", "OTHER_ENGINES", "hold_compared"]
 
 COMPARED = "it is compared, not run on: another device in its place may be equal to the CPU"
 LOOKED_UP = "its text is "
@@ -25,7 +25,7 @@ LOOKED_UP = "its text is "
 
 _NAMES = {"devices", "device_types", "numbers", "defaults", "attributes"}
 """Families of rules that put the device in use in the place of a text or a torch.device."""
-_OTHER_ENGINES = {
+OTHER_ENGINES = {
     "faster_whisper", "ctranslate2", "whisperx", "torchsummary", "llama_cpp", "paddle", "paddleocr", "tensorflow",
     "cupy", "faiss", "onnxruntime", "spacy", "catboost", "xgboost", "lightgbm",
 }  # fmt: skip
@@ -208,7 +208,7 @@ def _looked_up(file: File, node: ast.expr) -> str:
     call = file.parent(outer) if isinstance(outer, ast.keyword) else outer
     if isinstance(call, ast.Call) and call.func is not inner:
         package = (file.dotted(call.func) or "").partition(".")[0]
-        if package in _OTHER_ENGINES:
+        if package in OTHER_ENGINES:
             return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
         if decides := _decided(file, call, outer, inner):
             return f'{LOOKED_UP}compared with "cuda" in {decides}, which says by it where tensors are'

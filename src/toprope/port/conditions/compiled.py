@@ -31,7 +31,7 @@ _KERNELS = {"triton.jit", "triton.runtime.jit", "numba.cuda.jit"}
 _FLAG = re.compile(r"(?:has|have)_\w+|\w+_(?:available|installed|imported|found)", re.IGNORECASE)
 _SWITCH = r"(?:use|using|with|has|no|on|to|is|enable|want|support|if)_cuda"
 _KERNEL_TEXTS = re.compile(
-    r"custom_op|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|(?<!Distributed)DataParallel"
+    r"custom_op|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|(?<!distributed_)data_parallel|(?<!Distributed)DataParallel"
     rf"|\b(?!{_SWITCH}\b)\w+_cuda\b|\.\w+_cuda_(?!available|device|enabled)\w+\s*\("
 )
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef

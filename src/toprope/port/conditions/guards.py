@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from toprope.port.analysis.places import device_name
 from toprope.port.conditions.across import DECIDES
 from toprope.port.conditions.answers import is_given
-from toprope.port.conditions.compared import COMPARED, LOOKED_UP
+from toprope.port.conditions.compared import COMPARED, LOOKED_UP, OTHER_ENGINES
 from toprope.port.conditions.compiled import asks_for_package, compiled_uses, functions_of_kernels
 from toprope.port.conditions.opened import Opened, block_behind, is_negative, opened_by
 from toprope.port.family import AS_CLASS
@@ -28,7 +28,7 @@ from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["QUESTIONS", "guards", "hold_back"]
 
-QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
+QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024", "TR065"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
 
 RUNS = frozenset({
@@ -193,18 +193,35 @@ def _decided_elsewhere(file: File, elsewhere: Mapping[str, str]) -> str:
 
 def _about_cuda(file: File, question: ast.AST) -> str:
     """Return why a question is about CUDA itself: it is asked with CUDA's graphs, or chooses how storages are read."""
-    outer = file.parent(question)
-    while isinstance(outer, ast.UnaryOp | ast.BoolOp | ast.Call | ast.Compare):
+    question_of, outer = question, file.parent(question)
+    while isinstance(outer, ast.UnaryOp | ast.BoolOp | ast.Compare) or getattr(outer, "func", None) is question:
         for each in outer.values if isinstance(outer, ast.BoolOp) else ():
             name = next((name for name in map(_name, nodes_of(each)) if _GRAPHS.search(name)), "")
             if name:
                 return f"asks for CUDA's graphs by {name}"
-        outer = file.parent(outer)
+        question_of, outer = outer, file.parent(outer)
+    if engine := _engine(file, question_of, outer):
+        return f"is given to {engine}, which knows CUDA and the CPU"
     if _READS_STORAGES in file.source.text:
         for part, _ in Opened(file).by(question, is_negative(question)):
             for inner in nodes_of(part):
                 if _name(inner) == _READS_STORAGES:
                     return f"chooses how storages of CUDA are read in line {getattr(inner, 'lineno', 0)}"
+    return ""
+
+
+def _engine(file: File, answer: ast.AST, outer: ast.AST | None) -> str:
+    """Return the package that is given an answer, itself or by a name, and that computes by itself; "" without one."""
+    given = [answer]
+    if isinstance(outer, ast.Assign):
+        for target in outer.targets:
+            given += file.reads(target.id, outer, target) if isinstance(target, ast.Name) else []
+    for each in given:
+        call = file.parent(each)
+        call = file.parent(call) if isinstance(call, ast.keyword) else call
+        package = (file.dotted(call.func) or "").partition(".")[0] if isinstance(call, ast.Call) else ""
+        if package in OTHER_ENGINES:
+            return package
     return ""
 
 
@@ -269,6 +286,10 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
     for node in file.walk.scopes if any(each in file.source.text for each in _PICKLES) else ():
         if isinstance(node, ast.Call) and file.dotted(node.func) in _UNPICKLES:
             yield _Stays(node, f"chooses how storages of CUDA are unpickled in line {node.lineno}")
+    for node in file.walk.parents if file.context.loading else ():
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        if module.rpartition(".")[2] in file.context.loading and not file.is_tried(node):
+            yield _Stays(node, f"guards the import of {module} in line {getattr(node, 'lineno', 0)}, an extension's")
     for node in _names_of_builds(file):
         yield _Stays(node, f"chooses a package's build in line {node.lineno}")
     for use in compiled_uses(file):

@@ -37,6 +37,8 @@ _ASKS = re.compile(
     re.IGNORECASE,
 )
 """Names that hold an answer or a device, and say nothing about what runs there."""
+_OF_THE_MACHINE = {"torch.cuda.is_available", "torch.cuda.device_count"}
+"""What a test replaces that puts something in the place of all of torch.cuda."""
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -61,7 +63,7 @@ def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
             call = file.parent(call) if isinstance(call, ast.keyword) else call
             names |= {file.dotted(call.func) or ""} if isinstance(call, ast.Call) else set()
             name = next((each for each in sorted(names) if each in patched), "")
-            if not name and any(each.startswith("torch.cuda.") for each in names):
+            if not name and names & _OF_THE_MACHINE:
                 name = "torch.cuda" if "torch.cuda" in patched else ""
             if name:
                 asks = finding.rule.code in {*_QUESTIONS, "TR003"}
@@ -151,7 +153,7 @@ def _names(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             yield name
-        case ast.keyword(arg=str(name)):
+        case ast.keyword(arg=str(name)) | ast.arg(arg=name):
             yield name
         case ast.Constant(value=str(text)) if re.fullmatch(r"[\w.:/-]+", text):
             yield text

@@ -69,6 +69,7 @@ class Context:
         compiled: names of the project's own modules that build an extension for CUDA, and of the packages around
             CUDA sources whose name says so: `nerf.cuda`, whose functions load it when they are called.
         kernels: Triton kernels of the project's modules and functions that launch them, as "module.function".
+        loading: names of the project's own modules that import an extension of these whenever they are imported.
         top: the folder that all files are in; "" where it is not known.
     """
 
@@ -77,6 +78,7 @@ class Context:
     sources: str = ""
     compiled: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
+    loading: frozenset[str] = frozenset()
     top: str = ""
 
     @classmethod
@@ -93,7 +95,8 @@ class Context:
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
         compiled, kernels = frozenset(_compiled(files)), frozenset(_kernels(files))
         top = os.path.commonpath([file.absolute().parent for file in files]) if files else ""
-        return cls(card or target(), frozenset(extensions), sources, compiled, kernels, top)
+        loading = frozenset(_loading(files, extensions))
+        return cls(card or target(), frozenset(extensions), sources, compiled, kernels, loading, top)
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""
@@ -114,6 +117,20 @@ def _compiled(files: Iterable[Path]) -> Iterator[str]:
                 continue
             if _LOADS.search(data):
                 yield file.parent.name if file.name == "__init__.py" else file.stem
+
+
+def _loading(files: Iterable[Path], extensions: set[str]) -> Iterator[str]:
+    names = "|".join(map(re.escape, sorted(extensions))) or "(?!)"
+    found = re.compile(
+        rf"^(?:from\s+[\w.]*\b_ext\s+import\s|(?:from\s+[\w.]+\s+)?import\s+(?:{names})\b)".encode(), re.M
+    )
+    for file in files:
+        try:
+            data = file.read_bytes() if file.suffix == ".py" and file.name != "__init__.py" else b""
+        except OSError:
+            continue
+        if found.search(data):
+            yield file.stem
 
 
 def _kernels(files: Iterable[Path]) -> Iterator[str]:

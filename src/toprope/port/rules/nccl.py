@@ -7,6 +7,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.edits import Edit
 
 __all__ = ["ASKED", "FAMILY", "is_nccl"]
 
@@ -83,7 +84,9 @@ ASKED = FAMILY.rule(
     "TR065",
     Kind.REVIEW,
     'backend == "nccl": compared with the backend of the device in use',
-    why="""Where the group is made with another backend, a test for "nccl" takes the branch for the CPU.""",
+    why="""Where the group is made with another backend, a test for "nccl" takes the branch for the CPU. On the CPU
+    portable.dist_backend("nccl") is "nccl", so that "gloo" is not equal to it. What is compared may still be the text of
+    an option, and is resolved, but for what torch.distributed.get_backend() gives.""",
     source="seen in public code: one of the two places rewritten, and not the other",
     examples=[
         Example(
@@ -97,7 +100,7 @@ ASKED = FAMILY.rule(
             import torch.distributed as dist
             from toprope.device import portable
 
-            if dist.get_backend() == portable.dist_backend():
+            if dist.get_backend() == portable.dist_backend("nccl"):
                 move()
             """,
         ),
@@ -108,7 +111,7 @@ ASKED = FAMILY.rule(
             """,
             """
             from toprope.device import portable
-            if name != portable.dist_backend():
+            if portable.resolve(name) != portable.dist_backend("nccl"):
                 pass
             """,
         ),
@@ -124,7 +127,7 @@ ASKED = FAMILY.rule(
             from torch import distributed as dist
             from toprope.device import portable
 
-            if dist.get_backend() == portable.dist_backend():
+            if dist.get_backend() == portable.dist_backend("nccl"):
                 move()
             names = {dist.Backend.NCCL: 1}
             """,
@@ -148,9 +151,22 @@ def _compare(file: File, node: ast.Compare) -> bool:
     for each, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
         if is_nccl(each):
             held = "what it is compared with may be the text that is not resolved" if _stays_nccl(file, other) else ""
-            file.report(ASKED, node, edits=file.replace(each, f"{file.portable('dist_backend')}()"), held_back=held)
+            edits = [file.replace(each, _backend(file)), *_resolved(file, other)]
+            file.report(ASKED, node, edits=edits, held_back=held)
             file.done(each)
     return False
+
+
+def _backend(file: File) -> str:
+    """The backend of an accelerator. On the CPU the text stays, which is not the one in use there."""
+    return f'{file.portable("dist_backend")}("nccl")'
+
+
+def _resolved(file: File, node: ast.expr) -> list[Edit]:
+    """Resolve what is compared, which may be the text of an option; a group tells its own backend."""
+    if isinstance(node, ast.Call | ast.Constant) or (file.dotted(node) or "").startswith("torch."):
+        return []
+    return [file.replace(node, f"{file.portable('resolve')}(", node, ")")]
 
 
 def _stays_nccl(file: File, node: ast.expr, depth: int = 2) -> bool:
@@ -165,7 +181,12 @@ def _stays_nccl(file: File, node: ast.expr, depth: int = 2) -> bool:
 def _constant(file: File, node: ast.expr) -> bool:
     around = file.parent(node)
     given = isinstance(around, ast.Compare | ast.Call) or (isinstance(around, ast.keyword) and around.arg == "backend")
-    edits = file.replace(node, f"{file.portable('dist_backend')}()") if given else ()
+    in_comparison = isinstance(around, ast.Compare)
+    edits = (
+        [file.replace(node, _backend(file) if in_comparison else f"{file.portable('dist_backend')}()")] if given else []
+    )
+    if isinstance(around, ast.Compare) and len(around.ops) == 1:
+        edits += _resolved(file, around.comparators[0] if node is around.left else around.left)
     file.report(ASKED, node, "" if given else 'it is "nccl": another device has another backend', edits=edits)
     return True
 

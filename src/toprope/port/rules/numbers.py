@@ -269,6 +269,8 @@ def _is_counted(file: File, name: str) -> bool:
         match file.parent(node):
             case ast.BinOp() | ast.FormattedValue() | ast.List() | ast.Compare() | ast.Subscript():
                 return True
+            case ast.Assign(targets=[ast.Subscript()]):  # an element of an array of numbers
+                return True
             case ast.Call(func=ast.Name(id="str" | "int" | "range")) | ast.Call(func=ast.Attribute(attr="format")):
                 return True
     return False
