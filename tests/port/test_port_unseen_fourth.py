@@ -641,8 +641,10 @@ def test_the_old_constructor_next_to_a_default_type_of_cuda_was_not_reported(tmp
 
 @pytest.mark.parametrize(
     ("device", "given", "wanted"),
-    [("cpu", "gloo", False), ("cpu", "nccl", False), ("xpu", "nccl", True), ("xpu", "xccl", True), ("xpu", "gloo", False),
-     ("cuda", "nccl", True), ("cuda", "gloo", False)],
+    [
+        ("cpu", "gloo", False), ("cpu", "nccl", False), ("xpu", "nccl", True), ("xpu", "xccl", True),
+        ("xpu", "gloo", False), ("cuda", "nccl", True), ("cuda", "gloo", False),
+    ],
 )  # fmt: skip
 def test_gloo_was_taken_for_nccl_on_the_cpu(monkeypatch, device, given, wanted) -> None:
     from toprope.device import _portable_runtime as portable

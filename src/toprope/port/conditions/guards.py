@@ -193,14 +193,16 @@ def _decided_elsewhere(file: File, elsewhere: Mapping[str, str]) -> str:
 
 def _about_cuda(file: File, question: ast.AST) -> str:
     """Return why a question is about CUDA itself: it is asked with CUDA's graphs, or chooses how storages are read."""
-    question_of, outer = question, file.parent(question)
+    answer: ast.AST = question
+    outer = file.parent(answer)
     while isinstance(outer, ast.UnaryOp | ast.BoolOp | ast.Compare) or getattr(outer, "func", None) is question:
         for each in outer.values if isinstance(outer, ast.BoolOp) else ():
             name = next((name for name in map(_name, nodes_of(each)) if _GRAPHS.search(name)), "")
             if name:
                 return f"asks for CUDA's graphs by {name}"
-        question_of, outer = outer, file.parent(outer)
-    if engine := _engine(file, question_of, outer):
+        assert outer is not None
+        answer, outer = outer, file.parent(outer)
+    if engine := _engine(file, answer, outer):
         return f"is given to {engine}, which knows CUDA and the CPU"
     if _READS_STORAGES in file.source.text:
         for part, _ in Opened(file).by(question, is_negative(question)):

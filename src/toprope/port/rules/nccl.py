@@ -85,8 +85,9 @@ ASKED = FAMILY.rule(
     Kind.REVIEW,
     'backend == "nccl": compared with the backend of the device in use',
     why="""Where the group is made with another backend, a test for "nccl" takes the branch for the CPU. On the CPU
-    portable.dist_backend("nccl") is "nccl", so that "gloo" is not equal to it. What is compared may still be the text of
-    an option, and is resolved, but for what torch.distributed.get_backend() gives.""",
+    portable.dist_backend("nccl") is "nccl", so that "gloo" is not equal to it; in an assertion it is the backend in
+    use. What is compared may still be the text of an option, and is resolved, but for what
+    torch.distributed.get_backend() gives.""",
     source="seen in public code: one of the two places rewritten, and not the other",
     examples=[
         Example(
@@ -151,15 +152,20 @@ def _compare(file: File, node: ast.Compare) -> bool:
     for each, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
         if is_nccl(each):
             held = "what it is compared with may be the text that is not resolved" if _stays_nccl(file, other) else ""
-            edits = [file.replace(each, _backend(file)), *_resolved(file, other)]
+            edits = [file.replace(each, _backend(file, node)), *_resolved(file, other)]
             file.report(ASKED, node, edits=edits, held_back=held)
             file.done(each)
     return False
 
 
-def _backend(file: File) -> str:
-    """The backend of an accelerator. On the CPU the text stays, which is not the one in use there."""
-    return f'{file.portable("dist_backend")}("nccl")'
+def _backend(file: File, comparison: ast.Compare) -> str:
+    """The backend of an accelerator. On the CPU the text stays, which is not the one in use there.
+
+    An assertion, which leaves no other way, is about the backend in use.
+    """
+    asserts = isinstance(file.parent(comparison), ast.Assert) and isinstance(comparison.ops[0], ast.Eq)
+    given = "" if asserts else '"nccl"'
+    return f"{file.portable('dist_backend')}({given})"
 
 
 def _resolved(file: File, node: ast.expr) -> list[Edit]:
@@ -180,14 +186,13 @@ def _stays_nccl(file: File, node: ast.expr, depth: int = 2) -> bool:
 @FAMILY.reference("torch.distributed.Backend.NCCL", "torch.distributed.distributed_c10d.Backend.NCCL")
 def _constant(file: File, node: ast.expr) -> bool:
     around = file.parent(node)
-    given = isinstance(around, ast.Compare | ast.Call) or (isinstance(around, ast.keyword) and around.arg == "backend")
-    in_comparison = isinstance(around, ast.Compare)
-    edits = (
-        [file.replace(node, _backend(file) if in_comparison else f"{file.portable('dist_backend')}()")] if given else []
-    )
     if isinstance(around, ast.Compare) and len(around.ops) == 1:
-        edits += _resolved(file, around.comparators[0] if node is around.left else around.left)
-    file.report(ASKED, node, "" if given else 'it is "nccl": another device has another backend', edits=edits)
+        other = around.comparators[0] if node is around.left else around.left
+        file.report(ASKED, node, edits=[file.replace(node, _backend(file, around)), *_resolved(file, other)])
+    elif isinstance(around, ast.Call) or (isinstance(around, ast.keyword) and around.arg == "backend"):
+        file.report(ASKED, node, edits=file.replace(node, f"{file.portable('dist_backend')}()"))
+    else:
+        file.report(ASKED, node, 'it is "nccl": another device has another backend')
     return True
 
 
