@@ -1,6 +1,7 @@
 """Completion in a real shell, and `toprope` alone."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,42 @@ def test_bash_completes_verbs_options_values_and_chips(words, expected, path):
 @pytest.mark.process
 def test_every_verb_is_completed_in_chinese_too(path):
     assert set(completed(path, "", TOPROPE_LANG="zh")) == set(VERBS)
+
+
+IN_ZSH = """
+compdef() { :; }
+_arguments() { print -r -- "$@"; }
+_files() { print -r -- files; }
+eval "$(toprope completion zsh)"
+words=("$@") CURRENT=$#
+_toprope_completion
+"""
+IN_FISH = 'toprope completion fish | source; complete --do-complete "$argv"'
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["ca"], {"cache", "calibrate"}),
+        (["run", "--chip", "310P"], {name for name in chips.names() if name.startswith("310P")}),
+        (["run", "tra"], set()),
+    ],
+)
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_complete_the_same(shell, words, expected, path, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    (tmp_path / "train.py").touch()
+    given = [IN_ZSH, "zsh", "toprope", *words] if shell == "zsh" else [IN_FISH, " ".join(["toprope", *words])]
+    done = subprocess.run(
+        [shell, "-f", "-c", *given] if shell == "zsh" else [shell, "--no-config", "-c", *given],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path, env=os.environ | {"PATH": path},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {name for name in (*VERBS, *chips.names()) if re.search(rf"(?<![\w-]){name}(?![\w-])", done.stdout)}
+    assert found == expected
+    assert "files" in done.stdout or "train.py" in done.stdout or expected
 
 
 @pytest.mark.parametrize(("shell", "line"), [("zsh", "#compdef toprope"), ("fish", "complete --command toprope")])

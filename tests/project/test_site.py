@@ -32,7 +32,7 @@ def groups():
 
 def test_the_menu_has_the_groups_and_pages_of_the_front_page():
     menu = {title: leaves(entry) for each in CONFIG["nav"] for title, entry in each.items()}
-    assert menu.pop("toprope") == ["index.md"]
+    assert menu.pop("Home") == ["index.md"]
     assert list(menu) == list(groups())
     assert {name: sorted(pages) for name, pages in menu.items()} == {
         name: sorted(pages) for name, pages in groups().items()

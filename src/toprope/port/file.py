@@ -152,12 +152,8 @@ class File:
 
     def reads(self, name: str, *bound_by: ast.AST) -> list[ast.Name]:
         """Return where a name is read that one of these statements, parameters or names binds."""
-        return [
-            node
-            for node, scope in self.walk.scopes.items()
-            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-            and any(each.node in bound_by for each in scope.find(name))
-        ]  # fmt: skip
+        read = self.walk.read.get(name, ())
+        return [node for node, scope in read if any(each.node in bound_by for each in scope.find(name))]
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """The node around a node; None for the file's own statements."""

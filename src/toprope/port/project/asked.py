@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import Nodes, nodes_of
 
 __all__ = ["OTHERS", "Answers", "Argument", "answers_of", "closure", "is_one_device", "option_of"]
 
@@ -77,18 +77,19 @@ def closure(
         found |= more
 
 
-def answers_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Answers:
+def answers_of(tree: ast.Module, nodes: Nodes) -> Answers:
     """Return what the functions of a file ask of their arguments.
 
     Args:
         tree: the file.
-        nodes: all of its nodes.
+        nodes: its nodes.
     """
-    tests = [(node, name) for node in nodes for name in _names_in(node)]
-    given = [(call, name, target) for call in nodes for name, target in _handed(call)]
+    asking = [each for each in nodes.all if isinstance(each, ast.Compare | ast.Call | ast.Match)]
+    tests = [(node, name) for node in asking for name in _names_in(node)]
+    given = [(call, name, target) for call in nodes.calls for name, target in _handed(call)]
     if not tests and not given:
         return Answers()
-    parents = {inner: outer for outer in nodes for inner in ast.iter_child_nodes(outer)}
+    parents = nodes.parents()
     places = _Places(parents)
     compared: set[Argument] = set()
     decided: set[Argument] = set()
@@ -104,7 +105,7 @@ def answers_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Answers:
             settings |= {bare} if name.startswith(".") else set()
     for call, name, target in given:
         handed |= {(argument, target) for argument in places.arguments(call, name)[1]}
-    settings -= set(_of_two_kinds(nodes)) if settings else set()
+    settings -= set(_of_two_kinds(nodes.all)) if settings else set()
     return Answers(frozenset(compared), frozenset(decided), frozenset(handed), frozenset(settings))
 
 
@@ -172,10 +173,8 @@ def _is_equality(test: ast.AST) -> bool:
     return isinstance(test, ast.Match)
 
 
-def _names_in(node: ast.AST) -> Iterator[str]:
+def _names_in(node: ast.Compare | ast.Call | ast.Match) -> Iterator[str]:
     """The names that a node compares with "cuda", or chooses by."""
-    if not isinstance(node, ast.Compare | ast.Call | ast.Match):
-        return
     match node:
         case ast.Compare(left=left, ops=[_], comparators=[right]):
             for one, other in ((left, right), (right, left)):
@@ -274,10 +273,8 @@ def _places(node: ast.AST) -> bool:
     return any(map(_places, ast.iter_child_nodes(node)))
 
 
-def _handed(call: ast.AST) -> Iterator[tuple[str, Argument]]:
+def _handed(call: ast.Call) -> Iterator[tuple[str, Argument]]:
     """The names that a call hands on to a function, with the function and the argument."""
-    if not isinstance(call, ast.Call):
-        return
     called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     if not called or called in _OF_OTHERS:
         return

@@ -13,7 +13,7 @@ from toprope.port.project.patched import PATCHES, imported_in, patched_in
 from toprope.port.project.reexports import Exports, exports_of, together
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import Nodes, nodes_of
 
 __all__ = [
     "OTHERS", "SCRIPTS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name",
@@ -266,24 +266,25 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
         scripts: whether any file of the project has to do with TorchScript.
     """
     classes: dict[str, Class] = {}
-    nodes = nodes_of(tree)
-    imports = imports_of(nodes)
-    for node in nodes:
+    nodes = Nodes(tree)
+    imports = imports_of(nodes.statements)
+    for node in nodes.statements:
         if isinstance(node, ast.ClassDef):
             found = _class(node, imports)
             classes[node.name] = classes[node.name] | found if node.name in classes else found
-    options = frozenset(filter(None, map(_defaulted, nodes))) | frozenset(settings_of(tree))
+    options = frozenset(filter(None, map(_defaulted, nodes.calls))) | frozenset(settings_of(tree))
     read = frozenset(
         node.attr
-        for node in nodes
+        for node in nodes.all
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_options(node.value)
     )
-    kinds = frozenset(filter(None, map(_of_kinds, nodes)))
+    kinds = frozenset(filter(None, map(_of_kinds, nodes.calls)))
     answers = answers_of(tree, nodes)
     return Facts(
-        classes, scripts_of(tree, nodes) if scripts else Scripts(), answers.compared, answers.decided, answers.handed,
-        answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
-        frozenset(patched_in(nodes)), frozenset(imported_in(nodes)), any(map(_sets_type, nodes)),
+        classes, scripts_of(tree, nodes, imports) if scripts else Scripts(), answers.compared, answers.decided,
+        answers.handed, answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
+        frozenset(patched_in(nodes.calls)), frozenset(imported_in([*nodes.statements, *nodes.calls])),
+        any(map(_sets_type, nodes.calls)),
     )  # fmt: skip
 
 
@@ -307,9 +308,9 @@ def is_options(node: ast.expr) -> bool:
     return bool(_OPTIONS.fullmatch(name))
 
 
-def _defaulted(node: ast.AST) -> str:
+def _defaulted(node: ast.Call) -> str:
     """The option that a node makes, if it may be a device: by its default, its choices, or the help that names cuda."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
     given = {each.arg: each.value for each in node.keywords}
     default, name = given.get("default"), option_of(node)
@@ -360,9 +361,9 @@ def _is_read(tree: ast.Module, target: ast.Attribute) -> bool:
     )
 
 
-def _of_kinds(node: ast.AST) -> str:
+def _of_kinds(node: ast.Call) -> str:
     """The option that a node makes, if its choices name "cuda" and another kind of accelerator."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "add_argument":
         return ""
     given = next((each.value for each in node.keywords if each.arg == "choices"), None)
     texts = {each.value for each in nodes_of(given) if isinstance(each, ast.Constant)} if given is not None else set()

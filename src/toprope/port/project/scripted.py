@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import Nodes, nodes_of
 
 __all__ = [
     "ANY_MODULE", "Scripts", "fingerprint", "full_name", "imports_of", "is_outside", "scripted_functions", "scripts_of",
@@ -67,16 +67,17 @@ def _lines_of(functions: list[tuple[_Function, str]]) -> tuple[tuple[str, int], 
     return tuple((name, function.lineno) for function, name in functions)
 
 
-def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
+def scripts_of(tree: ast.Module, nodes: Nodes, imported: Mapping[str, str]) -> Scripts:
     """Return what a file has compiled, and what calls what in it.
 
     Args:
         tree: the file.
-        nodes: all of its nodes.
+        nodes: its nodes.
+        imported: what it imports, from `imports_of`.
     """
-    names = _jit_names(nodes)
-    own = {each.name for each in nodes if isinstance(each, ast.ClassDef | _Function)}
-    imports = {name: full for name, full in imports_of(nodes).items() if name not in own}
+    names = _jit_names(nodes.statements)
+    own = {each.name for each in nodes.statements if isinstance(each, ast.ClassDef | _Function)}
+    imports = {name: full for name, full in imported.items() if name not in own}
     compiles: set[str] = set()
     calls: dict[str, frozenset[str]] = {}
     bases: dict[str, tuple[str, ...]] = {}
@@ -86,7 +87,7 @@ def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
     values: dict[str, list[ast.expr]] = {}
     wrapped: dict[ast.AST, str] = {}
     stars = False
-    for node in nodes:
+    for node in nodes.statements:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name | ast.Attribute):
@@ -98,6 +99,8 @@ def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
             bases[node.name] = bases.get(node.name, ()) + tuple(filter(None, inherits))
             if any(_last(base) == "ScriptModule" for base in node.bases):
                 compiles.add(f"{node.name}.forward")
+            if {names.get(_dotted(each)) for each in node.decorator_list} & _COMPILES:
+                compiles.add(node.name)
         elif isinstance(node, ast.ImportFrom):
             stars |= any(each.name == "*" for each in node.names)
     functions = _functions(tree)
@@ -123,22 +126,19 @@ def scripts_of(tree: ast.Module, nodes: Sequence[ast.AST]) -> Scripts:
         for each in called:
             if each.args and isinstance(each.args[0], ast.Name) and each.args[0].id in arguments:
                 wrapped[each] = owner if owner and each.args[0].id == "self" else f"{WRAPPED}{name}"
-    for node in nodes:
-        if isinstance(node, ast.ClassDef):
-            if {names.get(_dotted(each)) for each in node.decorator_list} & _COMPILES:
-                compiles.add(node.name)
-        elif isinstance(node, ast.Call) and names.get(_dotted(node.func)) in ("script", "script_if_tracing"):
-            if node in wrapped:
-                compiles.add(wrapped[node])
-            elif node.args:
-                compiles |= _argument(node.args[0], values, imports, 4)
+    for call in nodes.calls:
+        if names.get(_dotted(call.func)) in ("script", "script_if_tracing"):
+            if call in wrapped:
+                compiles.add(wrapped[call])
+            elif call.args:
+                compiles |= _argument(call.args[0], values, imports, 4)
             else:
-                compiles |= {ANY_MODULE} if any(each.arg is None for each in node.keywords) else set()
-                for keyword in node.keywords[:1]:
+                compiles |= {ANY_MODULE} if any(each.arg is None for each in call.keywords) else set()
+                for keyword in call.keywords[:1]:
                     compiles |= _argument(keyword.value, values, imports, 4)
-        elif isinstance(node, ast.Call) and node.args and _SPEAKS.search(_last(node.func)):
-            callee = _meant(node.func, imports)
-            given |= {(callee, each) for each in _argument(node.args[0], values, imports, 4)} if callee else set()
+        elif call.args and _SPEAKS.search(_last(call.func)):
+            callee = _meant(call.func, imports)
+            given |= {(callee, each) for each in _argument(call.args[0], values, imports, 4)} if callee else set()
     return Scripts(
         frozenset(compiles), calls, bases, frozenset(refused), decorators, frozenset(given), stars, _lines_of(functions)
     )

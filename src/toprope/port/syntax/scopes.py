@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 __all__ = ["Binding", "Scope", "Walk", "arguments_of", "with_defaults"]
@@ -110,6 +111,15 @@ class Walk:
             unbound = {name for name in self.names if not hasattr(builtins, name)}
             self._assumed = {name: f"{all_of}.{name}" for name in unbound} | self._assumed
         self._telling |= set(self._assumed)
+
+    @cached_property
+    def read(self) -> dict[str, list[tuple[ast.Name, Scope]]]:
+        """The places where each name is read, with the scope."""
+        found: dict[str, list[tuple[ast.Name, Scope]]] = {}
+        for node, scope in self.scopes.items():
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.setdefault(node.id, []).append((node, scope))
+        return found
 
     def dotted(self, node: ast.AST, depth: int = 0) -> str | None:
         """The full name of what a name or attribute means, such as "torch.cuda.amp.autocast" for `amp.autocast`.
