@@ -38,7 +38,7 @@ _ASKS = re.compile(
 )
 """Names that hold an answer or a device, and say nothing about what runs there."""
 _OF_THE_MACHINE = {"torch.cuda.is_available", "torch.cuda.device_count"}
-"""What a test replaces that puts something in the place of all of torch.cuda."""
+"""Questions that a test answers when it replaces all of torch.cuda."""
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
