@@ -743,3 +743,65 @@ def test_a_class_that_a_test_replaces_was_called_by_another_name(tmp_path) -> No
 def test_the_attribute_of_an_option_is_no_device() -> None:
     before = b"import argparse\n\nparser = argparse.ArgumentParser()\nparser.add_argument('--cuda', dest='cuda')\n"
     assert port(before, "a.py").findings == []
+
+
+SENT_TO_THE_CPU = [
+    'if name == "cuda" and not torch.cuda.is_available():\n            name = "cpu"',
+    'if not torch.cuda.is_available() and name == "cuda":\n            name = "cpu"',
+    'if name.startswith("cuda") and not torch.cuda.is_available():\n            name = "cpu"',
+    'if "cuda" in name and not torch.cuda.is_available():\n            raise ValueError("no CUDA")',
+    'if name == "cuda":\n            if not torch.cuda.is_available():\n                name = "cpu"',
+    'name = name if torch.cuda.is_available() else "cpu"',
+    'if not torch.cuda.is_available():\n            name = "cpu"',
+]
+
+
+@pytest.mark.parametrize("lines", SENT_TO_THE_CPU)
+def test_the_cpu_was_not_taken_any_more_for_a_device_that_a_caller_names(lines) -> None:
+    before = f"""
+    import torch
+
+    def place(name):
+        {lines}
+        return torch.device(name)
+    """
+    assert "portable" not in ported(before)
+
+
+def test_a_parameter_that_is_resolved_is_not_sent_to_the_cpu() -> None:
+    before = """
+        import torch
+
+        def place(name="cuda"):
+            if not torch.cuda.is_available():
+                name = "cpu"
+            return torch.device(name)
+        """
+    assert "torch.cuda" not in ported(before) or "portable" not in ported(before)
+
+
+def test_a_function_that_records_a_graph_was_called_on_other_devices() -> None:
+    before = """
+        import torch
+
+        def record(f, x):
+            graph = torch.cuda.CUDAGraph()
+            return graph
+
+        def run(f, x):
+            if torch.cuda.is_available():
+                return record(f, x)
+            return f(x)
+        """
+    assert "portable" not in ported(before)
+
+
+def test_a_script_by_the_name_of_a_test_counts_its_cards() -> None:
+    before = """
+        import subprocess, torch
+
+        for number in range(torch.cuda.device_count()):
+            subprocess.run(["python", "one.py", str(number)])
+        """
+    context = Context(extensions=frozenset({"ops"}))
+    assert "range(portable.device_count())" in ported(before, "scripts/test_vistas.py", context=context)

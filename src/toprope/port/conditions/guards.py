@@ -25,6 +25,7 @@ from toprope.port.finding import Finding
 from toprope.port.project.scripted import is_outside
 from toprope.port.rule import Kind
 from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["QUESTIONS", "guards", "hold_back"]
 
@@ -202,6 +203,10 @@ def _about_cuda(file: File, question: ast.AST) -> str:
                 return f"asks for CUDA's graphs by {name}"
         assert outer is not None
         answer, outer = outer, file.parent(outer)
+        if name := _asked_of(file, outer, answer):
+            return f'is asked with a comparison of {name} with "cuda", which stays'
+    if name := _sent_to_cpu(file, answer, outer):
+        return f"takes the CPU for {name}, which may be CUDA's: give portable.resolve({name})"
     if engine := _engine(file, answer, outer):
         return f"is given to {engine}, which knows CUDA and the CPU"
     if _READS_STORAGES in file.source.text:
@@ -210,6 +215,48 @@ def _about_cuda(file: File, question: ast.AST) -> str:
                 if _name(inner) == _READS_STORAGES:
                     return f"chooses how storages of CUDA are read in line {getattr(inner, 'lineno', 0)}"
     return ""
+
+
+def _asked_of(file: File, condition: ast.AST, question: ast.AST) -> str:
+    """Return the parameter that is compared with "cuda" next to a question, where that comparison stays."""
+    converted = [node for finding, node in file.places if finding.converted and finding.rule.code in QUESTIONS]
+    for each in condition.values if isinstance(condition, ast.BoolOp) else ():
+        name = next((one.id for one in nodes_of(each) if isinstance(one, ast.Name) and _is_parameter(file, one)), "")
+        says = any(isinstance(one, ast.Constant) and one.value == "cuda" for one in nodes_of(each))
+        if each is not question and name and says and not any(_within(file, one, each) for one in converted):
+            return name
+    return ""
+
+
+def _sent_to_cpu(file: File, answer: ast.AST, outer: ast.AST | None) -> str:
+    """Return the parameter for which the CPU is taken without CUDA: `name if torch.cuda.is_available() else "cpu"`.
+
+    Where it is given "cuda", that is not the device in use. One whose default is "cuda" is resolved above.
+    """
+    found: list[ast.expr] = []
+    match outer:
+        case ast.IfExp(test=test, body=body, orelse=orelse) if test is answer:
+            found = [one for one, other in ((body, orelse), (orelse, body)) if _is_cpu(other)]
+        case ast.If(test=test, body=body, orelse=orelse) if test is answer:
+            for each in (*body, *orelse):
+                if isinstance(each, ast.Assign) and _is_cpu(each.value):
+                    found += each.targets
+    return next((each.id for each in found if isinstance(each, ast.Name) and _is_parameter(file, each)), "")
+
+
+def _is_cpu(node: ast.expr) -> bool:
+    text = node.args[0] if isinstance(node, ast.Call) and node.args and _name(node.func) == "device" else node
+    return isinstance(text, ast.Constant) and text.value == "cpu"
+
+
+def _is_parameter(file: File, node: ast.Name) -> bool:
+    """Return whether a name is a parameter whose default is not CUDA."""
+    for each in (each.node for each in file.bindings(node)):
+        arguments = file.parent(each) if isinstance(each, ast.arg) else None
+        if isinstance(arguments, ast.arguments):
+            default = next((value for one, value in with_defaults(arguments) if one is each), None)
+            return not (isinstance(default, ast.Constant) and str(default.value).startswith("cuda"))
+    return False
 
 
 def _engine(file: File, answer: ast.AST, outer: ast.AST | None) -> str:
@@ -285,6 +332,8 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             why = f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})"
             yield _Stays(node, why, finding.rule.kind is Kind.NOT_CONVERTIBLE)
             yield from (_Stays(each, why) for each in _reads_of(file, node))
+            if finding.rule.kind is Kind.NOT_CONVERTIBLE:
+                yield from (_Stays(each, why, True) for each in _calls_around(file, node))
     for node in file.walk.scopes if any(each in file.source.text for each in _PICKLES) else ():
         if isinstance(node, ast.Call) and file.dotted(node.func) in _UNPICKLES:
             yield _Stays(node, f"chooses how storages of CUDA are unpickled in line {node.lineno}")
@@ -304,6 +353,17 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             if isinstance(given, ast.IfExp) and _within(file, use, call.func):  # type: ignore[union-attr]
                 yield from (_Stays(each, f"chooses what is given to {file.text(use)} {why}")
                             for each in (given.body, given.orelse))  # fmt: skip
+
+
+def _calls_around(file: File, node: ast.AST) -> list[ast.Name]:
+    """Find where the function is used that a place is in, if it reaches the place whenever it is called."""
+    function = next((each for each in file.ancestors(node) if isinstance(each, _FUNCTIONS)), None)
+    for each in function.body if function is not None and file.parent(function) is None else ():
+        if _within(file, node, each):
+            return file.reads(function.name, function) if function and _always_runs(file, node, each) else []
+        if any(isinstance(inner, _LEAVES) for inner in nodes_of(each)):
+            return []
+    return []
 
 
 def _reads_of(file: File, node: ast.AST) -> list[ast.Name]:

@@ -80,7 +80,9 @@ def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
     places = [node for finding, node in converted if finding.rule.code not in _QUESTIONS]
     for finding, node in converted:
         if finding.rule.code in _QUESTIONS:
-            stays = bool(file.context.extensions) or not _is_converted_with(file, node, places)
+            is_test = bool(_TESTS.search(file.source.text))
+            built = file.context.extensions and (is_test or finding.rule.code in ("TR001", "TR001a"))
+            stays = bool(built) or (is_test and not _is_converted_with(file, node, places))
         else:
             stays = finding.rule.code in _DEVICES and isinstance(node, ast.expr) and _is_unused(file, node)
         if stays:

@@ -289,7 +289,7 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
 
 
 def _sets_type(node: ast.AST) -> bool:
-    """Return whether a node is `torch.set_default_tensor_type(torch.cuda.FloatTensor)`, or the call of an earlier run."""
+    """Return whether a node is `torch.set_default_tensor_type(torch.cuda.FloatTensor)`, or what was made of it."""
     if not isinstance(node, ast.Call) or last_name(node.func) != "set_default_tensor_type" or not node.args:
         return False
     return "cuda" in ast.unparse(node.args[0]) or "portable" in ast.unparse(node.func)
