@@ -768,16 +768,19 @@ def test_the_cpu_was_not_taken_any_more_for_a_device_that_a_caller_names(lines) 
     assert "portable" not in ported(before)
 
 
-def test_a_parameter_that_is_resolved_is_not_sent_to_the_cpu() -> None:
+def test_a_parameter_that_is_resolved_is_sent_to_the_cpu_by_the_device_in_use() -> None:
     before = """
         import torch
 
-        def place(name="cuda"):
+        def place(NAME="cuda"):
             if not torch.cuda.is_available():
-                name = "cpu"
-            return torch.device(name)
+                NAME = "cpu"
+            return torch.device(NAME)
         """
-    assert "torch.cuda" not in ported(before) or "portable" not in ported(before)
+    after = ported(before.replace("NAME", "device"))
+    assert "device = portable.resolve(device)" in after
+    assert "if not portable.is_available():" in after
+    assert "portable" not in ported(before.replace("NAME", "name"))
 
 
 def test_a_function_that_records_a_graph_was_called_on_other_devices() -> None:

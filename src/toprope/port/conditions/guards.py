@@ -217,7 +217,7 @@ def _about_cuda(file: File, question: ast.AST) -> str:
     return ""
 
 
-def _asked_of(file: File, condition: ast.AST, question: ast.AST) -> str:
+def _asked_of(file: File, condition: ast.AST | None, question: ast.AST) -> str:
     """Return the parameter that is compared with "cuda" next to a question, where that comparison stays."""
     converted = [node for finding, node in file.places if finding.converted and finding.rule.code in QUESTIONS]
     for each in condition.values if isinstance(condition, ast.BoolOp) else ():
@@ -250,12 +250,13 @@ def _is_cpu(node: ast.expr) -> bool:
 
 
 def _is_parameter(file: File, node: ast.Name) -> bool:
-    """Return whether a name is a parameter whose default is not CUDA."""
+    """Return whether a name is a parameter; not one whose default is CUDA's device, which is resolved above."""
     for each in (each.node for each in file.bindings(node)):
         arguments = file.parent(each) if isinstance(each, ast.arg) else None
         if isinstance(arguments, ast.arguments):
             default = next((value for one, value in with_defaults(arguments) if one is each), None)
-            return not (isinstance(default, ast.Constant) and str(default.value).startswith("cuda"))
+            is_cuda = isinstance(default, ast.Constant) and str(default.value).startswith("cuda")
+            return not (is_cuda and device_name(node.id))
     return False
 
 
