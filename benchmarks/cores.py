@@ -1,10 +1,13 @@
-"""How long the checks of `toprope.cores` take, and how that grows with the program; minima of rounds, one process.
+"""Time of the checks of `toprope.cores`, and its growth with the program; minima of rounds, in one process.
 
     python benchmarks/cores.py                     tables, and exit status 1 when a target is missed
     python benchmarks/cores.py --json              the same as JSON
     python benchmarks/cores.py --figure FILE.svg   the growth of a check drawn as well
 
 The programs are random, from a fixed seed: streams that hand their cores on by events, and ranks that all run the same.
+
+S1 and S2 are the checker's two sums (docs/cores.md). Run by hand and by benchmarks/run.py; docs/benchmarks.md has the
+figures, benchmarks/growth.py calls `growth`.
 """
 
 from __future__ import annotations
@@ -45,12 +48,12 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """Whether it is within its target, where it has one."""
+        """True if it is within its target, or has none."""
         return self.target is None or self.seconds <= self.target
 
 
 def best(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What it returns, and the least seconds it took."""
+    """Call a function several times; return its last result and the least seconds of a call."""
     least, found = float("inf"), None
     for _ in range(ROUNDS):
         begin = time.perf_counter()
@@ -60,7 +63,10 @@ def best(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def handed_on(streams: int, length: int, cards: int = 1, seed: int = 0) -> Program:
-    """Every operator takes cores that random others have finished with, and waits for them: S1 fails, S2 just holds."""
+    """A program in which each operator waits for the cores of random earlier ones: S1 does not prove it safe, S2 does.
+
+    S1 adds the largest needs of all streams; S2 adds only needs of operators that can run at the same time.
+    """
     chance = random.Random(seed)
     left: dict[tuple[int, int] | None, int] = {None: CORES}
     needs: list[list[int]] = [[] for _ in range(streams)]
@@ -124,7 +130,7 @@ def ranks(cards: int, length: int, limits: tuple[int, ...], seed: int = 7) -> Pr
 
 
 def sums() -> list[Row]:
-    """S2 of 80,000 operators."""
+    """Measure S2, the sum over operators that can run at the same time, for 80,000 operators."""
     rows = []
     for name, program in (
         ("S2 of one card, 4 streams x 20,000", handed_on(4, 20_000)),
@@ -139,7 +145,7 @@ def sums() -> list[Row]:
 
 
 def exact() -> list[Row]:
-    """The exact test of 1,600 operators, on four cards of which none is left out, and the whole check."""
+    """Measure the exact solvers and the whole check, for 1,600 operators on four cards."""
     rows = []
     for limits in ((12, 12, 12, 13), (24, 24, 24, 24), (48, 48, 48, 48)):
         program = ranks(4, 100, limits)
@@ -159,7 +165,7 @@ def exact() -> list[Row]:
 
 
 def planned() -> Row:
-    """A plan for eight streams."""
+    """Measure a plan for eight streams."""
     times = [[Times.estimate(5.0, 100.0 * (number + place + 1), CORES) for place in range(20)] for number in range(8)]
     demands = [Demand(f"s{number}", tuple(map(Work, each))) for number, each in enumerate(times)]
     found, seconds = best(lambda: plan(demands, Card("0", 24, CORES)))
@@ -167,7 +173,14 @@ def planned() -> Row:
 
 
 def growth(share: float = 1.0) -> dict[str, list[tuple[int, float]]]:
-    """Seconds of a check by operators, for programs that different tests decide; of a share of the sizes."""
+    """Measure the check over the number of operators, for programs that S1, S2 or a witness decides.
+
+    Args:
+        share: part of the sizes that is measured, the smallest first.
+
+    Returns:
+        By the name of the program: number of operators and seconds.
+    """
     makers: dict[str, Callable[[int], Program]] = {
         "safe by S1": lambda size: ranks(2, size // 8, (12,) * 4),
         "safe by S2": lambda size: handed_on(4, size // 4),

@@ -5,6 +5,9 @@
 
 Each program keeps two streams busy as training and inference programs do, and none of them hangs on a card: its streams
 meet at events, or run independent operators. A verdict "deadlock" is therefore a false alarm of the discipline.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. D0 to D2 are the
+disciplines by which a card may hand out cores (`toprope.cores.model`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""What the door costs over torch's own calls, and how fast weights get onto the simulated card; minima of rounds.
+"""Cost of a call of `toprope.device` over torch's own, and speed of loading weights; minima of rounds.
 
     python benchmarks/device.py               tables, and exit status 1 when a target is missed
     python benchmarks/device.py --json        the same as JSON
     python benchmarks/device.py --megabytes 256   a smaller file than 2 GB
 
 The card is the simulated one: the calls cost the same on a real one, the copies do not.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures, tests/device/test_device_benchmark.py sees
+that it runs.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ OVER = 1.0
 """Microseconds that a call may cost over torch's own."""
 
 RATIO = 1.3
-"""Of reading the file once and copying it once."""
+"""The most that loading may take, relative to reading the file once and copying it once."""
 
 HOST = 64 * 2**20
 """Bytes of the host's memory that loading may need beyond the card's own."""
@@ -44,7 +47,7 @@ HOST = 64 * 2**20
 
 @dataclass(frozen=True)
 class Call:
-    """One call beside torch's own. Microseconds."""
+    """One call of toprope.device next to torch's own. Microseconds."""
 
     name: str
     torch: float
@@ -52,13 +55,13 @@ class Call:
 
     @property
     def met(self) -> bool:
-        """Whether the target holds."""
+        """True if the target holds."""
         return self.ours <= self.torch + OVER
 
 
 @dataclass(frozen=True)
 class Load:
-    """Loading a file beside reading and copying it. Seconds and bytes."""
+    """Loading a file, next to reading and copying it. Seconds and bytes."""
 
     megabytes: int
     read_and_copy: float
@@ -67,12 +70,12 @@ class Load:
 
     @property
     def met(self) -> bool:
-        """Whether both targets hold."""
+        """True if both targets hold."""
         return self.load <= RATIO * self.read_and_copy and self.host_bytes <= HOST
 
 
 def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """Name: torch's own call, and the door's."""
+    """By name: torch's own call, and the call of toprope.device."""
     npu = torch.npu
     card = device.get("npu:1")
     stream, where = card.stream(), torch.device("npu:1")
@@ -142,7 +145,7 @@ def read_and_copy(path: Path, host: torch.Tensor, card: torch.Tensor) -> float:
 
 
 def load(megabytes: int, folder: Path) -> Load:
-    """A file of so many megabytes, loaded and read in turns in this process; its pages are in the cache."""
+    """Measure loading a file of this size, and reading and copying it, in turns; its pages are in the cache."""
     path = folder / "weights.safetensors"
     rows = megabytes * 10**6 // 4 // 16 // 4096
     save_file({f"layer{index}": torch.full((rows, 4096), float(index)) for index in range(16)}, path)

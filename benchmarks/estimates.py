@@ -2,6 +2,9 @@
 
 Reads benchmarks/measurements/operators.toml. A measurement whose chip is not named, only its family, is compared with
 the range over all chips of that family.
+
+Run by hand after a change of rates or formulas of `toprope.estimate`; docs/time.md has the table. The
+measurements are other people's, each with its source: rows are added, never adapted.
 """
 
 import argparse
@@ -26,7 +29,7 @@ ALSO = {"910B2C": "910B1", "950DT_9582": "950DT", "950PR_9599": "950PR"}
 
 
 def call_of(text):
-    """ "mm(float16[2,3], float16[3,4]) -> float16[2,4] # 48" as a call."""
+    """Parse a call of the measurements: "mm(float16[2,3], float16[3,4]) -> float16[2,4] # 48"."""
     text, _, operations = text.partition(" # ")
     name, read, made = re.fullmatch(r"(\w+)\((.*)\) -> (.*)", text).groups()
     tensors = [
@@ -38,6 +41,7 @@ def call_of(text):
 
 
 def chips_of(source):
+    """The chips that a source may have measured: the one it names, else all of its family; none if unknown."""
     name = source.get("chip", "")
     if name:
         try:
@@ -49,6 +53,7 @@ def chips_of(source):
 
 
 def time_of(chip, costs, row):
+    """The estimate of a row on a chip, by the way that it was measured; and whether host or card sets the time."""
     rates = rates_of(chip)
     card = [rates.seconds(cost) for cost in costs]
     total = Span(*map(sum, zip(*card, strict=True)))
@@ -66,6 +71,7 @@ def time_of(chip, costs, row):
 
 
 def compared(sets):
+    """Yield each measurement of these sets with its estimate: source, row, kind, bound, seconds measured, range."""
     for source in tomllib.loads(MEASUREMENTS.read_text(encoding="utf-8"))["source"]:
         known = chips_of(source) if source["set"] in sets else []
         for row in source["rows"] if known else ():
@@ -94,6 +100,7 @@ def compared(sets):
 
 
 def summary(rows):
+    """One line about rows: how many lie inside their range, the median error, the median width of a range."""
     inside = sum(span.low <= measured <= span.high for *_, measured, span in rows)
     errors = [abs(span.likely / measured - 1) for *_, measured, span in rows]
     widths = [span.ratio for *_, span in rows]

@@ -1,4 +1,4 @@
-"""Pipelines of ours beside Ray's compiled graphs on this machine: medians of rounds in which both take turns.
+"""Pipelines of `toprope.flow` next to Ray's compiled graphs on this machine: medians of rounds that take turns.
 
     python benchmarks/flow.py                 tables, and exit status 1 when a target is missed
     python benchmarks/flow.py --json          the same as JSON
@@ -7,6 +7,8 @@
     python benchmarks/flow.py --share 0.05    fewer inputs, to see that all of it runs
 
 Each stage returns what it is given, in a process of its own on both sides. Ray is the extra `cluster`.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Turns and rows are in `parts.turns`.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Ours:
         return self._fetch()
 
     def pipelined(self, value: Any, count: int) -> None:
-        """So many inputs, of which several are under way."""
+        """Process `count` inputs, of which several are under way at a time."""
         for number in range(count + WINDOW):
             if number >= WINDOW:
                 self._fetch()
@@ -104,7 +106,7 @@ class Ours:
         return count
 
     def flooded(self, value: Any, count: int) -> int:
-        """So many inputs, of which as many as fit are under way; the most that an edge held."""
+        """Process `count` inputs, with as many under way as fit; return the most that an edge held."""
         feeding = threading.Thread(target=lambda: [self._feed(value) for _ in range(count)])
         feeding.start()
         deepest = 0
@@ -116,7 +118,7 @@ class Ours:
         return deepest
 
     def value(self, is_large: bool) -> Any:
-        """What is fed."""
+        """The input: a large array, or a small one."""
         return torch.from_numpy(LARGE.copy()) if is_large else None
 
     def pids(self) -> list[int]:
@@ -172,7 +174,7 @@ class Rays:
         return self._ray.get(self._graph.execute(value), timeout=60)
 
     def pipelined(self, value: Any, count: int) -> None:
-        """So many inputs, of which several are under way."""
+        """Process `count` inputs, of which several are under way at a time."""
         under_way: deque[Any] = deque()
         for number in range(count + WINDOW):
             if number >= WINDOW:
@@ -181,7 +183,7 @@ class Rays:
                 under_way.append(self._graph.execute(value))
 
     def value(self, is_large: bool) -> Any:
-        """What is fed."""
+        """The input: a large array, or a small one."""
         return LARGE.copy() if is_large else None
 
     def pids(self) -> list[int]:
@@ -194,7 +196,7 @@ class Rays:
 
 
 class Chains:
-    """The rows of a chain of so many stages.
+    """The rows of a chain of `hops` stages.
 
     Args:
         ray: the module; None to measure ours alone.
@@ -307,7 +309,7 @@ def compare(ray: Any, share: float, rounds: int, old: Path | None) -> list[Row]:
 
 @dataclass(frozen=True)
 class Growth:
-    """What many inputs leave behind.
+    """Memory and queue lengths after many inputs.
 
     Attributes:
         count: number of inputs.
@@ -322,7 +324,7 @@ class Growth:
 
     @property
     def met(self) -> bool:
-        """Whether the edges held no more than they may, and nothing has grown."""
+        """True if the edges held no more than they may, and nothing has grown."""
         return self.depth <= 128 and self.after - self.before <= GROWTH_BYTES
 
 
@@ -418,7 +420,7 @@ def main() -> int:
 
 
 def end(code: int) -> None:
-    """Ray's end waits for compiled graphs now and then, and for ever: it has so many seconds."""
+    """Shut Ray down, within a limit of seconds: now and then it waits for its compiled graphs for ever."""
     if "ray" in sys.modules:
         ending = threading.Thread(target=sys.modules["ray"].shutdown, daemon=True)
         ending.start()

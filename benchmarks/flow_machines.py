@@ -9,6 +9,8 @@ toprope.flow between processes that take each other for other machines; Ray by a
 copies its object from one object store to the other. Both are on this machine: it compares the work of the processors,
 not the network. Decision to make with it: whether edges between machines stay on their own connections or go by Ray's
 objects.
+
+Run by hand; docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations

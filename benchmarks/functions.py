@@ -1,4 +1,4 @@
-"""Instances of ours beside Ray's actors on this machine: medians of rounds in which both take turns.
+"""Instances of `toprope.functions` next to Ray's actors on this machine: medians of rounds in which both take turns.
 
     python benchmarks/functions.py                 tables, and exit status 1 when a target is missed
     python benchmarks/functions.py --json          the same as JSON
@@ -8,6 +8,8 @@
                                                    COMMIT) in the place of Ray; exit status 1 when a row is slower
 
 Ray is the extra `cluster`. The card is a simulated one: a real card's own start comes on top of both sides.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. `--old` uses `parts.versions`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ GROWTH_BYTES = 8 * 2**20
 
 
 class Probe:
-    """What both sides run."""
+    """The class that both sides run."""
 
     def nothing(self) -> None:
         """Only the way there and back."""
@@ -145,7 +147,7 @@ class Row:
         name: what is done.
         target: in words; "" for none.
         holds: whether the target is met by our time and Ray's, None where Ray was not measured.
-        needs_ray: whether the target is one beside Ray.
+        needs_ray: whether the target is relative to Ray.
         ours, ray: a time for each round.
     """
 
@@ -163,7 +165,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None where there is none, or nothing to measure it against."""
+        """True if the target is met; None where there is none, or nothing to measure it against."""
         if self.holds is None or (self.needs_ray and not self.ray):
             return None
         return self.holds(*self.times)
@@ -174,7 +176,7 @@ class Row:
 
 
 def faster(times: float) -> dict[str, Any]:
-    """The target to take so many times less than Ray."""
+    """The target to be faster than Ray by this factor."""
     return {"target": f">= {times:g}x faster", "holds": lambda ours, ray: ours * times <= ray}
 
 
@@ -307,7 +309,7 @@ def show_versions(rows: list[Compared], old: Path, rounds: int) -> None:
 
 
 def on_ray(ray: Any, share: float) -> list[Row]:
-    """The same program on Ray, by us, beside Ray's own calls."""
+    """Rows of toprope's Ray backend, next to Ray's own calls."""
     little_more = {"target": "<= 1.15x Ray's own", "holds": lambda ours, ray: ours <= 1.15 * ray}
     yr.init(yr.Config(server_address="ray"))
     value = np.zeros(MB, "u1")
@@ -328,7 +330,7 @@ def on_ray(ray: Any, share: float) -> list[Row]:
 
 @dataclass(frozen=True)
 class Growth:
-    """What so many instances have left, one after the other."""
+    """Memory, descriptors and processes that are left after many instances, one after the other."""
 
     count: int
     seconds: float
@@ -337,7 +339,7 @@ class Growth:
 
     @property
     def met(self) -> bool:
-        """Whether nothing has grown."""
+        """True if nothing has grown."""
         before, after = self.before, self.after
         same = (before.descriptors, before.processes) == (after.descriptors, after.processes)
         return same and after.memory - before.memory <= GROWTH_BYTES
@@ -379,6 +381,7 @@ def measure(with_ray: bool, share: float, growth_count: int) -> tuple[list[Row],
 
 
 def _ray() -> Any:
+    """Start a Ray on this machine with two resources that stand for cards."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -405,8 +408,8 @@ def time_of(microseconds: float | None) -> str:
 def show(rows: list[Row], grown: Growth, with_ray: bool) -> None:
     """Print the tables."""
     words = {None: "", True: "met", False: "missed"}
-    beside = "beside Ray's actors" if with_ray else "without Ray"
-    print(f"Medians of {ROUNDS} rounds, {beside}, measured here on {os.cpu_count()} processors\n")
+    peer = "next to Ray's actors" if with_ray else "without Ray"
+    print(f"Medians of {ROUNDS} rounds, {peer}, measured here on {os.cpu_count()} processors\n")
     print("| | toprope | Ray | Ray / toprope | target | |\n|---|---:|---:|---:|---|---|")
     for row in rows:
         ours, ray = row.times

@@ -1,4 +1,4 @@
-"""How time grows with size: an operator, a call, a check, a port, a model larger than its card; peers in the same run.
+"""Growth of time with size: an operator, a call, a check, a port, a model larger than its card; peers in the same run.
 
     python benchmarks/growth.py                     a table
     python benchmarks/growth.py --figure FILE.svg   drawn as well
@@ -8,6 +8,9 @@
 
 Medians of rounds in which both sides take turns. Peers: the CPU for operators on the simulated card, Ray's actors for
 calls, accelerate's cpu_offload for models; without them the line is left out and named. A check and a port have none.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md shows the figure. tests/project/test_benchmarks.py sees that it
+runs.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ def operators(share: float) -> Panel:
 
 
 class Probe:
-    """What an instance and an actor run."""
+    """The class that an instance and an actor run."""
 
     def size(self, value: np.ndarray) -> int:
         return value.nbytes

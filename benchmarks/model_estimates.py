@@ -2,6 +2,8 @@
 
 The measurements are those of benchmarks/measurements/models.toml that are held out and described well enough to write
 the program, or the options of `toprope estimate`. Takes about five minutes.
+
+Run by hand after a change of `toprope.estimate`; docs/time.md has the table. Nothing is ever fitted to these rows.
 """
 
 import json
@@ -19,7 +21,7 @@ DECODE = ("--mode", "decode", "--length")
 PREFILL = (QWEN, "--mode", "prefill", "--length", "200")
 SMALL, MEDIUM = (1, 2, 128, 512, 8), (4, 1, 256, 1024, 16)
 
-# what, source, milliseconds measured, chips, program or model with options
+# name, source, measured milliseconds, chips, program or model with its options
 CASES = [
     ("tiny Qwen2, training step", "candle#562", 14.88, ("910B3",), ("tiny_qwen2_training.py",)),
     ("1 layer, FSDP2 on 2 cards, training step", "candle#558", 33.80, ("910B3",), ("fsdp2_training.py", *SMALL)),
@@ -43,6 +45,7 @@ CASES = [
 
 
 def of_program(chip, words):
+    """Run a program on the simulated card; return its step's estimate in ms: least, likely, most."""
     name, *arguments = words
     command = [str(PROGRAMS / name), *map(str, arguments)]
     cards = []
@@ -58,6 +61,7 @@ def of_program(chip, words):
 
 
 def of_model(chip, words):
+    """Estimate a model with `toprope estimate`; return ms: least, likely, most."""
     done = subprocess.run(
         ["toprope", "estimate", *map(str, words), "--chip", chip, "--json"],
         check=True, capture_output=True, text=True, timeout=600,

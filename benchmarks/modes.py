@@ -1,4 +1,4 @@
-"""A transformer's inference in each mode, beside plain fp32.
+"""A transformer's inference in each mode of `toprope.tiers`, next to plain fp32.
 
     nice -n -15 python benchmarks/modes.py     tables in Markdown, and exit status 1 when a target is missed
     python benchmarks/modes.py --loaded        where others use the machine: a thread's CPU time decides, not wall time
@@ -7,11 +7,13 @@
 
 Each mode has a process of its own, with the same weights and inputs; they take turns, in another order each round. Two
 kinds of passes are timed: decoding, one new token for each sequence after 128 that are in the cache of keys and values,
-and reading in, 16 tokens for each. Errors are relative root mean squares: of the logits beside those of fp32, and the
+and reading in, 16 tokens for each. Errors are relative root mean squares: of the logits relative to fp32, and the
 largest of a layer's weight. Weights are random, Gaussian.
 
-The target is that of the speed mode, where the CPU has instructions for bf16: at least 1.5 times plain fp32, decoding
+The target holds for the speed mode, where the CPU has instructions for bf16: at least 1.5 times plain fp32, decoding
 at batch 1 and at batch 32.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -114,7 +116,7 @@ class Runs:
             self.inputs["reading in", batch] = (torch.randint(0, VOCABULARY, (batch, READ)), None)
 
     def figures(self) -> dict[str, Any]:
-        """What the mode did to the model."""
+        """Figures of the mode's changes to the model."""
         from toprope.tiers import modes
 
         active = modes.active()
@@ -169,7 +171,7 @@ class Worker:
         return line
 
     def kept(self, kind: str, batch: int) -> Path:
-        """Where logits lie."""
+        """The file with the logits."""
         return Path(self.folder) / f"{self.mode}-{kind.replace(' ', '-')}-{batch}.pt"
 
     def close(self) -> None:
@@ -254,7 +256,7 @@ def measure(chosen: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="figures as JSON")
     parser.add_argument("--loaded", action="store_true", help="hold the target against one thread's CPU time")

@@ -2,6 +2,8 @@
 
 The cases are those of benchmarks/measurements/other_model.toml. That model is not known to have been measured, so this
 is agreement and no accuracy. Takes about five minutes.
+
+Run by hand; docs/time.md has the table.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Weights in few bits: their errors, decoding beside the memory's write speed, and products beside torch's.
+"""Quantised weights ("pages"): errors, speed of decoding next to the memory's write speed, products next to torch's.
 
     python benchmarks/pages.py                tables in Markdown, and exit status 1 when a target is missed
     python benchmarks/pages.py --loaded       where others use the machine: targets are held against a thread's CPU time
@@ -8,9 +8,11 @@
                                               when one is more than 5 % slower now
 
 Every figure of a table is from this run; those that are compared took turns, in another order each round, so that each
-finds the cache filled by one of the others. Products are told twice: by all of torch's threads in wall time, and by one
-thread in the time that the CPU gave it, which a loaded machine disturbs less. Medians are beside the minima, which
-count. torchao and bitsandbytes are measured where they are installed.
+finds the cache filled by one of the others. Products are measured twice: by all of torch's threads in wall time, and by
+one thread in the time that the CPU gave it, which a loaded machine disturbs less. Medians are shown next to the minima;
+the minima count. torchao and bitsandbytes are measured where they are installed.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -114,7 +116,7 @@ def errors(report: Report, size: int) -> None:
 
 
 def decoding(report: Report, size: int, clock: Callable[[], float]) -> None:
-    """Bytes that one core decodes in a second, beside those that it writes to memory."""
+    """Bytes that one core decodes in a second, next to those that it writes to memory."""
     held = size >= HELD
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -166,14 +168,14 @@ def others(weight: torch.Tensor, x: torch.Tensor) -> dict[str, Callable[[], obje
 
 
 def products(report: Report, size: int, loaded: bool) -> None:
-    """Products with few rows of activations, beside torch's in bf16, fp32 and int4."""
+    """Products with few rows of activations, next to torch's in bf16, fp32 and int4."""
     torch.manual_seed(0)
     weight = torch.randn(size, size).bfloat16()
     wide = weight.float()
     int4 = torch._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (size, size), dtype=torch.int32), 1)
     int4_scales = torch.rand(size // 128, size, 2).bfloat16()
     stored = {form: pages.encode(weight, form, "reference") for form in pages.FORMATS}
-    another = pages.encode(weight, "nvfp4", "reference")  # which does not bring that of bf16 into the cache
+    another = pages.encode(weight, "nvfp4", "reference")  # which does not bring the weight in bf16 into the cache
     kept = {form: [page.codes.clone(), page.scales.clone()] for form, page in stored.items()}
     for batch in (1, 8, 32):
         x = torch.randn(batch, size, dtype=torch.bfloat16)
@@ -248,7 +250,7 @@ def least(work: Callable[[], object]) -> Callable[[], float]:
 
 
 def turns(size: int) -> Rows:
-    """What is measured with an older code too."""
+    """The work that is also measured with an older code (--old)."""
     dtypes = (torch.bfloat16, torch.float32)
     return {
         **{f"decode {form}, {str(dtype)[6:]}": partial(decode_turns, size, form, dtype)

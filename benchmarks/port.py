@@ -1,4 +1,4 @@
-"""The port on public repositories: what it finds, converts and leaves, how right it is, and how fast.
+"""The port on public repositories: figures of what it finds, converts and leaves, of its correctness and its speed.
 
     TOPROPE_CORPUS=FOLDER python benchmarks/port.py       the repositories of benchmarks/data/port_repositories.toml
     python benchmarks/port.py FOLDER...                   these folders
@@ -6,6 +6,9 @@
 
 Exit status 1 when a target is missed. Without folders it says so and does nothing. The seconds are the processor's, of
 one process; nothing is written.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. The scan and the verdicts that it is measured
+by are in `parts.port_corpus`, `parts.port_labels` and `parts.port_oracle`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import tomllib
 from dataclasses import asdict
 from typing import Any
 
-from parts.port_corpus import DATA, Looked, commits, folders, look
+from parts.port_corpus import DATA, PortedRepository, commits, folders, port_repository
 from parts.port_labels import Figures, figures
 from parts.port_oracle import oracle
 
@@ -35,26 +38,26 @@ RECALL, PRESERVING = 0.99, 0.97
 BEFORE, AFTER = "pytorch+examples-before", "pytorch+examples"
 
 
-def row(looked: Looked) -> dict[str, Any]:
+def row(ported: PortedRepository) -> dict[str, Any]:
     """The figures of a repository."""
-    states = [place.state for place in looked.places]
-    found, converted = looked.counts(Kind.PRESERVING)
+    states = [place.state for place in ported.places]
+    found, converted = ported.counts(Kind.PRESERVING)
     return {
-        "repository": looked.name,
-        "files": len(looked.files),
-        "lines": looked.lines,
+        "repository": ported.name,
+        "files": len(ported.files),
+        "lines": ported.lines,
         "places": len(states),
         "converted": states.count("converted"),
         "reported": states.count("reported"),
         "neither": states.count("missed"),
-        "places_after": looked.left,
+        "places_after": ported.left,
         "preserving": found,
         "preserving_converted": converted,
-        "edits": sum(1 for _ in looked.edits()),
-        "second_run_changes": looked.again,
-        "broken": looked.broken,
-        "skipped": [each.skipped for each in looked.files if each.skipped],
-        "seconds": round(looked.seconds, 3),
+        "edits": sum(1 for _ in ported.edits()),
+        "second_run_changes": ported.again,
+        "broken": ported.broken,
+        "skipped": [each.skipped for each in ported.files if each.skipped],
+        "seconds": round(ported.seconds, 3),
     }
 
 
@@ -124,11 +127,11 @@ def main() -> int:
     if not found:
         print("no repositories: name folders, or the folder that has them in TOPROPE_CORPUS")
         return 0
-    look(found[0])  # so that the rules are loaded
-    looked = [look(folder, ROUNDS) for folder in found]
-    rows = [row(each) for each in looked]
-    sums = summary(rows, figures(looked))
-    there = {each.name: (each, folder) for each, folder in zip(looked, found, strict=True)}
+    port_repository(found[0])  # so that the rules are loaded
+    ported = [port_repository(folder, ROUNDS) for folder in found]
+    rows = [row(each) for each in ported]
+    sums = summary(rows, figures(ported))
+    there = {each.name: (each, folder) for each, folder in zip(ported, found, strict=True)}
     if there.keys() >= {BEFORE, AFTER}:
         sums["oracle"] = asdict(oracle(there[BEFORE][0], there[AFTER][1]))
     if arguments.json:

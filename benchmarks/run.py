@@ -7,6 +7,8 @@
 Each benchmark runs with fewer rounds or smaller sizes than alone, so that all fit; the figures of docs/benchmarks.md
 are those of the whole ones. A peer that is not installed is named, and its rows have no ratio. A benchmark that takes
 longer than its limit is ended and named. Exit status 1 when a target was missed or a benchmark failed.
+
+A benchmark is added to `BENCHMARKS` with a function that reads its JSON; tests/project/test_benchmarks.py.
 """
 
 from __future__ import annotations
@@ -209,7 +211,7 @@ BENCHMARKS = {
 
 @dataclass(frozen=True)
 class Done:
-    """What a benchmark gave: its rows, or why it gave none."""
+    """Result of a benchmark: its rows, or the reason why there are none."""
 
     figures: tuple[Figure, ...]
     seconds: float

@@ -7,6 +7,8 @@
 The model, the client and the JSON of requests and answers are the same. Each software is tuned first: of a few settings
 the fastest within the limit is measured. In each round all take turns; the others are stopped meanwhile, Ray apart,
 whose processes answer each other. The target: 1.5 times the better of the two, the confidence interval excluding 1.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. The three services are in `parts.services`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Speed of the simulated card beside the CPU, in one process: minima of repeats, one thread.
+"""Speed of the simulated card next to the CPU, in one process: minima of repeats, one thread.
 
     python benchmarks/sim.py            a table, and exit status 1 when a target is missed
     python benchmarks/sim.py --json     the same as JSON
 
 The figures say what the simulation costs on top of the host's own work; they say nothing about a real card.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -162,7 +164,7 @@ def rehearsed_steps() -> Row:
 
 
 def import_cost() -> Row:
-    """What the installed card adds to `import torch`: medians of CPU time in fresh processes that take turns."""
+    """Time that the installed card adds to `import torch`: medians of CPU time in fresh processes that take turns."""
     times: dict[str, list[float]] = {"": [], "910B3": []}
     code = "import time; t = time.process_time(); import torch; print(time.process_time() - t)"
     for _ in range(2 * ROUNDS + 1):

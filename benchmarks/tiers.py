@@ -1,4 +1,4 @@
-"""How near `toprope.tiers` comes to what disk, link and computation allow, beside accelerate in the same run.
+"""Times of `toprope.tiers` as multiples of what disk, link and computation allow, next to accelerate in the same run.
 
     python benchmarks/tiers.py                     tables, and exit status 1 when a target is missed
     python benchmarks/tiers.py --json              the same as JSON
@@ -7,19 +7,24 @@
     python benchmarks/tiers.py --old FOLDER        the same passes with another checkout's code, in turns; status 1 when
                                                    one is more than 5 % slower now
 
-32 x Linear(4096, 4096) in fp32 lie on the disk, the device is an arena of 0.5 GB in the host's memory. A run is: the
-disk and the computation alone (calibration), a pass whose weights come from the disk, the same with accelerate, and the
-calibration again; where the two calibrations differ by more than 20 % it does not count. The limit T* of a pass is the
-longer of computing with all weights in memory and reading what the pass reads at the disk's speed, by the faster
-calibration. That speed is the one into 128 MiB of memory, since weights go into memory and not into the CPU's cache;
-"hot" in the notes is T/T* by the speed into 4 MiB for each thread, which stay in the cache. "Both alone" is how long
-the same reading and the same computing take when they are begun at once, without toprope: T* would have them not
-disturb each other at all, which they do where cores and memory are shared. A pass that is timed
-follows another one, so that nothing is read ahead for it between runs. Files are dropped from the page cache;
-`/proc/self/io` says whether a pass has read what it should.
+The model is 32 x Linear(4096, 4096) in fp32, in files; the device is an arena of 0.5 GB in the host's memory. A run is:
+the disk and the computation alone (calibration), a pass whose weights come from the disk, the same with accelerate, and
+the calibration again. It does not count where the two calibrations differ by more than 20 %.
 
-Weights that begin in their file where fp32 may begin in memory are read into their place. Others ("copied") have to be
-copied once more, or products with one row would have other bits: those have rows of their own.
+The figure is T/T*. T is the time of the pass. T*, its limit, is the longer of two times by the faster calibration:
+computing with all weights in memory, and reading the pass's bytes at the disk's speed. Further columns:
+
+* "hot": T/T* with the disk's speed into buffers that stay in the CPU's cache (4 MiB for each thread). T* itself has the
+  speed into 128 MiB, since weights go into memory.
+* "both alone": the same reading and computing, begun at once and without toprope. It is more than T* where the two
+  disturb each other, as they share cores and memory.
+* "copied": rows of a model whose weights do not begin at a multiple of 16 bytes in their files. They cannot be read
+  into their place and are copied once more.
+
+A timed pass follows another one, so that nothing is read ahead for it between runs. Files are dropped from the page
+cache before; `/proc/self/io` says whether a pass has read what it should.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
 """
 
 from __future__ import annotations
@@ -59,12 +64,12 @@ TARGETS = {
 COPIED_ROWS = 128  # the most that are measured with copied weights
 PIECE = 4 * 2**20  # bytes of a request to the disk
 ROOM = 2**27  # bytes of memory that the disk's speed is measured into
-HOT = 2**23  # so many stay in the CPU's cache
+HOT = 2**23  # bytes that stay in the CPU's cache
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured."""
+    """Sizes of the model and of its runs."""
 
     layers: int = 32
     width: int = 4096
@@ -85,6 +90,7 @@ QUICK = Size(layers=8, width=512, shards=2, arena=4_500_000, runs=1, tries=2, li
 
 
 def build(size: Size) -> nn.Sequential:
+    """The model, with random weights."""
     return nn.Sequential(*(nn.Linear(size.width, size.width, bias=False) for _ in range(size.layers)))
 
 
@@ -111,7 +117,7 @@ def write(folder: Path, size: Size, start: int = 0) -> None:
 
 
 def drop(folder: Path) -> None:
-    """Out of the page cache."""
+    """Drop a folder's files from the page cache."""
     for file in folder.iterdir():
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)
@@ -120,9 +126,9 @@ def drop(folder: Path) -> None:
             os.close(descriptor)
 
 
-def areas(room: int) -> list[mmap.mmap]:
-    """Memory that two threads read into, so many bytes together; it is there before it is read into, as a slot is."""
-    made = [mmap.mmap(-1, room // 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]
+def buffers(nbytes: int) -> list[mmap.mmap]:
+    """Buffers of two threads, of `nbytes` together; their memory is touched before it is read into, as a slot's is."""
+    made = [mmap.mmap(-1, nbytes // 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]
     for each in made:
         each.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to a request: the disk is faster so
         for page in range(0, len(each), mmap.PAGESIZE):
@@ -131,10 +137,10 @@ def areas(room: int) -> list[mmap.mmap]:
 
 
 def read(folder: Path, share: float, into: Sequence[mmap.mmap]) -> int:
-    """Read a share of the files directly, 4 MiB at a time, with a thread for each area, again and again into it.
+    """Read a share of the files directly, 4 MiB at a time, with a thread for each buffer, filled again and again.
 
     Returns:
-        How many bytes.
+        The number of bytes.
     """
     places = [
         (file, offset)
@@ -171,16 +177,16 @@ def read(folder: Path, share: float, into: Sequence[mmap.mmap]) -> int:
 
 
 def disk_speed(folder: Path, share: float = 1.0, room: int = ROOM) -> float:
-    """Bytes a second of reading a share of the files into so many bytes of memory, and doing nothing else."""
-    into = areas(room)
+    """Bytes a second of reading a share of the files into a buffer of this size, and doing nothing else."""
+    into = buffers(room)
     begin = time.perf_counter()
     return read(folder, share, into) / (time.perf_counter() - begin)
 
 
-def beside(folder: Path, nbytes: int, work: Callable[[], object]) -> float:
-    """Seconds until both are done, reading so many bytes and computing, begun at once and with nothing of toprope."""
+def concurrently(folder: Path, nbytes: int, work: Callable[[], object]) -> float:
+    """Seconds until both reading `nbytes` and computing are done, begun at once and without toprope."""
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    reader = threading.Thread(target=read, args=(folder, nbytes / total, areas(ROOM)))
+    reader = threading.Thread(target=read, args=(folder, nbytes / total, buffers(ROOM)))
     begin = time.perf_counter()
     reader.start()
     work()
@@ -200,6 +206,7 @@ def memory_speed(size: Size) -> float:
 
 
 def timed(work: Callable[[], object]) -> float:
+    """Seconds of a call."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
@@ -212,6 +219,7 @@ def read_bytes() -> int:
 
 
 def resident(folder: Path, size: Size) -> nn.Sequential:
+    """The model with all its weights in memory."""
     from safetensors.torch import load_file
 
     model = build(size)
@@ -274,9 +282,9 @@ def from_disk(
             was = read_bytes()
             took = timed(lambda: model(x))
             stats, moved = handle.stats(), read_bytes() - was
-            # What is read ahead for the next pass is read in this one's time, as this one's was in that of the last.
+            # What is read ahead for the next pass is read in this one's time, as this one's was in the last one's.
             loaded = sum(each.bytes for each in handle.plan.loads)
-            both = beside(folder, loaded, lambda: plain(x))
+            both = concurrently(folder, loaded, lambda: plain(x))
             theirs = None if other is None else other.run(x)
             speeds.append(disk_speed(folder, 0.5))
             hot.append(disk_speed(folder, 0.5, HOT))
@@ -374,7 +382,7 @@ def small_turns() -> Iterator[Callable[[], float]]:
 
 
 def turns(size: Size, folder: Path, counts: Sequence[int]) -> Rows:
-    """What is measured with an older code too."""
+    """The work that is also measured with an older code (--old)."""
     found: Rows = {
         **{f"disk, {count} rows": partial(disk_turns, folder / "whole", size, count) for count in counts},
         **{
@@ -448,13 +456,14 @@ print((peak - before) / size.arena)
 
 
 def memory(folder: Path, size: Size) -> float:
-    """The most memory that a process takes beside what it had, as a part of the device's budget."""
+    """The most memory that a process takes in addition to what it had, as a part of the device's budget."""
     code = MEMORY.format(folder=str(Path(__file__).parent), size=asdict(size), model=str(folder))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
 def measure(size: Size, folder: Path, counts: Sequence[int] = ROWS) -> tuple[list[Row], dict[str, float]]:
+    """Measure all rows: weights from the disk, from the host, and the costs of Python and memory."""
     torch.set_grad_enabled(False)
     whole, odd = folder / "whole", folder / "odd"
     write(whole, size)

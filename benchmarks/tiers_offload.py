@@ -5,10 +5,12 @@
     TOPROPE_SIM=910B3 python benchmarks/tiers_offload.py --quick  a small model and few rounds
 
 A chain of equal Linear layers in fp32 lies in the host's memory. On the simulated card a copy is one in the host's
-memory; for a link of so many GB/s each copy takes at least as long as it would over that link, with all of them. "one
+memory; for a link of N GB/s each copy takes at least as long as it would over that link, with all of them. "one
 slot" has the device memory that the others take: one layer. "two slots" has twice that, and loads while it computes.
 The others run without streams of their own. All take turns in each round; a figure is the median of the rounds' ratios
 to the faster one of the others, with an interval of 95 %. All outputs are equal to the bit.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ TARGETS = {True: 0.9, False: 1.0}
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured."""
+    """Sizes of the model and of its runs."""
 
     layers: int = 16
     width: int = 2048
@@ -71,7 +73,7 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """Whether it is within its target."""
+        """True if it is within its target."""
         return self.ratio <= self.target
 
 
@@ -100,7 +102,7 @@ def slowed(link: Link | None) -> Iterator[None]:
     try:
         yield
     finally:
-        del torch.Tensor.to  # that of its base class is left
+        del torch.Tensor.to  # its base class has the original
 
 
 def others(size: Size, there: torch.device) -> dict[str, nn.Module]:
@@ -130,6 +132,7 @@ def others(size: Size, there: torch.device) -> dict[str, nn.Module]:
 
 
 def measure(size: Size, link: float | None) -> Row:
+    """Measure one link: each offloader in turns, all outputs compared."""
     card = devices.get()
     there = card.torch_device
     if not card.capabilities.separate_memory:

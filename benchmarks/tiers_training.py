@@ -1,4 +1,4 @@
-"""How near a training step comes to what disk and computation allow, with activations and Adam's states on the disk.
+"""Time of a training step as a multiple of what disk and computation allow, activations and Adam's states on the disk.
 
     python benchmarks/tiers_training.py                  a table, and exit status 1 when the target is missed
     python benchmarks/tiers_training.py --json
@@ -6,15 +6,21 @@
     python benchmarks/tiers_training.py --old FOLDER     the same steps with another checkout's code, in turns; status 1
                                                          when one is more than 5 % slower now
 
-A stack of square Linear layers in fp32 trains on the CPU; its weights stay in the arena, what forward saves and Adam's
-states go to a file. A run is: a step with everything in memory and the disk alone (calibration), a step with tiers, and
-the calibration again; where the two differ by more than 20 % it does not count. The limit T* of a step is the longer of
-the step in memory and writing and reading what the step moves at the disk's speeds, by the faster calibration: as if
-the two could overlap as a whole. They cannot quite: states are read between the last gradient and the next forward, and
-written from then on. The table has as "after backward" what a step would take if they were written by then: the rest
-of it, and then the longer of the optimizer's step in memory and the disk's work for the states. "Both alone" is a step
-in memory and the disk's work of a step with tiers, begun at once and with nothing of toprope: they share cores and
-memory.
+A stack of square Linear layers in fp32 trains on the CPU; its weights stay in the arena (the device's memory here), the
+activations that forward saves and Adam's states go to a file. A run is: a step with everything in memory and the disk
+alone (calibration), a step with tiers, and the calibration again. It does not count where the two calibrations differ
+by more than 20 %.
+
+The figure is T/T*. T is the time of the step. T*, its limit, is the longer of two times by the faster calibration: the
+step in memory, and the disk's work for the bytes that the step moves, as if the two could overlap as a whole. Further
+columns:
+
+* "after backward": a limit that can be reached. States are read after the last gradient, so the disk's work for them
+  overlaps with the optimizer's step alone: the rest of the step, and then the longer of these two.
+* "both alone": a step in memory and the disk's work, begun at once and without toprope. It is more than T* where the
+  two disturb each other, as they share cores and memory.
+
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
 """
 
 from __future__ import annotations
@@ -49,7 +55,7 @@ PIECE = 4 * 2**20
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured."""
+    """Sizes of the model and of its runs."""
 
     layers: int = 8
     width: int = 2048
@@ -103,7 +109,7 @@ class Disk:
         os.close(self.descriptor)
 
     def move(self, nbytes: float, *, write: bool) -> float:
-        """Seconds that so many bytes take, around the file as often as it needs."""
+        """Seconds that `nbytes` take, around the file as often as needed."""
         places, lock = iter(range(0, int(nbytes) - PIECE + 1, PIECE)), threading.Lock()
         call = os.pwritev if write else os.preadv
 
@@ -132,7 +138,7 @@ def disk_speeds(folder: Path, size: Size) -> tuple[float, float]:
     return write, read
 
 
-def beside(plain: Trained, folder: Path, size: Size, moved: dict[str, int]) -> float:
+def concurrently(plain: Trained, folder: Path, size: Size, moved: dict[str, int]) -> float:
     """Seconds until a step in memory and the disk's work of ours are done, begun at once, with nothing of toprope."""
     with Disk(folder, size.probe) as disk:
 
@@ -177,7 +183,7 @@ def training(folder: Path, size: Size, rows: int) -> Row:
             handle.reset_stats()
             took, optimizer = ours.step()
             moved = handle.stats().moved
-            both = beside(plain, folder, size, moved)
+            both = concurrently(plain, folder, size, moved)
             after = calibrate(plain, folder, size)
             if any(max(pair) > size.apart * min(pair) for pair in zip(before[::2], after[::2], strict=True)):
                 discarded += 1
@@ -220,7 +226,7 @@ def turns_of(folder: Path, size: Size, rows: int) -> Iterator[Callable[[], float
 
 
 def turns(folder: Path, size: Size) -> Rows:
-    """What is measured with an older code too."""
+    """The work that is also measured with an older code (--old)."""
     return {f"training, {rows} rows": partial(turns_of, folder, size, rows) for rows in size.rows}
 
 

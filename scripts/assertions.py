@@ -7,6 +7,9 @@ Conditions are compared as normalised source, without the message of an `assert`
 are paired by their names, wherever the file is now. An assertion that is missing in its function counts as moved if
 another function has gained the same. The exit status is 1 if one is gone or changed, except upper bounds on wall-clock
 times below 5 s.
+
+For contributors who change tests and want to show that none became weaker; nothing calls it in CI.
+tests/project/test_assertions.py holds the rules of pairing.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Assertion:
 
 
 class _Times:
-    """Which expressions of a module are wall-clock times: clock calls, and names and functions that hold them."""
+    """Wall-clock times among the expressions of a module: clock calls, and names and functions that hold them."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._names: set[str] = set()
@@ -55,6 +58,7 @@ class _Times:
                 self._learn(each)
 
     def _learn(self, node: ast.AST) -> None:
+        """Add the names that a statement binds to a wall-clock time, or to a number."""
         if isinstance(node, ast.Assign) and self.timed(node.value):
             self._names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
         elif isinstance(node, ast.FunctionDef):

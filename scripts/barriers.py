@@ -1,10 +1,13 @@
-"""Writes the generated half of src/toprope/support/all_blocks.toml from checkouts of the vendor's operators.
-
-A kernel is one of "one block at a time" only where nothing that it includes of the vendor's repositories waits for
-other blocks, and one of "all blocks at once" where each of its kernel types says so, or it belongs to MC2. What is
-between, such as a matrix product that has a barrier in one of its tilings, is in neither list, and counts as unknown.
+"""Write the generated half of src/toprope/support/all_blocks.toml from checkouts of the vendor's operators.
 
     python scripts/barriers.py ops-math=/path/to/checkout ops-nn=... ops-transformer=... opbase=...
+
+The table says which operators need all of their blocks (cores) at once, because their kernels wait for each other;
+`toprope.cores` decides with it whether streams can deadlock. A kernel counts as "one block at a time" only where no
+file of the vendor that it includes waits for other blocks. It counts as "all blocks at once" where each of its kernel
+types says so, or where it belongs to MC2. Others, such as a matrix product with a barrier in one of its tilings, are in
+neither list and stay unknown. Run by hand for a new release of the vendor's operators; the other half of the table is
+written by hand.
 """
 
 import collections
@@ -33,7 +36,7 @@ KNOWN_OUTSIDE = re.compile(
 
 
 def git(folder: str, *arguments: str, given: str = "") -> bytes:
-    """What git says of a checkout."""
+    """Run a git command in a checkout; return its output."""
     return subprocess.run(
         ["git", "-C", folder, *arguments], input=given.encode(), capture_output=True, check=True
     ).stdout
@@ -56,7 +59,16 @@ def sources(folder: str) -> dict[str, str]:
 
 
 def classes(own: dict[str, str], base: dict[str, str]) -> tuple[set[str], set[str], set[str]]:
-    """The operators of a repository that are MC2's, others that need all of their blocks, those that need one."""
+    """Sort the operators of a repository by the blocks that they need.
+
+    Args:
+        own: sources of the repository, by path.
+        base: sources of the library that its kernels include (opbase).
+
+    Returns:
+        Operators of MC2, which communicate; others that need all of their blocks at once; those that need one at a
+        time. Operators of which nothing is certain are in none.
+    """
     text = base | own
     by_name = collections.defaultdict(list)
     for path in text:

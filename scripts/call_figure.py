@@ -1,6 +1,9 @@
 """Draw docs/figures/functions-call.svg: the files that a call of an instance passes on this machine.
 
 python scripts/call_figure.py [--check]
+
+Run by hand after a change of the path of a call; docs/functions_call.md shows the figure.
+tests/functions/test_functions_call_page.py runs `--check`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the named parts of the contract that stands beside this checkout. Called by `make contract`.
-# Named nothing, the contract's own `run` would run every part, so nothing named is nothing run.
+# Run the named parts of the contract, a set of checks in the folder next to this checkout. Called by `make contract`.
+# Without names the contract's own `run` would run every part; here nothing is run then.
 set -eu
 cd "$(dirname "$0")/.."
 run=../shared/contract/run

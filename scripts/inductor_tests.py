@@ -6,6 +6,9 @@ The file is torch's test/inductor/test_torchinductor.py, which no wheel has: tak
 installed, or from the nearest one. The seed draws a sample of the tests of its CommonTemplate. Those that pass on the
 host and not on the card are printed with their error. `--ends FOLDER` keeps how they end, in the files of
 scripts/library_tests, and runs what is not in them.
+
+Run by hand; docs/simulator.md and docs/soak.md have the figures. `work` is this same file in a child process, and
+scripts/library_tests calls it for its sample of Inductor.
 """
 
 from __future__ import annotations

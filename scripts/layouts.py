@@ -1,7 +1,10 @@
-"""Writes src/toprope/sim/layouts.py: what the C++ core keeps in shared memory and files, as Python reads it.
+"""Write src/toprope/sim/layouts.py: the structures that the C++ core keeps in shared memory and files, for ctypes.
 
 The headers of csrc/core are the only place where a layout is decided. The script reads the part of C++ that they use
 for it: structures of numbers, characters, structures and arrays of them; enumerations; numbers that name a length.
+
+Run by hand after a change of a header; tests/sim/test_layouts.py fails until it was. A structure that Python is to read
+is added to `WANTED`.
 """
 
 from __future__ import annotations
@@ -144,7 +147,9 @@ def written() -> str:
             )
     exported = [*sorted(constants), *sorted(name for names in WANTED.values() for name in names)]
     head = (
-        '"""Layouts of what the C++ core keeps in memory and files: written by scripts/layouts.py from its headers."""'
+        '"""Layouts of the memory and files that the C++ core keeps: written by scripts/layouts.py from its headers.'
+        "\n\nThe readers of traces, counters, cards and rehearsals use it. Change the header in csrc/core, then run "
+        'the script;\ntests/sim/test_layouts.py compares.\n"""'
         "\n\nfrom __future__ import annotations\n\nimport ctypes\nfrom enum import IntEnum\n\n__all__ = [\n"
         + "".join(f'    "{name}",\n' for name in exported) + "]\n\n"
         + "".join(f"{name} = {number}\n" for name, number in constants.items())

@@ -5,6 +5,9 @@
 A code line holds something other than white space, a comment or a docstring. Every string that is a statement by itself
 is a docstring, so the texts below attributes are too; the lines of every other string count, except blank ones.
 Markdown, JSON and CSV are not code. The working tree includes untracked files that git does not ignore.
+
+For contributors who restructure a package. scripts/assertions.py reads files of a commit with it, scripts/words.py asks
+it for docstrings; tests/project/test_lines.py.
 """
 
 from __future__ import annotations
@@ -78,6 +81,7 @@ _NOT_CODE = {
 
 
 def _python_lines(text: str) -> set[int]:
+    """Numbers of the lines that have code: no blank lines, comments or docstrings."""
     lines = text.splitlines()
     documented = []
     for node in docstrings(ast.parse(text)):

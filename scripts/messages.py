@@ -5,6 +5,9 @@
 
 Texts are the first arguments of `Message` and `joined` in src, the advice on operators (support/operator_advice.toml),
 and the help of the command line: sentences of the verbs, of their arguments and options.
+
+tests/base/test_messages.py fails where a catalogue is incomplete; then run `--update` and translate the new entries in
+locale/zh.po.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ SOURCES = ROOT / "src" / "toprope"
 CATALOGUES = SOURCES / "locale"
 
 FRAME = (
-    "Usage: ", "Arguments", "Options", "Commands", "Verbs", "Show this message and exit.", "default: {value}",
+    "Usage: ", "Arguments", "Options", "Commands", "Show this message and exit.", "default: {value}",
     "required",
 )  # fmt: skip
 """Texts of the frame of the help, which are typer's (toprope/cli/help_text.py)."""

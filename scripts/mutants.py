@@ -1,4 +1,4 @@
-"""Would the tests notice a mistake? Changes one place of a module at a time, and runs the module's tests.
+"""Mutation testing: change one place of a module at a time, and see whether the module's tests fail.
 
     python scripts/mutants.py                      30 changes of each module of MODULES, drawn by a seed
     python scripts/mutants.py cores/proof/bounds   one module
@@ -6,7 +6,7 @@
 
 A change is killed when a test fails, or does not end within the limit. The survivors are printed with their lines: a
 test is missing there, or the change makes no difference. The exit status is 1 where fewer than 90 % of a module's
-changes are killed.
+changes are killed. Run by hand. `MODULES` names each module's tests: a test file that is renamed has to follow there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGE = ROOT / "src" / "toprope"
 MODULES = {
     "sizes": "base/test_sizes.py",
     "chips/catalogue": "base/test_chips.py",
-    "visible": "base/test_visible.py base/test_visible_maps.py",
+    "visible_devices": "base/test_visible_devices.py base/test_visible_devices_maps.py",
     "codes/reasons": "base/test_codes_reasons.py",
     "cores/proof/bounds": "cores/test_cores_bounds.py cores/test_cores_check.py",
     "cores/planning/order": "cores/test_cores_planning_order.py",
@@ -111,7 +111,7 @@ def mutants(source: str) -> list[tuple[int, str, str]]:
 
 
 def is_killed(module: str, source: str, folder: Path) -> bool:
-    """Whether a test of the module fails with this source."""
+    """True if a test of the module fails with this source."""
     file = folder / "mutant.py"
     file.write_text(source, encoding="utf-8")
     tests = [f"tests/{name}" if name.endswith(".py") else name for name in shlex.split(MODULES[module])]

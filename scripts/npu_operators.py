@@ -1,9 +1,12 @@
-"""Write the operators of torch_npu, as its wheel and op-plugin's repository have them.
+"""Write src/toprope/support/npu_operators.toml: the operators of torch_npu with their schemas.
 
     python scripts/npu_operators.py WHEEL OP_PLUGIN
 
 WHEEL is a published torch-npu wheel, which is read and never imported; OP_PLUGIN a clone of Ascend/op-plugin (a bare
 one is enough). The operators of the namespace `atb` are defined in C++ of that repository and only there.
+
+Run by hand for a new release of torch_npu. `toprope.support.npu_operators` reads the table; `toprope.compat` takes the
+operators' schemas from it, and docs/npu_operators.md lists them.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ def _git(repository: str, *arguments: str) -> str:
 def _schemas(functions: dict[str, Any]) -> dict[str, str]:
     """Name with overload, and the rest of the schema that torch_npu registers.
 
-    It is not quite that of the file (torchnpugen/custom_functions.py of Ascend/pytorch): several outputs are one list,
-    and a parameter `self` is called `input`.
+    It is not quite the schema of the file (torchnpugen/custom_functions.py of Ascend/pytorch): several outputs are one
+    list, and a parameter `self` is called `input`.
     """
     found = {}
     for entry in (entry for part in ("custom", "symint") for entry in functions[part] if isinstance(entry, dict)):
@@ -110,6 +113,7 @@ def _without(repository: str, paths: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _lines(wheel: Path, repository: str) -> Iterator[str]:
+    """Yield the lines of the table."""
     with zipfile.ZipFile(wheel) as files:
         functions = yaml.safe_load(files.read(FUNCTIONS))
     exposed = sorted(

@@ -1,10 +1,10 @@
-"""Hold 40 operators, drawn by a seed, against the vendor's files at four releases, with a parser of its own.
+"""Check src/toprope/support/operators_by_release.toml by sampling: 40 operators at four releases, parsed independently.
 
     python scripts/operator_draw.py OP_PLUGIN PYTORCH [SEED]
 
-The clones are those of scripts/operator_support, whose code is not used: the lists are read as lines of text here. Half
-of the operators have a kernel in some release, half have none. Prints each disagreement, and a sentence for
-docs/operators_by_release.md.
+The clones are those of scripts/operator_support, whose code is not used: the vendor's lists are read as lines of text
+here. Half of the operators, drawn by a seed, have a kernel in some release, half have none. Prints each disagreement,
+and a sentence for docs/operators_by_release.md. Run by hand after scripts/operator_support.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _show(clone: Path, commit: str, path: str) -> list[str]:
 
 
 def _covers(value: str, torch: int, newest: int) -> bool:
-    """Whether a value of `acl_op:` or `op_api:` covers torch 2.`torch`."""
+    """True if a value of `acl_op:` or `op_api:` covers torch 2.`torch`."""
     value = value.strip()
     if value == "all_version":
         return True
@@ -41,11 +41,12 @@ def _covers(value: str, torch: int, newest: int) -> bool:
 
 
 def _registered(plugin: Path, pytorch: Path, version: str) -> set[str]:
+    """Operators with a kernel in a release, by the vendor's lists read line by line."""
     release = find_release(version)
     torch = int(release.torch.split(".")[1])
     found = set()
     for path in (f"op_plugin/config/v2r{torch}/op_plugin_functions.yaml", "op_plugin/config/op_plugin_functions.yaml"):
-        section, name, newest, roads = "", "", torch, ""
+        section, name, newest, interfaces = "", "", torch, ""
         for line in _show(plugin, release.op_plugin, path):
             head = re.match(r"(\w+):(.*)", line)
             if head:
@@ -54,14 +55,14 @@ def _registered(plugin: Path, pytorch: Path, version: str) -> set[str]:
             function = re.match(r"\s*-\s*func:\s*([\w.]+)", line)
             if function:
                 name = function[1]
-            road = re.match(r"\s+(?:acl_op|op_api):\s*(.*)", line)
-            if road and section in ("official", "symint") and _covers(road[1], torch, newest):
+            interface = re.match(r"\s+(?:acl_op|op_api):\s*(.*)", line)
+            if interface and section in ("official", "symint") and _covers(interface[1], torch, newest):
                 found.add(name)
-            roads = line.partition(":")[2] if "impl_ns:" in line else roads
+            interfaces = line.partition(":")[2] if "impl_ns:" in line else interfaces
             of_a_torch = "/v2r" in path and "impl_ns:" in line
             versions = re.match(r"\s+version:\s*(.*)", line)
             listed = versions is not None and "/v2r" not in path and f"2.{torch}" in re.split(r",\s+", versions[1])
-            if section in ("official", "symint") and roads and (of_a_torch or (listed and not road)):
+            if section in ("official", "symint") and interfaces and (of_a_torch or (listed and not interface)):
                 found.add(name)
     supported = False
     for line in _show(pytorch, release.pytorch, "torch_npu/csrc/aten/npu_native_functions.yaml"):

@@ -4,6 +4,8 @@
 
 VENDOR holds clones named OWNER+NAME, as for scripts/vendor_tests; a missing one is skipped by name. Every repository
 weighs the same: an operator's share in it is its files among the files of all operators there.
+
+Run by hand; nothing reads the page but people who decide which operator comes next.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def _files(clone: Path) -> Counter[str]:
 
 
 def _page(vendor: Path) -> str:
+    """The page: operators ranked by their shares in all repositories."""
     shares: Counter[str] = Counter()
     files: Counter[str] = Counter()
     users: dict[str, list[str]] = {}

@@ -1,6 +1,9 @@
 """Write the owner of the project, and the address for reports of vulnerabilities, into the files that name them.
 
 python scripts/owner.py ascend-tools security@ascend-tools.example
+
+Run by hand once, by those who take the project over. The files are `FILES` below; tests/project/test_owner.py fails
+where another file names the owner.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Draws docs/figures/images-*.png: the page of `toprope ui` over the demo model, in headless Chromium.
+"""Draw docs/figures/images-*.png: screenshots of `toprope ui` over the demo model, in headless Chromium.
 
-.venv/bin/python scripts/page_figures.py
+    .venv/bin/python scripts/page_figures.py
+
+Run by hand after a change of the page's looks; needs Chromium and playwright. The selectors are identifiers of
+`toprope.images.web.page.app`, as in tests/images/test_images_page.py; docs/images.md shows the pictures.
 """
 
 import os

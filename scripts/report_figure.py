@@ -1,6 +1,9 @@
 """Draw docs/figures/first-report.svg: the first command of docs/start.md with what it prints, as that page has it.
 
 python scripts/report_figure.py [--check]
+
+Run by hand when the page's output changes; tests/project/test_sessions.py runs `--check`. The output itself is read
+with scripts/sessions.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The tests of the simulated card under AddressSanitizer, once; part of `make soak`.
+# Run the tests of the simulated card under AddressSanitizer, once; part of `make soak`.
 # A test that lets a process crash on purpose is left out: AddressSanitizer reports crashes in its own words.
-# The card is built a second time for it, beside the ordinary build. Only errors in our own libraries count: leaks are
+# The card is built a second time for it, next to the ordinary build. Only errors in our own libraries count: leaks are
 # not looked for, since Python and torch keep what they allocate until they end.
 set -eu
 cd "$(dirname "$0")/.."

@@ -12,6 +12,9 @@ A session is all blocks of a page that follow one of these lines. They share one
 Times, dates and rates differ from run to run: they are compared as "TIME". Colours are off, and the terminal has 110
 columns. A service may listen on port 8123, which is a free one while the session runs. What a session has started in
 the background is ended with it.
+
+tests/project/test_sessions.py runs all pages with sessions; after a change of output, run `--update` and look at the
+difference.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ def commands(block: str) -> list[tuple[str, str]]:
 
 
 def printed(command: str, folder: Path, exported: Mapping[str, str] | None = None) -> str:
-    """What a command prints on a terminal, stdout and stderr together.
+    """The output of a command on a terminal, stdout and stderr together.
 
     Raises:
         TimeoutError: it did not end; all its processes are killed.

@@ -1,5 +1,7 @@
 #!/bin/sh
 # Makes .venv with everything that toprope's demo, tests and checks need. Called by `make setup`.
+# The packages are those of the extra `dev` in pyproject.toml, in the versions of constraints.txt; what it says of a machine
+# that lacks something is held by tests/project/test_project.py.
 #   PYTHON  the interpreter to build on         (python3)
 #   TORCH   what pip is asked for to get torch  (torch==2.13.0)
 set -eu

@@ -5,6 +5,8 @@
 Every entry of torch's own test tables (OpInfo, ModuleInfo) is called with its sample inputs on the CPU, without
 gradients, and a dispatch mode notes the operators. An operator of every sample is one that each call needs; one of some
 samples depends on the arguments.
+
+Run by hand for a new torch. `toprope.support` reads the table, to say which operators a program will need.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Table:
 
 
 def own_kernel_of_the_cpu(name: str) -> bool:
-    """Whether only the CPU calls this operator: another device has its own in its place."""
+    """True if only the CPU calls this operator: another device has its own in its place."""
     return name.partition(".")[0].endswith("_for_cpu") or name.startswith(("mkldnn_", "_sparse_mm_reduce_impl"))
 
 

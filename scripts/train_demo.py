@@ -9,6 +9,9 @@ started again with the same FOLDER goes on from it. `--minutes 0 --test 100` tes
 
 Method: Brooks et al., InstructPix2Pix (2023), with v-prediction (Salimans and Ho, 2022) and a moving average of the
 weights. Texts that name none of the edits are trained to leave the picture as it is.
+
+Run by hand; the result is copied to src/toprope/images/demo/model. tests/images/test_images_demo.py holds what the
+model must do on scenes that it has not seen.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ PHRASES = {
 """Instructions by the edit that they ask for; "" for none."""
 
 DEFAULTS = {"steps": 8, "guidance": 1.0, "image_guidance": 1.0}
-"""What the model is to be used with. It was trained without dropping the instruction: guidance has nothing to add."""
+"""Values of the knobs for the model. It was trained without dropping the instruction: guidance has nothing to add."""
 
 SCENES = 3000
 TEXTS_EMPTY = 0.1

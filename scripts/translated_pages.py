@@ -5,6 +5,8 @@
 
 A page NAME.zh.md is the Chinese NAME.md next to it: the same headings, links and blocks in the same order. Comments in
 blocks may be translated.
+
+tests/project/test_pages.py fails where they differ.
 """
 
 from __future__ import annotations

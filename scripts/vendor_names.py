@@ -1,4 +1,4 @@
-"""Write the names of the packages that toprope has facades of, as their vendors' source and documents have them.
+"""Write src/toprope/support/vendor_names.toml: names of the packages that toprope has facades of, from their sources.
 
     python scripts/vendor_names.py FOLDER
 
@@ -8,6 +8,9 @@ repository: `torchair`, `pytorch`, `yuanrong`, `ge`. They are read with git, and
 A module is listed if the documents or examples name it and no part of its name begins with "_". Its names are those
 of `__all__`, else what it defines and what a package's `__init__` imports from its own package; those that have a
 heading or a page of their own in the documents are added.
+
+Run by hand for new releases. tests/compat/test_vendor_names.py compares the facades with the table, and errors about a
+missing name look it up (`toprope.support`).
 """
 
 from __future__ import annotations

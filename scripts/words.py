@@ -8,6 +8,9 @@ The words are those of "How we write" in the architecture notes. Standard Englis
 abbreviation, "stand in for", "told apart", "so many that", "besides". Noun clauses are looked for at the beginning of
 docstrings alone ("What the queue holds."). Words of a private vocabulary ("hub", "away") are looked for in the names of
 modules and classes alone, where they are a whole part of the name ("EdgeHub", not "github"). Code in pages is skipped.
+
+Part of `make lint`; tests/project/test_words.py holds which uses are standard English. A word is added to the tables
+below together with its replacement.
 """
 
 from __future__ import annotations

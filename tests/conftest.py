@@ -1,4 +1,8 @@
-"""Setup of all tests: sizes of a run (`make test`, `check`, `soak`), its fork server, and the record of a soak."""
+"""Setup of all tests: the sizes of a run (`make test`, `check`, `soak`), the fork server, and the record of a soak.
+
+Read by pytest for every folder of tests. Marks and their meaning are in pyproject.toml; slow tests without a mark are
+listed in tests/slow.txt.
+"""
 
 import datetime
 import functools

@@ -1,4 +1,7 @@
-"""Lines over sizes as one SVG: panels side by side, both axes by powers of ten."""
+"""Lines over sizes as one SVG: panels side by side, both axes by powers of ten.
+
+Used by benchmarks/growth.py and benchmarks/cores.py; the drawing is in the style of `toprope.drawing`, without it.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,7 @@ def draw(panels: Sequence[Panel]) -> str:
 
 
 def _panel(panel: Panel) -> list[str]:
+    """The SVG elements of one panel: axes by powers of ten, lines, labels."""
     sizes = [size for line in panel.lines.values() for size, _ in line]
     times = [seconds for line in panel.lines.values() for _, seconds in line]
     decades = _decades(min(times), max(times))

@@ -3,6 +3,8 @@
     python http_load.py HOST PORT PATH CONNECTIONS SECONDS < body
 
 A process of its own, without a library of HTTP: the client shall not be what is measured.
+
+Started by `parts.services` for benchmarks/serve.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Rows of a benchmark with the code of now and with an older one's, in turns, in two processes.
+"""Compare the rows of a benchmark between this code and an older one, in turns, in two processes (option --old).
 
 A benchmark that can do this has a function `rows`: by name, what prepares a row and gives the call that is timed.
 Each process holds one row at a time, and is stopped while the other one measures.
+
+Used by the benchmarks of `tiers` (pages, tiers, tiers_offload, tiers_training); `parts.versions` does the same for
+benchmarks/functions.py with times that the benchmark takes itself.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class Compared:
 
     @property
     def met(self) -> bool:
-        """Whether it is no more than 5 % slower."""
+        """True if it is no more than 5 % slower."""
         return not self.missing and self.ratio <= SLOWER
 
 
@@ -142,7 +145,7 @@ class _Side:
 
 
 def source_of(folder: Path) -> Path:
-    """Where the packages of a checkout, or of a folder of packages, begin."""
+    """The folder to put on sys.path for a checkout, or for a folder of packages."""
     for each in (folder / "src", folder):
         if (each / "toprope" / "__init__.py").is_file():
             return each.resolve()
@@ -174,6 +177,7 @@ def compare(script: Path, arguments: Sequence[str], old: Path, names: Sequence[s
 
 
 def _one(sides: list[_Side], name: str, rounds: int) -> Compared:
+    """Measure one row with both versions; a side that lacks the row is named."""
     started, said = [], []
     for place, side in enumerate(sides):
         with stopped([sides[1 - place].process.pid]):

@@ -1,4 +1,8 @@
-"""Repositories in the folder that TOPROPE_CORPUS names: what the port does to each, beside a look of its own."""
+"""Port public repositories in memory, and find the places that name CUDA there with a scan that is not the port's.
+
+The repositories are in the folder that TOPROPE_CORPUS names; the scan is `parts.port_sites`. Used by benchmarks/port.py
+and tests/port/test_port_corpus.py, whose demands are for these figures.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,14 @@ from toprope.port.rule import Kind
 from toprope.port.scan import find, port_files
 from toprope.port.syntax.source import Source
 
-__all__ = ["DATA", "Looked", "Place", "commits", "folders", "look"]
+__all__ = ["DATA", "Place", "PortedRepository", "commits", "folders", "port_repository"]
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place of the look that knows no rules, and what the port says there: the findings that share text with it."""
+    """A place that the scan found, and the findings of the port that share text with it."""
 
     path: str
     site: Site
@@ -32,23 +36,23 @@ class Place:
 
     @property
     def state(self) -> str:
-        """Whether it is "converted", "reported" or "missed"."""
+        """The port's treatment of it: "converted", "reported" or "missed"."""
         if not self.findings:
             return "missed"
         return "converted" if any(each.converted for each in self.findings) else "reported"
 
 
 @dataclass
-class Looked:
+class PortedRepository:
     """A repository after the port.
 
     Attributes:
         name: its folder.
         files: what the port did to each Python file.
         seconds: processor seconds of the port, the least of some rounds.
-        places: what the look found before.
-        left: how many places it finds afterwards.
-        again: how many files a second run would change.
+        places: what the scan found before.
+        left: number of places that it finds afterwards.
+        again: number of files that a second run would change.
         broken: files that can no longer be parsed.
     """
 
@@ -76,7 +80,7 @@ class Looked:
         return inside
 
     def counts(self, kind: Kind) -> tuple[int, int]:
-        """How many places rules of a kind found, and how many are rewritten."""
+        """Numbers of places that rules of a kind found, and of those that are rewritten."""
         found = [finding for each in self.files for finding in each.sites if finding.rule.kind is kind]
         return len(found), sum(finding.converted for finding in found)
 
@@ -96,26 +100,26 @@ def folders(named: list[str]) -> list[Path]:
     return [path for name in commits() if corpus and (path := Path(corpus, name)).is_dir()]
 
 
-def look(folder: Path, rounds: int = 1) -> Looked:
-    """Port every Python file of a folder in this process, and look at it before and after; nothing is written there."""
+def port_repository(folder: Path, rounds: int = 1) -> PortedRepository:
+    """Port every Python file of a folder in this process, and scan it before and after; nothing is written there."""
     files = [path for path in find([folder]) if path.suffix == ".py"]
     seconds, done = float("inf"), []
     for _ in range(rounds):
         begin = time.process_time()
         done = list(port_files(files))
         seconds = min(seconds, time.process_time() - begin)
-    looked = Looked(folder.name, done, seconds)
+    ported = PortedRepository(folder.name, done, seconds)
     read = [(each, Source(each.before)) for each in done if not each.skipped]
     own = own_names(source.text for _, source in read)
     for each, source in read:
-        looked.places += _places(looked.path(each), each, source, own)
+        ported.places += _places(ported.path(each), each, source, own)
         after = Source(each.after)
         try:
-            looked.left += len(sites(after.text, own))
+            ported.left += len(sites(after.text, own))
         except SyntaxError:
-            looked.broken.append(looked.path(each))
-    looked.again = _again(folder, done)
-    return looked
+            ported.broken.append(ported.path(each))
+    ported.again = _again(folder, done)
+    return ported
 
 
 def _again(folder: Path, done: list[Ported]) -> int:

@@ -1,9 +1,12 @@
-"""What a reader said about places and edits of the port, and what follows from it.
+"""Verdicts of a reader on places and edits of the port, and the figures that follow from them.
 
 `benchmarks/data/port_labels.csv` has one place or edit a line: `what` ("site" or "edit"), repository, commit, path,
 line, column (from 1), rule (of an edit) or kind (of a place), verdict, reason. Verdicts of places: "site" (needs a
 port) or "none" (does not: the reason says why). Verdicts of edits: "right", "wrong" or "needless". A wrong or needless
-edit that stands there was found by the reader and mended since: the port must no longer make it.
+edit in the file was found by the reader and is fixed since: the port must no longer make it.
+
+Used by benchmarks/port.py and tests/port/test_port_corpus.py. Rows are added by reading further places; a verdict is
+changed only with a reason.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parts.port_corpus import DATA, Looked, Place
+from parts.port_corpus import DATA, Place, PortedRepository
 
 from toprope.port.finding import Finding
 
@@ -25,7 +28,7 @@ Key = tuple[str, str, int, int, str]
 
 @dataclass(frozen=True)
 class Figures:
-    """What the labels say about a run of the port.
+    """Figures of a run of the port, by the labels.
 
     Attributes:
         sites: places that were read and that need a port, by what the port does: converted, reported, missed.
@@ -58,22 +61,22 @@ def read() -> dict[str, dict[Key, str]]:
 
 
 def place_key(name: str, place: Place) -> Key:
-    """What a place is called in the labels."""
+    """The key of a place in the labels."""
     return name, place.path, place.site.line, place.site.column + 1, place.site.kind
 
 
 def edit_key(name: str, path: str, finding: Finding) -> Key:
-    """What an edit is called in the labels."""
+    """The key of an edit in the labels."""
     return name, path, finding.line, finding.column, finding.rule.code
 
 
-def figures(looked: Iterable[Looked]) -> Figures:
-    """The labels beside what the port does to repositories now."""
+def figures(ported: Iterable[PortedRepository]) -> Figures:
+    """Compare the labels with what the port does to repositories now."""
     verdicts = read()
     sites: Counter[str] = Counter()
     edits: Counter[str] = Counter()
     missed, bad, made, names = [], [], set(), set()
-    for each in looked:
+    for each in ported:
         names.add(each.name)
         for place in each.places:
             key = place_key(each.name, place)

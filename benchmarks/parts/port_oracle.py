@@ -1,9 +1,11 @@
-"""pytorch/examples before its maintainers cleaned it of CUDA, beside what they made of it: which references are gone.
+"""Compare the port with people: CUDA references that maintainers removed from pytorch/examples, and the port as well.
 
-Counted file by file: what the look of `port_sites` finds before the clean-up and no longer after it was removed by a
-person. It is gone from the port's output too, or it stands there and is reported. Files that were deleted since do not
-count, nor do names that a program gives itself: the port keeps them, options of the command line above all, because
-scripts give them.
+Counted file by file: a reference was removed by a person if the scan of `parts.port_sites` finds it before their
+clean-up and no longer after it. The port treats it right if it is gone from the port's output too, or is still there
+and reported. Files that were deleted since do not count, nor do names that a program gives itself: the port keeps
+them, options of the command line above all, because scripts give them.
+
+Used by benchmarks/port.py and tests/port/test_port_corpus.py.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts.port_corpus import Looked
+from parts.port_corpus import PortedRepository
 from parts.port_sites import own_names, sites
 
 from toprope.port.syntax.source import Source
@@ -29,7 +31,7 @@ class Oracle:
         gone: how many of them the port's output has no more.
         reported: how many of the others the port reports.
         options: how many of the others are options such as `--no-cuda`, which keep their names.
-        silent: those that stand there and are not reported: path and text.
+        silent: those that are still there and not reported: path and text.
         own: the program's own names that the maintainers renamed, which are not among `removed`.
     """
 
@@ -51,7 +53,7 @@ class Oracle:
         return self.gone / max(1, self.removed - self.options)
 
 
-def oracle(before: Looked, after: Path) -> Oracle:
+def oracle(before: PortedRepository, after: Path) -> Oracle:
     """Compare the port of a repository with what its maintainers made of it.
 
     Args:

@@ -1,10 +1,12 @@
-"""Places of Python programs that name CUDA or a library for it, found without the rules of `toprope.port`.
+"""Find places of Python programs that name CUDA or a library for it, without the rules of `toprope.port`.
 
-A union of two looks: at the names, strings and imports of the tree that hold one of a few words, and at numbers and
-pinned memory in the arguments of calls. Left out are comments, strings that stand alone (docstrings), texts of several
-words unless they are compared, addresses, names that the program gives itself, and the uses of what an import of
-another library gave: the import is the place. It finds more than there is to port, on purpose: what a reader said
-about its places is in `benchmarks/data`.
+It is the independent measure of the port: places that it finds and the port does not are missed ones. Two scans are
+joined: names, strings and imports in the syntax tree that hold one of a few words; and numbers and pinned memory in the
+arguments of calls. Left out are comments, docstrings, texts of several words unless they are compared, addresses, names
+that the program gives itself, and the uses of what an import of another library gave: the import is the place. It finds
+more than there is to port, on purpose: `benchmarks/data` has a reader's verdict on its places.
+
+Used by `parts.port_corpus` and `parts.port_oracle`. It shares no code with `toprope.port`, and must not.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _PROSE = re.compile(r"\s|://")
 
 @dataclass(frozen=True)
 class Site:
-    """A place. Lines and columns are the tree's, columns in bytes; `kind` says which look found it."""
+    """A place. Lines and columns are the tree's, columns in bytes; `kind` says which scan found it."""
 
     line: int
     column: int
@@ -96,6 +98,7 @@ def _site(node: ast.AST, kind: str, text: str) -> Site:
 
 
 def _walk(tree: ast.Module, own: frozenset[str], imported: dict[str, str]) -> Iterator[Site | None]:
+    """Walk the tree, and yield each place; a name's parts are one place, found at its outermost node."""
     waiting: list[ast.AST] = [tree]
     compared: set[ast.AST] = set()
     called: set[ast.AST] = set()
@@ -125,7 +128,7 @@ def _walk(tree: ast.Module, own: frozenset[str], imported: dict[str, str]) -> It
 
 
 def _chain(node: ast.expr) -> tuple[list[str], ast.expr | None]:
-    """The names of `a.b.c`, and what stands before them; the first name is one of them."""
+    """The names of `a.b.c`, and the expression before them; the first name is one of them."""
     parts = []
     at: ast.expr = node
     while isinstance(at, ast.Attribute):
@@ -139,6 +142,7 @@ def _chain(node: ast.expr) -> tuple[list[str], ast.expr | None]:
 def _named(
     node: ast.expr, parts: list[str], root: ast.expr | None, own: frozenset[str], imported: dict[str, str]
 ) -> Site | None:
+    """The place of a dotted name that holds one of the words, unless it is the program's or another package's."""
     named = [part for part in parts if WORDS.search(part)]
     package = imported.get(root.id) if isinstance(root, ast.Name) else None
     if package == "torch":
@@ -167,6 +171,7 @@ def _import(node: ast.Import | ast.ImportFrom, own: frozenset[str]) -> Site | No
 
 
 def _arguments(call: ast.Call, own: frozenset[str]) -> Iterator[Site]:
+    """Yield places in the arguments of a call: device numbers, pinned memory, names with a word."""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     if method == "to" and call.args and _is_number(call.args[0]):
         yield _site(call.args[0], "number", "to")

@@ -1,4 +1,7 @@
-"""What processes have used: time of processors, and memory."""
+"""Processor time and memory of processes, and a context that stops them meanwhile. Reads /proc.
+
+Used where two sides take turns: `parts.turns`, `parts.old_code`, benchmarks/flow.py, benchmarks/serve.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["memory", "processor_time", "stopped"]
 
 @contextmanager
 def stopped(pids: Iterable[int]) -> Iterator[None]:
-    """These processes do nothing meanwhile."""
+    """Context in which processes are stopped (SIGSTOP), so that they do not disturb what is measured."""
     pids = list(pids)
     try:
         for pid in pids:

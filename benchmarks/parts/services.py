@@ -1,4 +1,7 @@
-"""The same model as three services: `toprope serve`, LitServe, Ray Serve. Each is a program of its own."""
+"""The same model as three services: `toprope serve`, LitServe, Ray Serve. Each is a program of its own.
+
+Used by benchmarks/serve.py, which starts, measures and stops them.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +165,7 @@ class Service:
             time.sleep(0.3)
 
     def measure(self, body: bytes, connections: int, seconds: float) -> dict[str, object]:
-        """What `http_load` says."""
+        """Run `http_load` against it; return its figures."""
         import json
 
         client = Path(__file__).with_name("http_load.py")

@@ -1,4 +1,7 @@
-"""Sides that take turns in rounds: what they measure, and what the rounds say."""
+"""Rounds in which pipelines of ours, of Ray and of older code are measured in turns, and their rows of results.
+
+Used by benchmarks/flow.py.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ class Side(Protocol):
         """One input, there and back."""
 
     def pipelined(self, value: Any, count: int) -> None:
-        """So many inputs, of which several are under way."""
+        """Process `count` inputs, of which several are under way at a time."""
 
     def value(self, is_large: bool) -> Any:
-        """What is fed."""
+        """The input: a large array, or a small one."""
 
     def pids(self) -> list[int]:
         """The processes of driver and stages."""
@@ -40,7 +43,7 @@ class Row:
 
     Attributes:
         name: what is done.
-        limit: our time must be at most so many times Ray's; None for no target.
+        limit: the most that our time may be, as a multiple of Ray's; None for no target.
         ours, ray: a time for each round.
         our_processor, rays_processor: of driver and stages, for each input and round.
         old: a time of the old code for each round.
@@ -56,7 +59,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None where there is none, or nothing to measure it against."""
+        """True if the target is met; None where there is none, or nothing to measure it against."""
         if self.limit is None or not self.ray:
             return None
         return statistics.median(self.ours) <= self.limit * statistics.median(self.ray)

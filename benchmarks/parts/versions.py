@@ -1,4 +1,7 @@
-"""This version of toprope and an older one, each in a process of its own, measured in turns: ratios with intervals."""
+"""This version of toprope and an older one, each in a process of its own, measured in turns: ratios with intervals.
+
+Used by benchmarks/functions.py with `--old FOLDER`, which names a work tree.
+"""
 
 from __future__ import annotations
 

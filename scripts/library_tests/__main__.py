@@ -9,6 +9,9 @@ package; what its tests import and this environment lacks belongs in SOURCES/pac
 --target`). Each file runs in a process of its own for each device, or all files of a suite in one. How tests end is
 kept in SOURCES/.ends, so a run that was stopped goes on where it was. The results are written to results.toml, and
 their table to docs/compat.md.
+
+Run by hand, for hours. Suites and the known reasons of differences are in suites.toml, how a process records its tests
+in `ends`; clones and limits come from scripts/vendor_tests.
 """
 
 from __future__ import annotations
@@ -88,6 +91,7 @@ def _forget(both: list[Path], every: bool) -> None:
 
 
 def _summary(suite: Suite, ends: dict[str, Ends], files: int, reasons: list[dict[str, str]]) -> dict[str, Any]:
+    """Counts of a suite on both devices, and each test that ends differently with a known reason or none."""
     host, card = (ends[device] for device in DEVICES)
     differences = {}
     for test in sorted({*host.ended, *card.ended}):
@@ -120,6 +124,7 @@ def _summary(suite: Suite, ends: dict[str, Ends], files: int, reasons: list[dict
 
 
 def _page(summaries: list[dict[str, Any]]) -> str:
+    """The tables for docs/compat.md."""
     names = ("files", "tests", "passed_cpu", "passed_npu", "failed_cpu", "failed_npu", "skipped_cpu", "skipped_npu")
     heads = [name.replace("_", ", ") for name in names]
     lines = [f"| suite | {' | '.join(heads)} | differ | for a known reason |", "| --- " * (len(names) + 3) + "|"]
@@ -142,6 +147,7 @@ def _with_known(summaries: list[dict[str, Any]], known: list[dict[str, Any]]) ->
 
 
 def _write(summaries: list[dict[str, Any]]) -> None:
+    """Write results.toml, and the tables between the marks of docs/compat.md."""
     out = [
         "# Tests that end differently on the CPU and on the simulated card: on the CPU, on the card, why, the texts."
     ]

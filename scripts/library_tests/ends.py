@@ -2,6 +2,9 @@
 
 A process that dies, or that is killed at its limit, loses one test only: the next one leaves out what is in the file,
 which ENDS names. Each line is JSON: [test, "begins"], [test, "finished"], or [test, outcome, text].
+
+Loaded by pytest in the processes that `__main__` starts, and by scripts/inductor_tests.py for its reader. A change of
+the lines makes kept files unreadable: run with `--again`.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ def _text(report: Any) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = [line.strip() for line in str(crash.message if crash else report.longrepr).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\b", line)]
-    return (named[-1:] or lines or ["error"])[0][:300]  # the last one is that of a child process
+    return (named[-1:] or lines or ["error"])[0][:300]  # the last one is a child process's
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:

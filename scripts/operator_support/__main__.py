@@ -6,6 +6,9 @@ OP_PLUGIN and PYTORCH are clones of Ascend/op-plugin and Ascend/pytorch with the
 WHEEL published torch-npu wheels, which are read and never imported. A release is a branch of Ascend/pytorch
 (v2.7.1-7.2.0: release 7.2.0 for torch 2.7.1), which pins a commit of op-plugin; a branch without a release
 (v2.7.1) counts as "master". torch itself must be installed: it says which operators are composed of others.
+
+Run by hand. `repository` reads git, `kernels` the vendor's lists, `host_code` his C++, `structure` the installed torch.
+`toprope.support.operators_on_card` reads the table; scripts/operator_draw.py checks it with another parser.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ HEAD = """\
 # [[release]]  one branch of Ascend/pytorch each, with the commit of Ascend/op-plugin that it pins; in this order their
 #              letters stand in the histories (blanks are for the eye: one group for each release)
 # [[history]]  operators that share a history:
-#                n  kernel on the new road (aclnn)        o  only on the old road (aclop, compiled when first used)
+#                n  kernel of aclnn, the newer interface  o  only of aclop, the older one (compiled when first used)
 #                h  registered, and computes on the host  d  the same for the dtypes in [dtypes]
 #                c  the same on chips before the 910B     a  the same for some arguments
 #                u  registered, and its C++ is not stored
@@ -67,6 +70,7 @@ class Release:
 
 
 def _releases(pytorch: Repository, plugin: Repository) -> Iterator[Release]:
+    """Yield the releases: branches of Ascend/pytorch with the commits that they pin."""
     versions = defaultdict(list)
     for version, branch in re.findall(
         r"^\|\s*(\S+)\s*\|\s*(v\S+)\s*\|", pytorch.text("master", COMPATIBILITY), re.MULTILINE
@@ -104,6 +108,7 @@ def _order(name: str) -> tuple[float, ...]:
 
 
 def _of_wheel(path: Path, plugin: Repository) -> tuple[Release, dict[str, Kernel]]:
+    """A release read from its wheel, with its kernels."""
     version = path.name.split("-")[1]
     with zipfile.ZipFile(path) as files:
         data = yaml.load(
@@ -123,13 +128,13 @@ def _fill(
     """Set what a release has kernels for; `stored` are those whose C++ was searched, None for all."""
     by_name = defaultdict(list)
     for one in code:
-        by_name[one.road, re.sub(r"_symint$", "", one.function)].append(one)
+        by_name[one.interface, re.sub(r"_symint$", "", one.function)].append(one)
     for name, kernel in kernels.items():
         if re.match(r"_?npu_|\w+_with_format|unsafe_empty_with|copy_memory_", name):
             continue  # torch_npu's own
-        road = NEW if NEW in kernel.roads else OLD
-        found = _matching(by_name[road, _function(name, kernel.schema)], kernel.schema)
-        letter = {NEW: "n", OLD: "o"}[road]
+        interface = NEW if NEW in kernel.interfaces else OLD
+        found = _matching(by_name[interface, _function(name, kernel.schema)], kernel.schema)
+        letter = {NEW: "n", OLD: "o"}[interface]
         if found is not None and found.when != "CANN":
             letter = {"always": "h", "chip": "c", "arguments": "a"}.get(found.when, "d")
             release.places[name] = f"{found.path}:{found.line}"
@@ -155,6 +160,7 @@ def _matching(codes: list[HostCode], schema: str) -> HostCode | None:
 
 
 def _lines(releases: list[Release], torch_structure: structure.Structure) -> Iterator[str]:
+    """Yield the lines of the table."""
     yield HEAD
     for one in releases:
         yield "[[release]]"

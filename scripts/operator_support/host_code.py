@@ -4,6 +4,8 @@ What is looked for are functions that copy a tensor to the host (`.cpu()`, `.to(
 to torch's operator of the same name. A function that only reads a value on the host (lengths, zero points) is not
 meant. Where the copy is inside an `if`, the condition is sorted: dtypes, the chip, the installed CANN, or other
 arguments.
+
+Called by `__main__`. An "interface" is `acl_op` or `op_api`, see `kernels`; op-plugin has a folder for each.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class HostCode:
     Attributes:
         function: its name in C++.
         parameters: kinds of its parameters ("T" a tensor, "S" a number, "L" a list of tensors, "o" another), in order.
-        road: OLD or NEW.
+        interface: OLD or NEW.
         path: the file.
         line: number of the line that copies or calls.
         when: "always"; "CANN" where the installed CANN lacks the kernel; "chip" on some chips; "arguments"; or dtypes,
@@ -53,7 +55,7 @@ class HostCode:
 
     function: str
     parameters: str
-    road: str
+    interface: str
     path: str
     line: int
     when: str
@@ -69,15 +71,15 @@ class _Function:
 
 
 def functions_with_host_code(repository: Repository, commit: str, torch: str) -> list[HostCode]:
-    """All functions of op-plugin that compute on the host, on both roads, for one torch API ("2.7")."""
+    """All functions of op-plugin that compute on the host, of both interfaces, for one torch API ("2.7")."""
     found: list[HostCode] = []
     for path in _sources(repository, commit, torch, _SEARCH):
-        found += _of_file(_text(repository, commit, path), _road(path), path)
-    old = {(code.function, code.parameters): code for code in found if code.road == OLD}
-    here = {(code.function, code.parameters) for code in found if code.road == NEW}
+        found += _of_file(_text(repository, commit, path), _interface(path), path)
+    old = {(code.function, code.parameters): code for code in found if code.interface == OLD}
+    here = {(code.function, code.parameters) for code in found if code.interface == NEW}
     names = "|".join(sorted({name for name, _ in old}))
     for path in _sources(repository, commit, torch, rf"acl_op::({names})\(") if names else ():
-        if _road(path) == NEW:
+        if _interface(path) == NEW:
             text = _text(repository, commit, path)
             functions = list(_functions(text))
             for one in functions:
@@ -89,7 +91,7 @@ def functions_with_host_code(repository: Repository, commit: str, torch: str) ->
 
 
 def _sources(repository: Repository, commit: str, torch: str, pattern: str) -> Iterator[str]:
-    """Files of both roads; up to 6.0.rc2 there are folders for one torch each."""
+    """Files of both interfaces; up to 6.0.rc2 there are folders for one torch each."""
     own = "v{}r{}".format(*torch.split("."))
     for path in repository.containing(commit, pattern, _ROOT):
         folders = re.findall(r"/(v\dr\d+)/", path)
@@ -97,7 +99,7 @@ def _sources(repository: Repository, commit: str, torch: str, pattern: str) -> I
             yield path
 
 
-def _road(path: str) -> str:
+def _interface(path: str) -> str:
     return NEW if "/opapi/" in path else OLD
 
 
@@ -106,20 +108,21 @@ def _text(repository: Repository, commit: str, path: str) -> str:
     return re.sub(r"//[^\n]*", "", repository.text(commit, path))
 
 
-def _of_file(text: str, road: str, path: str) -> Iterator[HostCode]:
+def _of_file(text: str, interface: str, path: str) -> Iterator[HostCode]:
+    """Yield functions of a file that compute on the host, themselves or by a helper of the file."""
     functions = list(_functions(text))
     found: dict[str, HostCode] = {}
     for one in functions:
         copy = _TO_HOST.search(one.body)
         if copy and _computes(one):
-            found[one.name] = code = _at(one, functions, road, path, text, copy.start(), "always")
+            found[one.name] = code = _at(one, functions, interface, path, text, copy.start(), "always")
             yield code
     starts = {(code.function, code.parameters) for code in found.values()}
     for one in functions:  # a kernel that calls a helper of its file
         for name, code in found.items():
             call = re.search(rf"(?<![\w:.]){name}\s*\(", one.body)
             if call and name != one.name and (one.name, one.parameters) not in starts:
-                yield _at(one, functions, road, path, text, call.start(), code.when)
+                yield _at(one, functions, interface, path, text, call.start(), code.when)
                 break
 
 
@@ -160,7 +163,7 @@ def _core(name: str) -> str:
 
 
 def _computes(function: _Function) -> bool:
-    """Whether its first tensor is moved, and torch's operator of its own name called: at::NAME() or x_cpu.NAME()."""
+    """True if its first tensor is moved, and torch's operator of its own name is called: at::NAME() or x_cpu.NAME()."""
     moved = dict(_MOVED.findall(function.body))
     first = function.names[function.parameters.index("T")] if "T" in function.parameters else ""
     if first not in {*moved.values(), *_INLINE.findall(function.body)}:
@@ -171,9 +174,9 @@ def _computes(function: _Function) -> bool:
 
 
 def _at(
-    function: _Function, functions: list[_Function], road: str, path: str, text: str, place: int, inner: str
+    function: _Function, functions: list[_Function], interface: str, path: str, text: str, place: int, inner: str
 ) -> HostCode:
-    """What holds at a place of a function's body; `inner` is what holds in the helper that is called there."""
+    """The conditions at a place of a function's body; `inner` has those of the helper that is called there."""
     before = function.body[:place]
     line = text.count("\n", 0, function.start + place) + 1
     if "DO_COMPATIBILITY" in re.split(r"[;{}]", before)[-1]:
@@ -182,13 +185,13 @@ def _at(
         name = re.match(r"\w+", function.body[place:])
         if name and re.search(rf"\b{name[0]}\s*\(", rest):  # it is called again, under another condition
             when = "arguments"
-        return HostCode(function.name, function.parameters, road, path, line, when)
+        return HostCode(function.name, function.parameters, interface, path, line, when)
     conditions = list(_conditions(before))
     if not conditions and re.search(r"\bif\s*\([^{}]*\)\s*\{[^{}]*\breturn\b", before):
         conditions = [" ".join(function.names)]  # what an earlier `if` has left
     sorted_out = {_sort(one, function, functions) for one in conditions} - {"always"}
     when = inner if not sorted_out else sorted_out.pop() if len(sorted_out) == 1 and inner == "always" else "arguments"
-    return HostCode(function.name, function.parameters, road, path, line, when)
+    return HostCode(function.name, function.parameters, interface, path, line, when)
 
 
 def _conditions(before: str) -> Iterator[str]:
@@ -207,6 +210,7 @@ def _conditions(before: str) -> Iterator[str]:
 
 
 def _sort(condition: str, function: _Function, functions: list[_Function]) -> str:
+    """Sort a condition: dtypes by name, "chip", "cann", or "arguments" for all others."""
     helpers = [one for one in functions if one is not function and re.search(rf"\b{one.name}\s*\(", condition)]
     text = " ".join([condition, *(one.body for one in helpers)])
     if condition == "else":

@@ -1,4 +1,8 @@
-"""Kernels that a commit registers: op-plugin's lists of functions, and the list of Ascend/pytorch itself."""
+"""Kernels that a commit registers: op-plugin's lists of functions, and the list of Ascend/pytorch itself.
+
+Called by `__main__` and `host_code`. An "interface" is one of the two of CANN for which op-plugin has kernels: `acl_op`
+(aclop, the older one) or `op_api` (aclnn). The lists' form changes between the vendor's branches: each is a case here.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ _SECTIONS = ("official", "symint")
 
 @dataclass(frozen=True)
 class Kernel:
-    """An operator that is registered: the roads with a kernel, and its schema behind the name, where it is given."""
+    """A registered operator: the interfaces that it has a kernel of, and its schema after the name, if given."""
 
-    roads: frozenset[str]
+    interfaces: frozenset[str]
     schema: str = ""
 
 
@@ -39,12 +43,12 @@ def op_plugin(repository: Repository, commit: str, torch: str) -> dict[str, Kern
 
 
 def _merge(entries: Iterable[tuple[str, frozenset[str]]]) -> dict[str, Kernel]:
-    """One kernel for each name, with the roads of all its entries."""
+    """One kernel for each name, with the interfaces of all its entries."""
     found: dict[str, Kernel] = {}
-    for function, roads in entries:
+    for function, interfaces in entries:
         name, _, schema = function.partition("(")
         known = found.get(name.strip())
-        found[name.strip()] = Kernel(roads | (known.roads if known else frozenset()), schema)
+        found[name.strip()] = Kernel(interfaces | (known.interfaces if known else frozenset()), schema)
     return found
 
 
@@ -52,25 +56,26 @@ def _entries(text: str, torch: str, *, common: bool) -> Iterator[tuple[str, froz
     data = yaml.load(text, Loader=yaml.CSafeLoader) if text else {}
     every = data.get("all_version", [])
     for entry in (entry for section in _SECTIONS for entry in data.get(section) or ()):
-        roads = frozenset(_roads(entry, f"v{torch}", every, common))
-        if roads:
-            yield entry["func"], roads
+        interfaces = frozenset(_interfaces(entry, f"v{torch}", every, common))
+        if interfaces:
+            yield entry["func"], interfaces
 
 
-def _roads(entry: Mapping[str, Any], version: str, every: list[str], common: bool) -> Iterator[str]:
-    if "impl_ns" in entry:  # 5.0.rc3 to 6.0.rc2: one road for each version
-        roads = [road.strip() for road in entry["impl_ns"].split(",")]
+def _interfaces(entry: Mapping[str, Any], version: str, every: list[str], common: bool) -> Iterator[str]:
+    """Yield the interfaces for which an entry of the list has a kernel in this version of torch."""
+    if "impl_ns" in entry:  # 5.0.rc3 to 6.0.rc2: one interface for each version
+        interfaces = [interface.strip() for interface in entry["impl_ns"].split(",")]
         listed = re.split(r",\s+", str(entry.get("version", "")))
         if not common:
-            yield from roads
-        elif len(roads) == len(listed):
-            yield from (road for road, one in zip(roads, listed, strict=True) if f"v{one}" == version)
+            yield from interfaces
+        elif len(interfaces) == len(listed):
+            yield from (interface for interface, one in zip(interfaces, listed, strict=True) if f"v{one}" == version)
         else:
-            raise ValueError(f"{entry['func']}: {len(roads)} roads for {len(listed)} versions")
+            raise ValueError(f"{entry['func']}: {len(interfaces)} interfaces for {len(listed)} versions")
         return
-    for road in (OLD, NEW):
-        if road in entry and version in _versions(entry[road], every):
-            yield road
+    for interface in (OLD, NEW):
+        if interface in entry and version in _versions(entry[interface], every):
+            yield interface
 
 
 def _versions(value: object, every: list[str]) -> list[str]:
@@ -101,4 +106,4 @@ def _registered(entries: Iterable[Any]) -> Iterator[tuple[str, frozenset[str]]]:
         if isinstance(entry, str):
             yield entry, frozenset({NEW})
         else:
-            yield entry["func"], frozenset(road.strip() for road in entry.get("impl_ns", NEW).split(","))
+            yield entry["func"], frozenset(interface.strip() for interface in entry.get("impl_ns", NEW).split(","))

@@ -1,4 +1,7 @@
-"""Reading of a bare git repository: files at a commit, and the commits that branches and submodules name."""
+"""Reading of a bare git repository: files at a commit, and the commits that branches and submodules name.
+
+Used by the modules next to it, for clones of Ascend/op-plugin and Ascend/pytorch.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Repository:
         return "".join(re.findall(r"^160000 commit (\w+)", self.git("ls-tree", commit, path), re.MULTILINE))
 
     def has(self, commit: str) -> bool:
-        """Whether a commit is stored."""
+        """True if a commit is stored."""
         return bool(self.git("cat-file", "-t", commit, check=False).strip())
 
     def files(self, commit: str, folder: str) -> list[str]:

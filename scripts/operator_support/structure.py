@@ -1,4 +1,7 @@
-"""How torch's dispatcher treats an operator that a backend has no kernel for, from the torch that is installed."""
+"""How torch's dispatcher treats an operator that a backend has no kernel for, from the torch that is installed.
+
+Called by `__main__`: an operator without a kernel still works on a card where torch composes it of others.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,6 @@ def read() -> Structure:
 
 
 def _is_of_jit(full: str) -> bool:
-    """Whether an operator is TorchScript's own (numbers, strings, lists), and has no tensor."""
+    """True if an operator is TorchScript's own (numbers, strings, lists), and has no tensor."""
     schema = next((one for one in torch._C._jit_get_schemas_for_operator(full.partition(".")[0])), None)
     return schema is None or not any("Tensor" in str(argument.type) for argument in schema.arguments)

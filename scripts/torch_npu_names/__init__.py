@@ -4,6 +4,9 @@
     python scripts/torch_npu_names PAGE       writes it into the page (docs/compat.md)
 
 The wheel is looked for in the folder that TOPROPE_CORPUS names, else downloaded with pip.
+
+Run by hand; tests/compat/test_compat_torch_npu.py calls the same functions and demands the shares of names.toml.
+`published` reads the wheel, `here` ours, `compare` compares, `page` and `report` write.
 """
 
 from .compare import Comparison, compare

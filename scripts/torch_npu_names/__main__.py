@@ -1,4 +1,7 @@
-"""Prints what differs from the published torch-npu, or writes it into a page."""
+"""The command line: print what differs from the published torch-npu, or write it into a page.
+
+The package's docstring has the usage; all work is in `report`.
+"""
 
 from __future__ import annotations
 

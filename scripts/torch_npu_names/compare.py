@@ -1,4 +1,7 @@
-"""The published names beside ours: what agrees, what differs, what cannot be compared."""
+"""Compare the published names with ours: what agrees, what differs, what cannot be compared.
+
+Called by `report` and tests/compat/test_compat_torch_npu.py; `page` shows the result. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ class Comparison:
 
     agree: list[str] = field(default_factory=list)
     differ: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """What the wheel has, and what is here."""
+    """By name: the description in the wheel, and ours."""
 
     unread: list[str] = field(default_factory=list)
-    """What the wheel's Python files do not show, and is here."""
+    """Names that are here, and that the wheel's Python files do not show."""
 
     @property
     def share(self) -> float:

@@ -1,4 +1,7 @@
-"""The names of `torch.npu` here, read in a process of its own that has the simulated card."""
+"""The names of `torch.npu` here, read in a process of its own that has the simulated card.
+
+Called by `report`. The process prints JSON, in the form that `published` has for the wheel.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ OPERATORS = "import json; import toprope.compat.torch_npu as torch_npu; print(js
 
 
 def read_here(names: Iterable[str]) -> dict[str, dict[str, Any] | None]:
-    """What each name is: kind, signature, members; None for one that is not there."""
+    """Describe each name: kind, signature, members; None for one that is not there."""
     read: dict[str, dict[str, Any] | None] = json.loads(_run(LOOK, json.dumps(list(names))))
     return read
 

@@ -1,4 +1,7 @@
-"""The comparison as Markdown, for docs/compat.md."""
+"""The comparison as Markdown, for docs/compat.md.
+
+Called by `report`; `__main__` writes the result between the page's marks.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def markdown(
 
 
 def renewed(page: str, text: str) -> str:
-    """The page with the part between its marks written anew.
+    """The page with the part between its marks written again.
 
     Raises:
         ValueError: the page has no marks.

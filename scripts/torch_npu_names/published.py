@@ -1,4 +1,7 @@
-"""The published wheel: where it is, and the signatures in its Python files. Nothing of it is ever imported."""
+"""The published wheel: where it is, and the signatures in its Python files. Nothing of it is ever imported.
+
+Called by `report`, and by tests/helpers/published_wheel.py, which finds the wheel for other tests.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class Published:
         return names
 
     def describe(self, name: str) -> dict[str, Any] | None:
-        """What a name such as "utils.get_cann_version" is: its kind, signature, members; None where it is not there."""
+        """Describe a name such as "utils.get_cann_version": its kind, signature, members; None for no such name."""
         module, parts = PACKAGE, name.split(".")
         while len(parts) > 1 and self._tree(f"{module}.{parts[0]}") is not None:
             module = f"{module}.{parts.pop(0)}"
@@ -118,12 +121,12 @@ class Published:
         return None
 
     def _exports(self, module: str, name: str) -> bool:
-        """Whether `from module import *` could bring the name."""
+        """True if `from module import *` could bring the name."""
         names = self._all(module)
         return not name.startswith("_") if names is None else name in names
 
     def _find(self, module: str, name: str) -> ast.AST | None:
-        """What a name of a module is bound to last, wherever it comes from inside the wheel."""
+        """Find the definition that a name of a module is bound to last, anywhere inside the wheel."""
         tree = self._tree(module)
         for statement in reversed(tree.body if tree else []):
             found = self._bound(module, statement, name)

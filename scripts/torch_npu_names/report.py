@@ -1,4 +1,7 @@
-"""Everything together: the names of names.toml, in the wheel and here."""
+"""The whole comparison: the names of sim/npu/names.toml, in the wheel and here, as a page and as figures.
+
+Called by `__main__` and by tests/compat/test_compat_torch_npu.py, which holds the figures.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,10 @@ What it gave is kept in VENDOR/.results by the content of the file and of toprop
 on where it was. With --suite or --files the results of the other files stay as they are written; with --failed only
 tests that failed are run, or those of them whose names match, and the results of the others stay. Some files want
 einops and torchvision, which are no requirement of toprope.
+
+Called as `make vendor VENDOR=FOLDER`, by hand, for hours. Suites and left-out tests are in suites.toml; `suites` runs
+files, `tests` counts them, `blocks` and `programs` run documents and samples, `functions` has openYuanrong's
+surroundings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Programs in the pages of a documentation: blocks of Python that are run as they are."""
+"""Programs in the pages of a documentation: blocks of Python that are run as they are.
+
+Called by `__main__` for suites of Markdown pages; tests/project/test_vendor_tests.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the tests of openYuanrong need around them: a machine that was started, and a `ps` that knows its workers."""
+"""Surroundings for openYuanrong's tests: a deployment that was started, and a `ps` that knows its workers.
+
+Called by `__main__` for the suites of that repository.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sample programs: run as they are, and held to what they print."""
+"""Sample programs of a repository: run as they are, and compared with the output that suites.toml expects.
+
+Called by `__main__`; tests/project/test_vendor_tests.py.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def run_program(
     Args:
         path: of the program.
         prints: pattern of what it prints where all went well; it may end with status 0 otherwise, too.
-        edits: texts of the program and what stands in their place, where it cannot be run as it is.
+        edits: texts of the program and their replacements, where it cannot be run as it is.
         run: options of `toprope run`.
         environment: added to this process's.
         limit: seconds.

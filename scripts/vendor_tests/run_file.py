@@ -1,6 +1,8 @@
 """Run pytest on one file with a bare command line, which some of the vendor's tests parse as their own.
 
 python run_file.py OPTION ... FILE
+
+Started by `__main__` for each file of tests, in the copy of the repository.
 """
 
 import sys
@@ -11,7 +13,7 @@ import pytest
 
 
 def _no_test(case: Any) -> None:
-    """What unittest calls where a class is made without the name of a test, as pytest makes it to collect its tests."""
+    """The test of a case that is made without the name of one, as pytest makes it to collect tests."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Files of a repository at one commit, and processes that run them with a limit of time."""
+"""Files of a repository at one commit, and processes that run them with a limit of time.
+
+Used by scripts/library_tests too. `Suite` has the fields of a suite in suites.toml.
+"""
 
 from __future__ import annotations
 

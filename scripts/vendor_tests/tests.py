@@ -1,4 +1,7 @@
-"""The tests of a file: those in its source, and how they ended in a run."""
+"""The tests of a file: those in its source, and how they ended in a run.
+
+Called by `__main__`. Counted from the source, so that a test that never ran is missed too.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def disabled_tests(text: str) -> set[tuple[str, str]]:
 
 
 def cards_wanted(source: str) -> dict[str, int]:
-    """How many cards a test's source asks for: by the decorators of it and its class, and by the class's world_size.
+    """Count the cards that a test's source asks for: by its and its class's decorators, and by the class's world_size.
 
     Numbers that are no constants of the file count as none.
     """

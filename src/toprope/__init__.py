@@ -1,6 +1,7 @@
 """toprope takes PyTorch programs to Huawei Ascend NPUs and keeps them working on CUDA and on the CPU.
 
-Importing it imports no torch, patches nothing and prints nothing: the parts are loaded when they are named.
+Importing it imports no torch, patches nothing and prints nothing: the parts are loaded when they are named. A part that
+is added needs its name in `__all__` below; tests/base/test_import.py.
 
 PYTEST_DONT_REWRITE: pytest rewrites the asserts of packages with a plugin, and complains (an error with -W error) where
 such a package was imported before it began, as `toprope run pytest` does.

@@ -1,4 +1,7 @@
-"""`python -m toprope` is the command `toprope`."""
+"""`python -m toprope` is the command `toprope`.
+
+The work is in `toprope.cli.app`.
+"""
 
 import sys
 

@@ -1,4 +1,8 @@
-"""HCCL's collectives: their kinds, vector cores, dtypes that newer releases take; the data are in collectives.toml."""
+"""HCCL's collectives: their kinds, the vector cores that HCCL recommends, dtypes that only newer releases take.
+
+Called by `cores` (findings, plans), `sim.distributed` and `cli.reports.failure`. The data and their sources are in
+collectives.toml.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 A figure is one file without scripts or links. It follows the reader's `prefers-color-scheme`, and has a title and a
 description for screen readers.
+
+Every figure and HTML page of toprope is drawn with it: `cores`, `tiers`, `flow`, `port`, reports and scripts. The
+colours of both themes are here only; tests/base/test_drawing.py.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ def _clean(text: str) -> str:
 
 
 def _element(tag: str, attributes: Attributes, text: str = "", *, id: str = "") -> Element:
+    """An SVG element; attributes that are None are left out."""
     element = Element(tag)
     for name, value in attributes.items():
         if value is not None:

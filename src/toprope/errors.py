@@ -46,6 +46,9 @@ Errors that the simulated card itself raises (107001, out of memory, ...) are th
 torch.OutOfMemoryError, with the vendor's texts, so that programs which handle them on a card handle them here.
 """
 
+# For maintainers: raised in all packages. A class that is added here needs a page docs/errors/NAME.md (with its Chinese
+# one), a line in the tree above and in docs/errors/index.md; tests/base/test_errors.py compares them.
+
 from __future__ import annotations
 
 from typing import ClassVar

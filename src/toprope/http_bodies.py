@@ -1,4 +1,7 @@
-"""Bodies of HTTP requests and responses for the servers, as plain ASGI: limits in bytes, and whole answers."""
+"""Bodies of HTTP requests and responses for the servers, as plain ASGI: limits in bytes, and whole answers.
+
+Used by `toprope serve` (`flow.service`) and the page of `toprope ui` (`images.web`).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Acting when a module is imported, without importing it: for parts of torch that few programs use.
+"""Import hooks: a function runs when a module is imported by someone else; for parts of torch that few programs use.
 
 This file is read at the start of every Python process of a run: it imports nothing but the import system.
+
+Used by `sim` and `compat`. A hook finds no module itself: the other finders of sys.meta_path do, as without it.
 """
 
 from __future__ import annotations

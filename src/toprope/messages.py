@@ -8,6 +8,9 @@ Example:
     >>> text = Message("{number} problems", number=2)
     >>> text, text.translated({"{number} problems": "{number} 个问题"})
     ('2 problems', '2 个问题')
+
+Made in all packages whose text a person reads; a new text needs its translation in locale/zh.po, see
+scripts/messages.py.
 """
 
 from __future__ import annotations

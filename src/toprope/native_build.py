@@ -2,6 +2,9 @@
 
 A build is whole or not there. One process builds, others wait for it. Compilers end with the process that started
 them, and the next build removes what a killed one left.
+
+Called by `sim.build` (the simulated card) and `tiers.quant.kernels`; `cli.cache` lists the folders, so a change of
+names there must follow. Held by tests/sim/test_sim_build.py with a compiler that only pretends.
 """
 
 from __future__ import annotations
@@ -26,7 +29,17 @@ from toprope.errors import BuildError
 from toprope.progress import Progress, Step
 from toprope.terminal import Display
 
-__all__ = ["LOCK_LIMIT", "NOTE", "UNFINISHED", "NativeLibrary", "SharedObject", "Unit", "is_held", "lock_of"]
+__all__ = [
+    "LOCK_LIMIT",
+    "NOTE",
+    "UNFINISHED",
+    "NativeLibrary",
+    "SharedObject",
+    "Unit",
+    "has_compiler",
+    "is_held",
+    "lock_of",
+]
 
 NOTE = "build.json"
 """The file that says what a build was made for and with; it is written last."""
@@ -144,6 +157,7 @@ class NativeLibrary:
 
     @property
     def _stem(self) -> str:
+        """The name of the build's folder: a hash of all that its contents depend on."""
         facts = [*self.depends, *self.flags]
         for shared in self.objects:
             facts += [shared.name, *shared.flags]
@@ -170,6 +184,7 @@ class NativeLibrary:
         return next((folder for folder in folders if self._is_whole(folder)), None)
 
     def _is_whole(self, folder: Path) -> bool:
+        """True if all shared objects are in the folder, in the sizes that its note says."""
         if UNFINISHED in folder.name:
             return False
         try:
@@ -187,6 +202,7 @@ class NativeLibrary:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
+        """Context that holds the lock of a build's folder."""
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             lock = _open_lock(lock_of(folder))
@@ -199,6 +215,7 @@ class NativeLibrary:
             os.close(lock)
 
     def _wait_for(self, lock: int) -> None:
+        """Wait for the lock of another process, with a line on stderr, up to `LOCK_LIMIT`."""
         begin = time.monotonic()
         attempts = 0
         while not _try_lock(lock):
@@ -245,6 +262,7 @@ class NativeLibrary:
         display.say(f"built in {time.monotonic() - begin:.0f} s, kept in {folder}")
 
     def _compile(self, aside: Path, compiler: list[str], progress: Progress) -> None:
+        """Compile all units in parallel, and link each shared object."""
         units = [(shared, unit) for shared in self.objects for unit in shared.units]
         steps = len(units) + len(self.objects)
         progress.step(0, steps)
@@ -304,6 +322,7 @@ class NativeLibrary:
             os.unlink(path)
 
     def _put_in_place(self, aside: Path, folder: Path, compiler: list[str]) -> None:
+        """Write the note and rename the finished folder to its final name."""
         try:
             sizes = {shared.name: (aside / shared.name).stat().st_size for shared in self.objects}
             (aside / NOTE).write_text(json.dumps({**self.note, "compiler": compiler, "sizes": sizes}), encoding="utf-8")
@@ -409,6 +428,15 @@ def _sizes(note: str) -> dict[str, int]:
 
 def _digest(parts: list[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def has_compiler() -> bool:
+    """Return True if there is a C++ compiler to build with.
+
+    Raises:
+        BuildError: CXX cannot be read.
+    """
+    return _compiler() is not None
 
 
 def _compiler() -> list[str] | None:

@@ -1,6 +1,8 @@
 """Progress of long work: its stage in words, steps done of a total, an estimate of the time left.
 
 The work reports to a `Progress`; callbacks show it on a terminal (`toprope.terminal.Display`), on a page, or nowhere.
+
+Reported to by `images`, `tiers`, `native_build` and `toprope port`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ Example:
     ('argument', 'default')
 """
 
+# For maintainers: read by all that a user can set: `device`, `sim`, `tiers`, `flow`, `cli`. A setting is a field, a row
+# of the table below, and an entry of docs/environment.md (tests/project/test_docs.py).
+
 from __future__ import annotations
 
 import os
@@ -259,6 +262,7 @@ def _project_table(start: Path | None) -> tuple[Path | None, Mapping[str, object
 
 
 def _table_of(file: Path) -> Mapping[str, object] | None:
+    """The table [tool.toprope] of a pyproject.toml; None if it has none."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,5 +1,7 @@
 """Sizes in bytes, read and printed by one rule: MB is 10^6 bytes, MiB is 2^20 bytes."""
 
+# For maintainers: used by every option and text with a size; tests/base/test_sizes.py.
+
 from __future__ import annotations
 
 import re
@@ -22,6 +24,10 @@ def parse_size(text: str | int, least: int = 1) -> int:
 
     Raises:
         SizeError: the text is not a number with one of the known units, or is less than that.
+
+    Example:
+        >>> parse_size("1.5 GiB"), parse_size("256MB")
+        (1610612736, 256000000)
     """
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
@@ -40,7 +46,12 @@ def parse_size(text: str | int, least: int = 1) -> int:
 
 
 def decimal(size: float) -> str:
-    """A size in powers of 1000 with one decimal, as files and copies are reported: "11.3 MB"."""
+    """A size in powers of 1000 with one decimal, as files and copies are reported: "11.3 MB".
+
+    Example:
+        >>> decimal(11_264_000)
+        '11.3 MB'
+    """
     for unit in ("B", "kB", "MB", "GB"):
         if abs(size) < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -49,7 +60,12 @@ def decimal(size: float) -> str:
 
 
 def gibibytes(size: float) -> str:
-    """A size in powers of 1024 with one decimal, as device memory is reported: "39.3 MiB", "64.0 GiB"."""
+    """A size in powers of 1024 with one decimal, as device memory is reported: "39.3 MiB", "64.0 GiB".
+
+    Example:
+        >>> gibibytes(64 * 2**30)
+        '64.0 GiB'
+    """
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

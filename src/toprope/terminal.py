@@ -3,6 +3,8 @@
 Colour and control characters go to terminals alone. Nothing is cut off, no word is broken, and text is never markup.
 A `Message` is shown in the reader's language.
 Lines are wrapped on a terminal; elsewhere they are as long as they are, but for `field`s with a width.
+
+All commands print with it. Only what is shown is decided here; texts and their translation are `toprope.messages`.
 """
 
 from __future__ import annotations
@@ -275,6 +277,7 @@ class Display:
         return [word for word in (step.amount, step.rate, left, stage, self.details()) if word]
 
     def _line(self, step: Step) -> RenderableType:
+        """The line of progress: name, bar and words, as wide as the terminal."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -291,6 +294,7 @@ class Display:
         return line
 
     def _draw(self, line: RenderableType) -> None:
+        """Draw the line in the place of the one before."""
         from rich.live import Live
 
         live = self._live  # a signal's handler may clear it at any time
@@ -312,6 +316,7 @@ class Display:
 
 
 def _console(file: TextIO, *, colour: bool, width: int | None = None) -> Console:
+    """A rich console without markup, emoji and highlighting."""
     from rich.console import Console
 
     # Without a height rich takes a terminal with TERM=dumb to have 80 columns, whatever the width, and cuts words off.

@@ -1,4 +1,7 @@
-"""Writing a file so that a reader finds it whole: the new one or the one that was there before, never a part."""
+"""Write a file so that a reader finds it whole: the new content or the old, never a part.
+
+Used for every file that another process may read while it is written.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-__all__ = ["writing_whole"]
+from toprope.errors import UsageError
+
+__all__ = ["check_named", "write_named", "writing_named", "writing_whole"]
 
 
 @contextmanager
@@ -55,3 +60,72 @@ def writing_whole(path: str | os.PathLike[str], *, mode: int = 0o666, durable: b
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def check_named(path: str | os.PathLike[str]) -> None:
+    """Try, before long work, whether the file that a user named for its result can be written; nothing changes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = Path(path)
+    there = path.exists()
+    with path.open("ab"):
+        pass
+    if not there:
+        path.unlink()
+
+
+@contextmanager
+def writing_named(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """The file that a user named for a result, written whole: after an error an older file of that name is as it was.
+
+    A link is followed. A device or a pipe, such as /dev/stdout, is written to as it is, and so is a file that may be
+    changed in a folder that may not.
+
+    Raises:
+        OSError: it cannot be written. A file that was not there before is not there then.
+    """
+    target = Path(path)
+    plain = target.is_file() or not target.exists()
+    if plain and not target.absolute().is_relative_to("/dev") and not target.absolute().is_relative_to("/proc"):
+        target = Path(os.path.realpath(target))
+        there = target.exists()
+        if not there or os.access(target.parent, os.W_OK):
+            with writing_whole(target, mode=target.stat().st_mode & 0o777 if there else 0o666) as file:
+                yield file
+            return
+    with target.open("wb") as file:
+        yield file
+
+
+def write_named(
+    path: str | os.PathLike[str], text: str | bytes, do: str = "name a file in a folder that is yours"
+) -> None:
+    """Write a result to the file that a user named for it, as `writing_named` does.
+
+    Args:
+        path: the file.
+        text: its content; a text is written in UTF-8.
+        do: the advice where it cannot be written.
+
+    Raises:
+        UsageError: it cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "report.txt"
+        >>> write_named(target, "done")
+        >>> target.read_text()
+        'done'
+        >>> write_named(target.parent, "done")
+        Traceback (most recent call last):
+            ...
+        toprope.errors.UsageError: ... cannot be written: Is a directory.
+          do         name a file in a folder that is yours
+    """
+    try:
+        with writing_named(path) as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.", do=do) from None

@@ -1,3 +1,9 @@
+"""The catalogue of chips: every figure has a public source, and any spelling of a chip's name finds it.
+
+Holds src/toprope/chips against the vendor's published figures (910B, 310P, 950), figures that must fit together, and
+docs/chips.md.
+"""
+
 import datetime
 import pathlib
 import pickle
@@ -52,7 +58,7 @@ def test_a_field_without_a_source_is_unknown(chip):
             assert chip.figure(name) is None
 
 
-def test_no_source_stands_there_unused():
+def test_no_source_is_there_unused():
     used = {source.id for chip in CHIPS for figure in chip.figures.values() for source in figure.sources}
     assert used == set(catalogue._read(catalogue.FOLDER / "sources.toml"))
 
@@ -120,7 +126,7 @@ def test_computed_peaks_are_those_that_the_vendor_publishes(name, bfloat16):
     assert chip.peak_tflops["int8"] == pytest.approx(2 * bfloat16, abs=0.2)
 
 
-def test_a_computed_figure_names_the_sources_it_stands_on():
+def test_a_computed_figure_names_the_sources_it_is_made_from():
     figure = chips.get("910B3").figure("peak_tflops")
     assert figure.value == chips.get("910B3").peak_tflops
     assert "cann-ini" in [source.id for source in figure.sources]
@@ -327,7 +333,7 @@ def test_the_module_prints_the_table_and_renews_the_page(tmp_path):
     assert page.read_text(encoding="utf-8") == "no marks"
 
 
-def test_importing_the_room_reads_nothing_and_loads_no_torch():
+def test_importing_the_package_reads_nothing_and_loads_no_torch():
     code = (
         "import sys, toprope.chips as chips\n"
         "assert not {'tomllib', 'dataclasses', 'toprope.chips.catalogue'} & set(sys.modules)\n"

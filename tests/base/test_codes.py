@@ -1,4 +1,7 @@
-"""The catalogue of error codes: its data, its look-ups, and codes found in real messages."""
+"""The catalogue of error codes: its data, its look-ups, and codes found in real messages.
+
+Holds src/toprope/codes; the messages are from public issues, named in the data.
+"""
 
 import datetime
 import json
@@ -89,7 +92,7 @@ def test_how_a_code_is_written_does_not_matter(written: str) -> None:
     [("507999", "hardware"), ("107099", "environment"), ("EE1099", "EE runtime"), ("EJ9999", "inside CANN"),
      ("561199", "interface of an operator"), ("300001", "queue"), ("200099", "used up")],
 )  # fmt: skip
-def test_a_code_without_an_entry_is_told_by_its_family(code: str, word: str) -> None:
+def test_a_code_without_an_entry_is_explained_by_its_family(code: str, word: str) -> None:
     found = explain(code)
     assert (found.code, found.of_its_own) == (code, False)
     assert word in found.means

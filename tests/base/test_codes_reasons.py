@@ -1,4 +1,7 @@
-"""Reasons that a line itself gives, and explanations computed from its numbers, at their borders."""
+"""Reasons that a line of a log gives next to a code, and explanations computed from its numbers, at their borders.
+
+Holds src/toprope/codes/reasons.py.
+"""
 
 import pytest
 

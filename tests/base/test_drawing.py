@@ -1,4 +1,7 @@
-"""The drawing module: any text is well-formed, ids are unique on a page, and both themes have every colour."""
+"""The drawing module: any text is well-formed, ids are unique on a page, and both themes have every colour.
+
+Holds `toprope.drawing`.
+"""
 
 import re
 from html.parser import HTMLParser

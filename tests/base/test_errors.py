@@ -1,3 +1,8 @@
+"""Errors of toprope: every class is exported and documented, has a page in docs/errors, and says what to do.
+
+Holds src/toprope/errors.py.
+"""
+
 import inspect
 import pathlib
 import pickle
@@ -26,7 +31,7 @@ def test_says_in_a_docstring_when_it_happens(error):
 
 
 @pytest.mark.parametrize("error", CLASSES)
-def test_stands_in_the_drawn_tree_under_its_parent(error):
+def test_is_in_the_drawn_tree_under_its_parent(error):
     drawn = {}  # name -> (column, line)
     for number, line in enumerate(errors.__doc__.splitlines()):
         word = line.lstrip(" │├└─").split(" ")[0]
@@ -59,14 +64,14 @@ def test_no_page_without_an_error():
 
 @pytest.mark.parametrize("error", CLASSES)
 def test_text_has_what_happened_what_was_looked_at_and_what_to_do(error):
-    text = str(error("it broke.", looked_at="the facts", do="mend it"))
+    text = str(error("it broke.", looked_at="the facts", do="fix it"))
     lines = text.splitlines()
-    assert lines[:3] == ["it broke.", "  looked at  the facts", "  do         mend it"]
+    assert lines[:3] == ["it broke.", "  looked at  the facts", "  do         fix it"]
     assert lines[3:] == ([f"  more       toprope explain {error.page}"] if error.page else [])
 
 
 @pytest.mark.parametrize("error", CLASSES)
-def test_leaves_out_what_it_was_not_told(error):
+def test_leaves_out_what_it_was_not_given(error):
     assert str(error("it broke.")).splitlines()[0] == "it broke."
     assert "looked at" not in str(error("it broke."))
     assert "  do  " not in str(error("it broke."))
@@ -74,7 +79,7 @@ def test_leaves_out_what_it_was_not_told(error):
 
 @pytest.mark.parametrize("error", CLASSES)
 def test_pickles(error):
-    sent = error("it broke.", looked_at="the facts", do="mend it")
+    sent = error("it broke.", looked_at="the facts", do="fix it")
     got = pickle.loads(pickle.dumps(sent))
     assert type(got) is error
     assert (got.what, got.looked_at, got.do, str(got)) == (sent.what, sent.looked_at, sent.do, str(sent))

@@ -1,4 +1,7 @@
-"""How to install an extra: never from an index where the name toprope is not this project's."""
+"""How to install an extra: never from an index where the name toprope is not this project's.
+
+Holds `toprope.extras`.
+"""
 
 import importlib.metadata
 import json
@@ -58,7 +61,7 @@ def test_every_extra_that_is_named_exists():
     assert set(asked) <= known.keys()
 
 
-def test_pip_was_told_to_install_a_toprope_that_anybody_may_register():
+def test_pip_was_advised_to_install_a_toprope_that_anybody_may_register():
     texts = [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),

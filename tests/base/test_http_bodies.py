@@ -1,4 +1,7 @@
-"""Limits of bodies and whole answers, on plain ASGI."""
+"""Limits of bodies and whole answers, on plain ASGI.
+
+Holds `toprope.http_bodies`; the measure is the ASGI specification.
+"""
 
 import asyncio
 

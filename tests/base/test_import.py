@@ -1,4 +1,7 @@
-"""Importing toprope costs nothing and changes nothing. Each case is a process of its own."""
+"""Imports of toprope load nothing heavy and change nothing. Each case is a process of its own.
+
+Holds the `__init__` of every package: a new import at the top of one fails here.
+"""
 
 import json
 import os
@@ -13,7 +16,7 @@ HEAVY = ("torch", "numpy", "typer", "rich", "click", "psutil", "safetensors", "c
 
 
 def python(code, *, timeout=120, **environment):
-    """What the code prints as JSON in a fresh process; it must print nothing else and end well."""
+    """Run code in a fresh process; return what it prints as JSON. It must print nothing else and end well."""
     # pytest's own variable differs from one test to the next
     variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"} | environment
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, env=variables)
@@ -32,7 +35,7 @@ def python(code, *, timeout=120, **environment):
         "toprope.chips",
         "toprope.sim",
         "toprope.device",
-        "toprope.visible",
+        "toprope.visible_devices",
     ],
 )
 def test_early_imports_load_nothing_heavy(module):
@@ -108,5 +111,5 @@ def test_torch_alone_has_no_npu(torch_alone):
 @pytest.mark.parametrize(
     "first", ["", "import toprope\n", "import toprope, toprope.settings, toprope.chips, toprope.sim\n"]
 )
-def test_torch_is_the_same_beside_toprope(torch_alone, first):
+def test_torch_is_the_same_next_to_toprope(torch_alone, first):
     assert python(first + TORCH_STATE) == torch_alone

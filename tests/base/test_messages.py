@@ -1,4 +1,7 @@
-"""Texts that can be translated: a str in all respects, and a catalogue that has every one of them."""
+"""Texts that can be translated: a str in all respects, and a catalogue that has every one of them.
+
+Holds `toprope.messages`, and with scripts/messages.py that locale/zh.po has each text.
+"""
 
 import copy
 import json

@@ -1,3 +1,8 @@
+"""Settings: which origin wins, what `show` prints, and how wrong values and files are refused.
+
+Holds src/toprope/settings.py.
+"""
+
 import dataclasses
 import os
 import pathlib

@@ -1,3 +1,8 @@
+"""Sizes as text ("1.5GiB"): reading, refusing and printing.
+
+Holds src/toprope/sizes.py.
+"""
+
 from fractions import Fraction
 
 import pytest

@@ -1,11 +1,28 @@
-"""Files that a reader finds whole: what is there while one is written, after an error, and with which permissions."""
+"""Files that a reader finds whole: what is there while one is written, after an error, and with which permissions.
+
+Holds `toprope.whole_file`.
+"""
 
 import errno
 import os
+import resource
+from contextlib import contextmanager
 
 import pytest
 
-from toprope.whole_file import writing_whole
+from toprope.errors import UsageError
+from toprope.whole_file import check_named, write_named, writing_named, writing_whole
+
+
+@contextmanager
+def full_disk():
+    """No file of this process may grow, as on a full disk; EFBIG in the place of ENOSPC."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -61,3 +78,48 @@ def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path) -> None:
         file.write(b"new")
     assert not (tmp_path / "link").is_symlink()
     assert (tmp_path / "other").read_bytes() == b"another's"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_result_that_does_not_fit_on_the_disk_does_not_empty_the_file_of_before(tmp_path, there) -> None:
+    path = tmp_path / "report.html"
+    if there:
+        path.write_text("old")
+    with pytest.raises(UsageError, match="cannot be written: File too large"), full_disk():
+        write_named(path, "new")
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == ({"report.html": "old"} if there else {})
+
+
+def test_a_named_file_keeps_its_link_its_rights_and_a_device_stays_a_device(tmp_path) -> None:
+    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    write_named(link, "new")
+    assert link.is_symlink()
+    assert (real.read_text(), real.stat().st_mode & 0o777) == ("new", 0o640)
+    write_named("/dev/null", "lost")
+    assert not os.path.isfile("/dev/null")
+    reading, writing = os.pipe()
+    write_named(f"/dev/fd/{writing}", b"bytes")
+    assert os.read(reading, 9) == b"bytes"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_file_that_is_open_elsewhere_under_dev_is_written_in_place(tmp_path) -> None:
+    with (tmp_path / "out").open("w+b") as out:
+        with writing_named(f"/dev/fd/{out.fileno()}") as file:
+            file.write(b"here")
+        out.seek(0)
+        assert out.read() == b"here"
+
+
+def test_trying_a_file_leaves_nothing_and_changes_nothing(tmp_path) -> None:
+    check_named(tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "old").write_text("old")
+    check_named(tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "old"
+    with pytest.raises(OSError, match="No such file"):
+        check_named(tmp_path / "none" / "file")

@@ -1,4 +1,7 @@
-"""`toprope cache`: everything that is kept is shown, and nothing that is in use is removed."""
+"""`toprope cache`: everything that is kept is listed, and nothing that is in use is removed.
+
+Holds `cli.cache` on real folders and processes.
+"""
 
 import fcntl
 import io

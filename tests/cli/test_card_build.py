@@ -1,6 +1,8 @@
 """First use of the simulated card: run, doctor and devices report its build, which is no fault and takes no time.
 
 The compiler is a slow pretended one, which gives the build that this machine has.
+
+Holds `cli.launch.card_build` in the commands that call it.
 """
 
 import json
@@ -88,11 +90,11 @@ def test_the_examiners_time_begins_after_the_build(
 
     ready = []
 
-    def gather(**_: object) -> Facts:
+    def collect_facts(**_: object) -> Facts:
         ready.append(build.is_ready())
         return Facts()
 
-    monkeypatch.setattr("toprope.device.doctor.facts.gather", gather)
+    monkeypatch.setattr("toprope.device.doctor.collect.collect_facts", collect_facts)
     for name in [name for name in os.environ if name.startswith(("TOPROPE", "TORCH", "ASCEND"))]:
         monkeypatch.delenv(name)
     for name, value in (empty_cache | {"TOPROPE_SIM": "910B3"}).items():

@@ -1,4 +1,7 @@
-"""Which card a program gets, for every combination of options, settings and machines."""
+"""The card that a program of `toprope run` gets, for every combination of options, settings and machines.
+
+Holds `cli.launch.select_target`. Pure: machines are results of a search, written by hand.
+"""
 
 from collections.abc import Callable
 
@@ -7,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import chips
-from toprope.cli.launch.select_target import Asked, Choice, Probe, choose
+from toprope.cli.launch.select_target import Choice, DeviceOption, Probe, choose
 from toprope.errors import CardError, SettingError, SizeError, TopropeError, UnknownChipError, UsageError
 from toprope.settings import Settings
 from toprope.sim.spec import SimSpec
@@ -26,7 +29,7 @@ def never() -> Probe:
 
 
 def pick(
-    asked: Asked | None = None,
+    asked: DeviceOption | None = None,
     *,
     chip: str | None = None,
     count: int | None = None,
@@ -43,7 +46,7 @@ def pick(
 
 
 def test_options_of_the_simulated_card_kept_its_other_settings() -> None:
-    chosen = pick(Asked.SIM, count=2, sim="910B3,refuse=off,numerics=card").spec
+    chosen = pick(DeviceOption.SIM, count=2, sim="910B3,refuse=off,numerics=card").spec
     assert chosen is not None
     assert chosen.format() == "910B3x2,force=on,refuse=off,numerics=card"
 
@@ -62,12 +65,12 @@ def test_torch_npu_chooses_the_release_of_a_simulated_card() -> None:
     with pytest.raises(UsageError, match=r"no source of torch_npu 9\.9"):
         pick(torch_npu="9.9")
     with pytest.raises(UsageError, match="contradict"):
-        pick(Asked.CPU, torch_npu="2.7.1")
+        pick(DeviceOption.CPU, torch_npu="2.7.1")
 
 
 def test_auto_takes_a_real_card_that_works() -> None:
     assert pick(probe=WORKS) == Choice("npu", probe=WORKS, automatic=True)
-    assert pick(Asked.AUTO, probe=WORKS).device == "npu"
+    assert pick(DeviceOption.AUTO, probe=WORKS).device == "npu"
 
 
 @pytest.mark.parametrize("probe", [BROKEN, NO_CARD, NONE])
@@ -84,15 +87,15 @@ def test_chip_implies_the_simulated_card_and_searches_for_nothing() -> None:
     assert choice.spec is not None
     assert (choice.spec.chip, choice.spec.count, choice.spec.hbm) == ("910B2", 2, 2**30)
     assert choice.spec.force
-    assert pick(Asked.AUTO, chip="910B2").device == "sim"
+    assert pick(DeviceOption.AUTO, chip="910B2").device == "sim"
 
 
 def test_sim_searches_for_nothing() -> None:
-    assert pick(Asked.SIM).device == "sim"
+    assert pick(DeviceOption.SIM).device == "sim"
 
 
-@pytest.mark.parametrize("asked", [Asked.CPU, Asked.CUDA])
-def test_cpu_and_cuda_search_for_nothing(asked: Asked) -> None:
+@pytest.mark.parametrize("asked", [DeviceOption.CPU, DeviceOption.CUDA])
+def test_cpu_and_cuda_search_for_nothing(asked: DeviceOption) -> None:
     assert pick(asked) == Choice(asked.value)
 
 
@@ -108,19 +111,21 @@ def test_cpu_and_cuda_search_for_nothing(asked: Asked) -> None:
 )
 def test_npu_without_a_real_card_says_why_and_what_to_do(probe: Probe, words: str) -> None:
     with pytest.raises(CardError) as caught:
-        pick(Asked.NPU, probe=probe)
+        pick(DeviceOption.NPU, probe=probe)
     assert caught.value.looked_at == probe.text
     assert words in caught.value.do
     assert "--device sim" in caught.value.do
 
 
 def test_npu_with_a_real_card() -> None:
-    assert pick(Asked.NPU, probe=WORKS) == Choice("npu", probe=WORKS)
+    assert pick(DeviceOption.NPU, probe=WORKS) == Choice("npu", probe=WORKS)
 
 
-@pytest.mark.parametrize("asked", [Asked.CPU, Asked.CUDA, Asked.NPU])
+@pytest.mark.parametrize("asked", [DeviceOption.CPU, DeviceOption.CUDA, DeviceOption.NPU])
 @pytest.mark.parametrize("options", [{"chip": "910B3"}, {"count": 2}, {"hbm": "1GB"}, {"chip": "910B3", "hbm": "1GB"}])
-def test_a_described_card_and_another_device_contradict_each_other(asked: Asked, options: dict[str, object]) -> None:
+def test_a_described_card_and_another_device_contradict_each_other(
+    asked: DeviceOption, options: dict[str, object]
+) -> None:
     with pytest.raises(UsageError) as caught:
         pick(asked, **options)  # type: ignore[arg-type]
     for option in options:
@@ -168,7 +173,7 @@ def test_a_chip_whose_memory_is_not_public_needs_it_given() -> None:
 @pytest.mark.parametrize(("device", "result"), [("cpu", "cpu"), ("cuda:1", "cuda"), ("sim", "sim")])
 def test_the_settings_name_the_device_when_no_option_does(device: str, result: str) -> None:
     assert pick(device=device).device == result
-    assert pick(Asked.CPU, device=device).device == "cpu"
+    assert pick(DeviceOption.CPU, device=device).device == "cpu"
     assert pick(chip="910B3", device=device).device == "sim"
 
 
@@ -178,7 +183,7 @@ def test_npu_in_the_settings_is_any_npu() -> None:
 
 
 def test_options_win_over_the_card_in_the_settings() -> None:
-    spec = pick(Asked.SIM, count=3, sim="310P3x2,hbm=1GB").spec
+    spec = pick(DeviceOption.SIM, count=3, sim="310P3x2,hbm=1GB").spec
     assert spec is not None
     assert (spec.chip, spec.count, spec.hbm) == ("310P3", 3, 10**9)
     spec = pick(chip="910B2", sim="310P3x2,hbm=1GB").spec
@@ -187,7 +192,7 @@ def test_options_win_over_the_card_in_the_settings() -> None:
 
 
 @given(
-    asked=st.sampled_from([None, *Asked]),
+    asked=st.sampled_from([None, *DeviceOption]),
     chip=st.sampled_from([None, "910B3", "310P3", "nonsense"]),
     count=st.sampled_from([None, 0, 1, 4]),
     hbm=st.sampled_from([None, "1GiB", "x"]),
@@ -196,7 +201,7 @@ def test_options_win_over_the_card_in_the_settings() -> None:
     probe=st.sampled_from(PROBES),
 )
 def test_granted_is_what_was_asked_or_it_is_an_error(
-    asked: Asked | None, chip: str | None, count: int | None, hbm: str | None,
+    asked: DeviceOption | None, chip: str | None, count: int | None, hbm: str | None,
     device: str | None, sim: str | None, probe: Probe,
 ) -> None:  # fmt: skip
     try:
@@ -204,7 +209,7 @@ def test_granted_is_what_was_asked_or_it_is_an_error(
     except TopropeError:
         return
     assert (choice.spec is not None) == (choice.device == "sim")
-    if asked not in (None, Asked.AUTO):
+    if asked not in (None, DeviceOption.AUTO):
         assert choice.device == asked
     if choice.device == "npu":
         assert probe is WORKS

@@ -1,4 +1,7 @@
-"""The examples of docs/ci.md: the commands of both, run on the program and the test of the page."""
+"""The workflows of docs/ci.md, for GitHub and GitLab: their commands run on the program and the test of the page.
+
+A change of an option that CI uses fails here before it fails users.
+"""
 
 import os
 import re

@@ -1,4 +1,7 @@
-"""The frame of the command line: version, help, exit statuses, and how light it is."""
+"""The command line as a whole: version, help, exit statuses, and which modules `--help` loads.
+
+Holds `cli.app` and `cli.group`.
+"""
 
 import resource
 import subprocess

@@ -1,4 +1,7 @@
-"""`toprope calibrate`: its tables, JSON, the stored file, and what it refuses."""
+"""`toprope calibrate`: its tables, JSON, the stored file, and what it refuses.
+
+Holds src/toprope/cli/calibrate.py; the profiles are written from known rates (tests/helpers/synthetic_profiles.py).
+"""
 
 import json
 import re

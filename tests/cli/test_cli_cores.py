@@ -1,4 +1,8 @@
-"""`toprope cores`: each exit status, each form of the answer, bad input as one error, and the check of a run."""
+"""`toprope cores`: each exit status, each form of the answer, bad input as one error, and the check of a run.
+
+Holds `cli.cores`, `cli.cores_explain`, `cli.output.cores_*` and `cli.reports.run_cores`; the proofs are held in
+tests/cores.
+"""
 
 import importlib
 import json
@@ -15,9 +19,9 @@ from toprope.cli import main
 from toprope.cli.output.cores_text import exit_status, report
 from toprope.cores import Card, Communicator, Discipline, Op, Plan, Program, Stream, record
 from toprope.cores.check import Result, Verdict, check
+from toprope.cores.diagnosis import of_code, seen_in, symptoms
 from toprope.cores.findings import Finding, Level
 from toprope.cores.model import Collective
-from toprope.cores.symptoms import of_code, seen_in, symptoms
 from toprope.terminal import render
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
@@ -50,11 +54,11 @@ def one_card(**changes: Any) -> dict[str, Any]:
     return {"cards": [{"name": "0", "cube": 24, "vector": 48}], "streams": [{"name": "s", "card": "0", "ops": [op]}]}
 
 
-def test_the_deadlock_of_the_mission_is_told_as_it_is(toprope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadlock_of_the_mission_is_described_as_it_is(toprope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     status, out, err = toprope("check", "examples/cores/figure.json")
     assert (status, err) == (1, "")
-    # what stands in the docs
+    # the output that the docs show
     page = (ROOT / "docs" / "cores.md").read_text()
     shown = page.partition("$ toprope cores check examples/cores/figure.json\n")[2].partition("\n...\n")[0]
     assert out.startswith(shown)
@@ -117,7 +121,7 @@ def test_json_says_the_same(toprope: Any) -> None:
 
 
 def check_sarif(log: Any) -> list[Any]:
-    """What SARIF 2.1.0 requires of the objects that are used."""
+    """Check the requirements of SARIF 2.1.0 for the objects that are used."""
     assert log["version"] == "2.1.0"
     assert log["$schema"].startswith("https://")
     (run,) = log["runs"]
@@ -192,7 +196,7 @@ def test_time_that_runs_out_is_no_guess(toprope: Any, tmp_path: Path) -> None:
     assert out.startswith("not decided" if status == 3 else "deadlock possible")
 
 
-def test_a_witness_of_many_cards_is_told_in_few_lines() -> None:
+def test_a_witness_of_many_cards_is_described_in_few_lines() -> None:
     cards = tuple(Card(str(number), 24, 48) for number in range(8))
     groups = tuple(Communicator(name, tuple(card.name for card in cards), "aiv") for name in ("x", "y"))
     streams = tuple(

@@ -1,4 +1,7 @@
-"""Options of `toprope estimate`: each changes the answer, or is refused; and what its errors say."""
+"""Options of `toprope estimate`: each changes the answer, or is refused; and what its errors say.
+
+Holds `cli.estimate`; the figures are held in tests/estimate.
+"""
 
 import ast
 import json
@@ -170,3 +173,41 @@ def test_each_usage_error_of_estimates_says_what_to_do(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UsageError":
             assert any(word.arg == "do" for word in node.keywords), f"line {node.lineno}: {ast.unparse(node)}"
+
+
+MODEL = """
+from torch import nn
+class Layers(nn.Module):
+    def __init__(self, attends=False):
+        super().__init__()
+        self.attends, self.layer = attends, nn.Linear(8, 8)
+    def forward(self, x):
+        x = self.layer(x)
+        return nn.functional.scaled_dot_product_attention(x, x, x) if self.attends else x
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "do"),
+    [
+        ("{}:Layer", "has no Layer.", ":Layers"),
+        ("{}", "is a program, not a model.", ":CLASS"),
+        ("Qwen/Qwen3-8B", "there is no model 'Qwen/Qwen3-8B'.", "FILE.py:CLASS"),
+    ],
+)
+def test_a_model_that_is_not_there_was_said_to_want_other_arguments(tmp_path, capfd, model, what, do):
+    (tmp_path / "m.py").write_text(MODEL)
+    status, said = answer([model.format(tmp_path / "m.py")], capfd)
+    assert status == 2
+    assert what in said
+    assert do in said.partition("\n  do ")[2]
+    assert "--kwargs" not in said
+
+
+@pytest.mark.parametrize("attends", [True, False])
+def test_a_model_without_attention_was_said_to_compose_it(tmp_path, capfd, attends):
+    (tmp_path / "m.py").write_text(MODEL)
+    words = ["--chip", "310P3", "--input", "1,2,4,8:float32", "--kwargs", json.dumps({"attends": attends})]
+    status, said = answer([f"{tmp_path / 'm.py'}:Layers", *words], capfd)
+    assert status == 0
+    assert ("attention is composed" in str(said)) is attends

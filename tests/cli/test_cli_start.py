@@ -1,4 +1,8 @@
-"""`toprope start`, `status` and `stop`, and the same as `yr` under `toprope run`."""
+"""`toprope start`, `status` and `stop`, and the same as `yr` under `toprope run`.
+
+Holds `cli.start`, `cli.status`, `cli.stop` and `cli.yr`. The measure for option names and texts is openYuanrong's own
+command.
+"""
 
 import json
 import os
@@ -15,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cli import yr
-from toprope.cli.launch.select_target import Asked, choose
+from toprope.cli.launch.select_target import DeviceOption, choose
 from toprope.cli.start import _simulated
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions.deployment import state_file
@@ -58,7 +62,7 @@ def runtime(tmp_path, monkeypatch):
 
 
 def toprope(*words, status=0, **variables):
-    """What the command prints on stdout and on stderr; its exit status must be this."""
+    """Run the command; return its stdout and stderr. Its exit status must be `status`."""
     done = subprocess.run(
         [TOPROPE, *words], capture_output=True, text=True, env=os.environ | variables, timeout=120
     )  # fmt: skip
@@ -167,7 +171,7 @@ def test_what_was_started_is_the_users_alone_and_ends(runtime):
     assert state_file.read() is None
 
 
-def test_a_file_that_others_may_have_written_is_not_heeded(runtime):
+def test_a_file_that_others_may_have_written_is_ignored(runtime):
     place = state_file.keep(Deployment())
     place.chmod(0o644)
     assert state_file.read() is None
@@ -212,7 +216,7 @@ def test_a_run_joins_the_cards_that_were_started():
     for described in ({"chip": "910B3"}, {"count": 1}, {"hbm": "1GB"}):
         with pytest.raises(UsageError, match="not fit the cards that were started"):
             chosen(None, **described)
-    assert not chosen(Asked.CPU).begun
+    assert not chosen(DeviceOption.CPU).begun
 
 
 # The commands
@@ -289,7 +293,7 @@ def test_without_cards_it_starts_and_says_so(runtime, capsys):
 
 def test_what_makes_no_sense(runtime, capsys, monkeypatch):
     for words, text in (
-        ([], "start where?"),
+        ([], "neither --master nor --master_address is given"),
         (["--master", "--unheard"], "there is no option --unheard"),
         (["--master", "--block", "maybe"], "neither true nor false"),
         (["--master", "--config", "/nonexistent.toml"], "cannot be read"),

@@ -1,4 +1,7 @@
-"""`toprope tiers plan`: its table, JSON and picture, what stands in the docs, refusals; the links that it measures."""
+"""`toprope tiers plan`: its table, JSON and picture, the output that the docs show, errors; the links that it measures.
+
+Holds `cli.tiers` and `tiers.plan.report`.
+"""
 
 import json
 import re
@@ -78,7 +81,7 @@ def test_a_plan_for_this_processor_is_measured(toprope: Any, folder: str) -> Non
     assert links["host_to_device"]["word"] == links["memory"]["word"] == "measured"
 
 
-def test_what_cannot_be_done_is_told_in_one_error(toprope: Any, folder: str, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_one_error(toprope: Any, folder: str, tmp_path: Path) -> None:
     for words, status, text in (
         ([folder, "--chip", "910B3", "--device", "1MB"], 2, "one tensor alone is larger than the device's budget"),
         ([folder, "--chip", "910B3", "--device", "10"], 2, "do         give the device at least "),

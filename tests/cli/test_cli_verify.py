@@ -1,4 +1,7 @@
-"""`toprope verify`: its program on the simulated card, and tables that are wrong on purpose."""
+"""`toprope verify`: its program on the simulated card, and tables that are wrong on purpose.
+
+Holds src/toprope/cli/verify.py, verification.py and verify_card.py of src/toprope/estimate/measured.
+"""
 
 import ast
 import json

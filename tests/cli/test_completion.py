@@ -1,4 +1,7 @@
-"""Completion in a real shell, and `toprope` alone."""
+"""Completion in a real shell, and `toprope` alone.
+
+Holds `cli.completion`. Shells that are not installed are skipped.
+"""
 
 import os
 import re

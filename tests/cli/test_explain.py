@@ -1,4 +1,7 @@
-"""`toprope explain`: what errors, helps and reports name is a page that an installed toprope has."""
+"""`toprope explain`: what errors, helps and reports name is a page that an installed toprope has.
+
+Holds `cli.explain`.
+"""
 
 import ast
 import re

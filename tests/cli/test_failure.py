@@ -1,4 +1,7 @@
-"""Which lack ended a program, and the vendor's documents about it: records and endings made by hand."""
+"""Operators and names whose lack ended a program, and the vendor's documents about them: from records made by hand.
+
+Holds `cli.reports.failure`; tests/cli/test_run_failed.py has the same with real programs.
+"""
 
 import json
 import signal
@@ -6,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toprope.cli.reports.failure import Ending, Raised, find, on_card, read_endings
+from toprope.cli.reports.failure import ChainedError, FatalError, find, on_card, read_fatal_errors
 from toprope.sim.metrics.counters import Counters, Lack, LackRecord
 
 
@@ -18,8 +21,8 @@ def process(*lacks: LackRecord, pid: int = 1, chip: str = "910B3") -> Counters:
     return Counters(pid, chip, "2.13.0", False, (), 0, 0, 0, 0, 0, 0, 0, 0, {}, lacks=lacks)
 
 
-def ending(*texts: str, type: str = "RuntimeError", rank: str = "") -> Ending:
-    return Ending(1, rank, tuple(Raised(type, text, "/a/b.py:3") for text in texts))
+def fatal(*texts: str, type: str = "RuntimeError", rank: str = "") -> FatalError:
+    return FatalError(1, rank, tuple(ChainedError(type, text, "/a/b.py:3") for text in texts))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,7 @@ def ending(*texts: str, type: str = "RuntimeError", rank: str = "") -> Ending:
         (lack("npu::npu_swiglu", Lack.REFUSED, "float64"), "refuses", "the card refuses it too"),
         (lack("hccl::allreduce", Lack.REFUSED, "float64"), "refuses", "the card refuses it too (torch_npu)"),
         (lack("aten::contiguous", Lack.FORMAT), "refuses", "the card refuses it too (torch_npu)"),
+        (lack("aten::copy_", Lack.DIMENSIONS), "refuses", "the card refuses it too (aclnnInplaceCopy)"),
         (lack("aten::add", Lack.BY_TEST, "int8"), "unknown", "the program asked for this refusal"),
         (lack("torch_npu.npu_grouped_matmul", Lack.NAME), "has", "the real torch_npu has it ("),
         (lack("torch_npu.npu_nothing", Lack.NAME), "unknown", "it is not one of the documented names"),
@@ -69,28 +73,28 @@ def test_a_chip_without_documents_is_not_known() -> None:
 
 def test_the_first_error_that_ended_a_process_is_found() -> None:
     late, early, caught = lack("late", at=9), lack("early", at=5), lack("caught", at=1)
-    endings = [ending(late.text, rank="0"), ending("wrapped", f"and {early.text}, in a child", rank="1")]
-    found = find([process(late, caught), process(early, pid=2)], endings, 1)
+    fatal_errors = [fatal(late.text, rank="0"), fatal("wrapped", f"and {early.text}, in a child", rank="1")]
+    found = find([process(late, caught), process(early, pid=2)], fatal_errors, 1)
     assert found is not None
     # the place is the parent's, where it raised its child's error again
     assert (found.record, found.rank, found.place, found.certain) == (early, "1", "", True)
-    found = find([process(late)], endings, 1)
+    found = find([process(late)], fatal_errors, 1)
     assert found is not None
     assert (found.record, found.rank, found.place) == (late, "0", "/a/b.py:3")
 
 
 def test_nothing_is_said_where_something_else_ended_the_program() -> None:
     caught = process(lack("caught"))
-    assert find([caught], [ending("another text")], 1) is None
+    assert find([caught], [fatal("another text")], 1) is None
     assert find([caught], [], 0) is None
-    assert find([caught], [ending("caught: its text")], 0) is None
+    assert find([caught], [fatal("caught: its text")], 0) is None
     assert find([process()], [], 1) is None
 
 
 def test_where_no_process_says_what_ended_it_the_last_lack_is_uncertain() -> None:
     several = process(lack("first"), lack("last", at=2))
-    for endings in ([], [ending("worker 1 failed", type="ChildFailedError")]):
-        found = find([several], endings, 1)
+    for fatal_errors in ([], [fatal("worker 1 failed", type="ChildFailedError")]):
+        found = find([several], fatal_errors, 1)
         assert found is not None
         assert (found.record.name, found.certain, found.place) == ("last", False, "")
     assert find([process(lack("torch.npu.nothing", Lack.NAME))], [], 1) is None
@@ -103,7 +107,7 @@ def test_files_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "7-1.ended").write_text(json.dumps(facts))
     (tmp_path / "8-1.ended").write_text('{"pid": 8, "ra')
     (tmp_path / "9-1.ended").write_text('{"pid": 9}')
-    assert read_endings(tmp_path) == (Ending(7, "1", (Raised("E", "t", "a.py:1"),)),)
+    assert read_fatal_errors(tmp_path) == (FatalError(7, "1", (ChainedError("E", "t", "a.py:1"),)),)
 
 
 def test_a_refusal_that_newer_releases_lack_is_not_certain() -> None:

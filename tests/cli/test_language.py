@@ -1,4 +1,7 @@
-"""The command line in the user's language: help, the report of a run, the doctor; JSON and statuses stay."""
+"""The command line in the user's language: help, the report of a run, the doctor; JSON and statuses stay.
+
+Holds `cli.help_text` and everything that shows a `Message`; the translations are locale/zh.po.
+"""
 
 import json
 import os
@@ -295,3 +298,13 @@ def test_pages_are_printed_in_chinese_where_they_are_translated(monkeypatch, cap
     assert capsys.readouterr().out.startswith("# CI")
     assert main(["explain"]) == 0
     assert re.search(r"^start +入门$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("encoding", "begins"), [("ascii", "toprope takes"), ("utf-8", "toprope 帮助"), ("gbk", "toprope 帮助")]
+)
+def test_chinese_was_question_marks_on_a_terminal_that_cannot_show_it(encoding, begins):
+    environment = os.environ | {"TOPROPE_LANG": "zh", "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-m", "toprope"], capture_output=True, env=environment, timeout=60)
+    assert done.stdout.decode(encoding).startswith(begins)

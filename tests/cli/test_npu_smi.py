@@ -1,4 +1,8 @@
-"""The simulated npu-smi: its text against recorded layouts, and through the eyes of public tools."""
+"""The simulated npu-smi: its text against recorded layouts, and through the eyes of public tools.
+
+Holds `cli.npu_smi` and `cli.smi`. The measure is outputs of the vendor's tool from public threads, and public tools
+that read them.
+"""
 
 import os
 import re
@@ -131,7 +135,7 @@ NOT_SIMULATED = {
 
 
 def process(pid: int, name: str = "python", **mib: int) -> ProcessState:
-    """A process that holds so many MiB of cards: card0=5."""
+    """A process that holds memory of cards, in MiB by card: card0=5."""
     held = [mib.get(f"card{card}", 0) * 2**20 + (2**19 if f"card{card}" in mib else 0) for card in range(MAX_CARDS)]
     return ProcessState(pid, name, 1, tuple(held))
 

@@ -1,4 +1,7 @@
-"""The search for a real card, with a stub for torch_npu on the child's module path, and one for torch where it does."""
+"""The search for a real card, with a stub for torch_npu on the child's module path, and one for torch where it does.
+
+Holds `cli.launch.detect`.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ import pytest
 from device_stand_ins import in_python
 from toprope.cli.launch.child_process import SITE
 from toprope.cli.launch.detect import probe
-from toprope.cli.launch.select_target import Asked, Probe, choose
+from toprope.cli.launch.select_target import DeviceOption, Probe, choose
 from toprope.device.doctor.diagnosis import diagnose
 from toprope.device.host.machine import Examination, Facts
 from toprope.errors import CardError
@@ -162,6 +165,6 @@ def test_run_and_doctor_agree(machine, tmp_path: Path) -> None:
     (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["name"] == "driver-library"]
     assert found.reason in finding["what"]
     with pytest.raises(CardError) as caught:
-        choose(Asked.NPU, chip=None, count=None, hbm=None, settings=Settings(), probe=lambda: found)
+        choose(DeviceOption.NPU, chip=None, count=None, hbm=None, settings=Settings(), probe=lambda: found)
     assert "Ascend/driver/lib64" in finding["do"][0]
     assert "the environment of the driver" in caught.value.do

@@ -1,4 +1,7 @@
-"""What PROGRAM names, and what is said when it names nothing."""
+"""The argument PROGRAM of `toprope run`: files, modules, commands, and the error for each that is not there.
+
+Holds `cli.launch.program`.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""`toprope run --report` and `--fail-on`: a program with one trouble of each kind, and one without any."""
+"""`toprope run --report` and `--fail-on`: a program with one problem of each kind, and one without any.
+
+Holds `cli.reports.rehearsal_file` and `rehearsal_page`; the facts themselves are held in tests/sim.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The report of a run, from counters made by hand."""
+"""The report of a run, from counters made by hand.
+
+Holds `cli.reports.run_report`. Pure.
+"""
 
 import dataclasses
 import json
@@ -8,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.cli.launch.select_target import Choice, Probe
-from toprope.cli.reports.failure import Ending, Raised
+from toprope.cli.reports.failure import ChainedError, FatalError
 from toprope.cli.reports.run_report import Outcome, as_dict, as_json_line, as_text
 from toprope.cli.reports.trace_file import TraceFile
 from toprope.sim.dtypes import bits
@@ -70,7 +73,7 @@ def test_a_program_on_one_card() -> None:
     )
 
 
-def test_operators_whose_cores_nobody_says_are_told() -> None:
+def test_operators_whose_cores_nobody_says_are_reported() -> None:
     odd = {"aten::mm": 10, "aten::linalg_cholesky_ex": 2, "mine::special": 1}
     assert "  operators     6 310 (3 kinds); 2 assumed core counts\n" in text(process(operators=odd))
     (simulated,) = as_dict(Outcome(SIM, 8.44, 0, (process(operators=odd),)))["simulated"]
@@ -263,9 +266,9 @@ def test_figures_from_samples_are_marked() -> None:
 
 def test_a_failure_comes_first_and_says_where() -> None:
     record = LackRecord("aten::histc", Lack.DTYPE, "int32", 1, 5, "aten::histc has no kernel")
-    ending = Ending(1, "3", (Raised("NotImplementedError", record.text, "/work/train.py:7"),))
+    fatal = FatalError(1, "3", (ChainedError("NotImplementedError", record.text, "/work/train.py:7"),))
     failed = process(lacks=(record,))
-    outcome = Outcome(SIM, 1.0, 1, (failed,), endings=(ending,), folder="/work")
+    outcome = Outcome(SIM, 1.0, 1, (failed,), fatal_errors=(fatal,), folder="/work")
     line = "rank 3: an operator had no kernel here: aten::histc (int32), train.py:7; the card has one (aclnnHistc)"
     assert as_text(outcome).splitlines()[1] == f"  failed        {line}"
     facts = as_dict(outcome)
@@ -274,7 +277,7 @@ def test_a_failure_comes_first_and_says_where() -> None:
     caught = dataclasses.replace(outcome, status=0)
     assert "failed" not in as_text(caught)
     assert as_dict(caught)["failed"] is None
-    unsure = as_text(dataclasses.replace(outcome, endings=()))
+    unsure = as_text(dataclasses.replace(outcome, fatal_errors=()))
     assert "  failed        perhaps because an operator had no kernel here: aten::histc (int32); the card" in unsure
 
 

@@ -1,4 +1,7 @@
-"""`toprope run` as its users meet it: real processes, one of which loads torch."""
+"""`toprope run` in real processes, one of which loads torch: input and output, signals, variables, exit statuses.
+
+Holds `cli.run` and `cli.launch.child_process`; test_run_card, test_run_failed and test_run_trace have the rest.
+"""
 
 import ctypes
 import json
@@ -21,7 +24,7 @@ from toprope.sim.spec import SimSpec
 pytestmark = [pytest.mark.native, pytest.mark.process]
 
 
-def heed_signals() -> None:
+def reset_signals() -> None:
     """In the child: the tests may run in the background of a shell that ignores Ctrl-C, which programs inherit."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -45,7 +48,7 @@ class World:
         return subprocess.Popen(
             [sys.executable, "-m", "toprope", "run", *words],
             cwd=self.folder, env=kept | {"TMPDIR": str(self.temporary)} | variables, text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_signals,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=reset_signals,
         )  # fmt: skip
 
     def run(self, *words: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -340,7 +343,7 @@ def test_a_users_sitecustomize_is_run_after_ours(world: World) -> None:
     (world.folder / "own").mkdir()
     world.program(FINDERS, "own/sitecustomize.py")
     done = world.run("-q", "--chip", "910B3", world.program("print('program')"), PYTHONPATH=str(world.folder / "own"))
-    # the first line is that of the process of toprope itself, which is outside the run
+    # the first line is toprope's own process, which is outside the run
     assert (done.stdout, done.stderr) == ("[]\n" + ALL + "program\n", "")
 
 

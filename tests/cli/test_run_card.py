@@ -1,4 +1,7 @@
-"""`toprope run` with the simulated card itself: each case is a real process with torch."""
+"""`toprope run` with the simulated card itself: each case is a real process with torch.
+
+Holds that the parts meet: `cli.run`, `sim`, `compat` and the report.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""`toprope run` of programs that fail because of an operator, or catch such an error: real processes with torch."""
+"""`toprope run` of programs that fail because of an operator, or catch such an error: real processes with torch.
+
+Holds `cli.reports.failure` from the program to the report.
+"""
 
 import json
 import os
@@ -107,6 +110,15 @@ def test_every_kind_of_lack_is_recorded_and_the_one_that_ended_the_program_is_na
         (
             "torch.ones(1, 2, 3, 4, device='npu').contiguous(memory_format=torch.channels_last)",
             "an operator refused an argument: aten::contiguous, program.py:3; the card refuses it too (torch_npu)",
+        ),
+        (
+            "torch.ones([1] * 9).npu().clone()",
+            "an operator refused a tensor with that many dimensions: aten::copy_, program.py:3; the card refuses it too"
+            " (aclnnInplaceCopy)",
+        ),
+        (
+            "torch_npu.npu_rotary_mul(x.view(1, 1, 2, 2), x.view(1, 1, 2, 2), x)",
+            "an operator refused an argument: npu::npu_rotary_mul, program.py:3; the card refuses it too",
         ),
         (
             "torch.nn.functional.embedding(torch.tensor([9]).npu(), x.view(4, 1)).sum().item()",

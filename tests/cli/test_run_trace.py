@@ -1,4 +1,7 @@
-"""`toprope run --trace FILE` with real processes: the file is what Perfetto reads."""
+"""`toprope run --trace FILE` with real processes: the file is what Perfetto reads.
+
+Holds `cli.reports.trace_file` and `sim.tracing`.
+"""
 
 import json
 import os
@@ -68,7 +71,7 @@ def test_two_processes_are_in_one_file(tmp_path: Path) -> None:
 
 
 def check_form(trace: Any) -> None:
-    """What the importers of Perfetto and chrome://tracing ask of the JSON object format."""
+    """Check what the importers of Perfetto and chrome://tracing ask of the JSON object format."""
     assert trace["displayTimeUnit"] in ("ms", "ns")
     named: set[tuple[int, int]] = set()
     for event in trace["traceEvents"]:

@@ -1,4 +1,7 @@
-"""Closed and full standard streams: no command ends with a traceback."""
+"""Closed and full standard streams: no command ends with a traceback.
+
+Holds `cli.standard_streams` for `toprope`, `npu-smi` and `yr`.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""Text and progress for people: nothing is lost, whatever is shown and wherever to."""
+"""Text and progress on terminals and elsewhere: nothing is cut off, whatever is shown and however narrow the terminal.
+
+Holds `toprope.terminal` and `toprope.progress`.
+"""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The facade of torch_npu for the tests of this folder."""
+"""Fixture `facade` for the tests of this folder: toprope's torch_npu, in this process."""
 
 import pytest
 

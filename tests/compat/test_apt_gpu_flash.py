@@ -1,4 +1,7 @@
-"""apt_model.optimization.gpu_flash_optimization: FP4 whose rows can be odd, and attention that knows masks."""
+"""Facade apt_model.optimization.gpu_flash_optimization: FP4 whose rows can be odd, and attention that takes masks.
+
+Held against toprope.tiers.pages and torch's attention.
+"""
 
 import resource
 

@@ -1,7 +1,7 @@
-"""apt_model.core.system. Numbers in names are those of the specification's assertions.
+"""Facade apt_model.core.system. Numbers in names are those of the specification's assertions.
 
-Cards are stand-ins (apt_machines.py), each machine in one process that answers all questions; real tensors lie on the
-simulated card.
+Cards are stand-ins (tests/helpers/apt_machines.py), each machine in one process that answers all questions; real
+tensors lie on the simulated card.
 """
 
 import functools

@@ -1,4 +1,7 @@
-"""apt_model.optimization.vb_global: what is shown is what is active. On the CPU here, on a simulated card elsewhere."""
+"""Facade apt_model.optimization.vb_global: a mode that it reports as active is active.
+
+On the CPU in this process, and on a simulated card in another.
+"""
 
 import importlib
 import os

@@ -1,4 +1,7 @@
-"""apt_model.optimization.vgpu_stack, on the CPU in this process and on a simulated card in another."""
+"""Facade apt_model.optimization.vgpu_stack, on the CPU in this process and on a simulated card in another.
+
+Numbers in names are those of the specification's assertions.
+"""
 
 import copy
 

@@ -1,4 +1,7 @@
-"""A program written for CUDA on another device: `toprope run --from cuda` and `--trace-cuda`."""
+"""A program written for CUDA on another device: `toprope run --from cuda` and `--trace-cuda`.
+
+Holds src/toprope/compat/cuda.py, cuda_patches.py and cuda_sites.py; programs run in processes of their own.
+"""
 
 import json
 import subprocess

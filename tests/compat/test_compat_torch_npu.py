@@ -1,6 +1,7 @@
-"""torch.npu's names and signatures beside those of the published torch-npu wheel, which is parsed, never imported.
+"""Names and signatures of torch.npu compared with the published torch-npu wheel, which is parsed, never imported.
 
-Where the wheel is not to be had, these tests are skipped and say why; see published_wheel.py.
+Holds src/toprope/sim/npu and docs/compat.md. Without the wheel these tests are skipped and say why; see
+tests/helpers/published_wheel.py.
 """
 
 import ast

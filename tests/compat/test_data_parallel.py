@@ -1,7 +1,7 @@
 """nn.DataParallel in a run: on cards it works, as it does with torch_npu.
 
-Its numbers are in tests/simulated/test_data_parallel.py; what happens without toprope.compat in
-tests/simulated/test_data_parallel_bare.py.
+Its numbers are in tests/sim/simulated/test_data_parallel.py; its behaviour without toprope.compat is in
+tests/sim/simulated/test_data_parallel_bare.py.
 """
 
 import json

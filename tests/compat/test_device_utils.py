@@ -1,7 +1,7 @@
-"""The facade `device_utils`: what a port of an image editor asks of its DeviceManager, and the original's defects.
+"""Facade `device_utils`: what a port of an image editor asks of its DeviceManager, and the original's defects.
 
 Numbers in names are those of the assertions in the port's specification. What doctor says of the same machines is in
-test_doctor_wheel.py (3, 4), and what the device room answers itself in test_device_*.py.
+tests/device/test_doctor_wheel.py (3, 4), and what toprope.device answers itself in tests/device.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""What a module exports is there, documented, and sorted as ruff sorts it (constants, classes, the rest)."""
+"""Exported names (`__all__`): each exists, has a docstring, and is sorted as ruff sorts it.
+
+The order is constants, classes, the rest. Holds all modules of src/toprope.
+"""
 
 import ast
 import json

@@ -1,4 +1,7 @@
-"""The facade finders, each case in a Python process of its own, with stubs for torch and for real packages."""
+"""The facade finders, each case in a Python process of its own, with stubs for torch and for real packages.
+
+Holds src/toprope/compat/finder.py, torch_import.py and distribution.py.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""torch_npu.print_npugraph_tensor and save_npugraph_tensor: at once, and at each replay of a graph."""
+"""Functions print_npugraph_tensor and save_npugraph_tensor of torch_npu: at once, and at each replay of a graph.
+
+Holds src/toprope/compat/torch_npu/operators/graph_tensors.py on the simulated card.
+"""
 
 import pytest
 

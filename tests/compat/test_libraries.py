@@ -1,4 +1,7 @@
-"""Unmodified transformers and accelerate choose the simulated card by themselves, and give the CPU's numbers on it."""
+"""Unmodified transformers and accelerate choose the simulated card by themselves, and give the CPU's numbers on it.
+
+Holds the simulated card and the torch_npu facade with real libraries; the programs are in tests/helpers/programs.
+"""
 
 import json
 import os

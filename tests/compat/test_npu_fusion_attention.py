@@ -1,4 +1,8 @@
-"""npu_fusion_attention against a loop over every query and key, in every layout and sparse mode."""
+"""npu_fusion_attention against a loop over every query and key, in every layout and sparse mode.
+
+Holds attention.py, attention_layout.py, attention_mask.py and fusion_attention_call.py in
+src/toprope/compat/torch_npu/operators.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""The pytest plugin, in pytests of its own."""
+"""The pytest plugin (`pytest --npu 910B3`), each case in a pytest of its own.
+
+Holds src/toprope/compat/pytest_plugin.py and the example of docs/pytest.md.
+"""
 
 import json
 import subprocess
@@ -63,8 +66,9 @@ def test_it_costs_a_pytest_next_to_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout) == [
-        "toprope", "toprope.compat", "toprope.compat.ending", "toprope.compat.finder", "toprope.compat.parallel_import",
-        "toprope.compat.pytest_plugin", "toprope.compat.torch_import", "toprope.errors", "toprope.imports",
+        "toprope", "toprope.compat", "toprope.compat.fatal_error", "toprope.compat.finder",
+        "toprope.compat.parallel_import", "toprope.compat.pytest_plugin", "toprope.compat.torch_import",
+        "toprope.errors", "toprope.imports",
     ]  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""What processes of a run leave for its report to say."""
+"""Remarks of a run: processes leave them, the run's report shows each once.
+
+Holds src/toprope/compat/run_remarks.py.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """torch_npu.contrib.module, and tensors that only a card has: programs on the simulated card.
 
+Holds creation.py in src/toprope/compat/torch_npu/operators.
+
 Layers whose operator the facade lacks are made all the same, and say so when they run.
 """
 

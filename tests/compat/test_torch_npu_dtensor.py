@@ -1,4 +1,7 @@
-"""torch_npu.distributed.tensor: operators of torch_npu on DTensors give what they give on whole tensors."""
+"""Operators of torch_npu on DTensors return what they return on whole tensors.
+
+Holds src/toprope/compat/torch_npu/distributed/tensor.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""The operators of toprope's torch_npu against formulas of their own, and what they refuse."""
+"""Operators of toprope's torch_npu against formulas written again here, and what they refuse.
+
+The families with a test file of their own are in tests/compat/operators.
+"""
 
 import inspect
 import math

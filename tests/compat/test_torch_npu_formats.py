@@ -1,4 +1,7 @@
-"""Storage formats of `torch_npu`: the numbers that a cast notes, and what else names a format."""
+"""Storage formats of `torch_npu`: the numbers that a cast notes, and what else names a format.
+
+Holds src/toprope/compat/torch_npu/operators/formats.py against the rules of Ascend/pytorch (FormatHelper.cpp).
+"""
 
 import pytest
 

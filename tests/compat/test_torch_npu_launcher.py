@@ -1,4 +1,7 @@
-"""torch_npu.distributed.ParallelStore, the rendezvous `parallel` and `python -m torch_npu.distributed.run`."""
+"""Launcher of torch_npu: ParallelStore, the rendezvous `parallel` and `python -m torch_npu.distributed.run`.
+
+Holds src/toprope/compat/torch_npu/distributed.
+"""
 
 import re
 

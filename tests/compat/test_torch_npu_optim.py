@@ -1,4 +1,7 @@
-"""torch_npu.optim on the simulated card: each optimizer over ten steps against torch's, or against a formula."""
+"""torch_npu.optim on the simulated card: each optimizer over ten steps against torch's, or against a formula.
+
+Holds src/toprope/compat/torch_npu/optim.
+"""
 
 import pytest
 

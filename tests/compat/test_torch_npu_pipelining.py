@@ -1,4 +1,7 @@
-"""torch_npu.distributed.pipelining: a traced pipeline computes what torch's exported one does."""
+"""torch_npu.distributed.pipelining: a traced pipeline computes what torch's exported one does.
+
+Holds src/toprope/compat/torch_npu/distributed/pipelining.
+"""
 
 import pytest
 

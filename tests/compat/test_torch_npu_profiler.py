@@ -1,6 +1,7 @@
 """`torch_npu.profiler`: schedules, arguments and warnings as the vendor's, and folders that its tools can read.
 
-The cases of the vendor's own tests (Ascend/pytorch, test/profiler) are here in other words.
+Holds src/toprope/compat/torch_npu/profiler and src/toprope/sim/profiler. The cases of the vendor's own tests
+(Ascend/pytorch, test/profiler) are here in other words.
 """
 
 import csv

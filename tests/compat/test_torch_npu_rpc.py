@@ -1,4 +1,7 @@
-"""torch_npu.distributed.rpc: the backend NPU_TENSORPIPE between two workers, and its options."""
+"""torch_npu.distributed.rpc: the backend NPU_TENSORPIPE between two workers, and its options.
+
+Holds src/toprope/compat/torch_npu/distributed/rpc against values that one process computes.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""`torch_npu.testing`: the helpers of torch_npu's tests, and the limits of their comparisons."""
+"""`torch_npu.testing`: the helpers of torch_npu's tests, and the limits of their comparisons.
+
+Holds src/toprope/compat/torch_npu/testing.
+"""
 
 import pytest
 

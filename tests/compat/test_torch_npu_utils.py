@@ -1,4 +1,7 @@
-"""`torch_npu.utils`, `torch_npu._C` and the modules without code, on the simulated card."""
+"""`torch_npu.utils`, `torch_npu._C` and the modules without code, on the simulated card.
+
+Holds src/toprope/compat/torch_npu/utils and src/toprope/compat/torch_npu/_C against torch_npu's documented behaviour.
+"""
 
 import pytest
 

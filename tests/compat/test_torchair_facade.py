@@ -1,4 +1,7 @@
-"""The facade torchair: import paths, what is there and what says that it is not, with and without a simulated card."""
+"""Facade torchair: import paths, names, and errors for names that are missing, with and without a simulated card.
+
+Holds src/toprope/compat/torchair.
+"""
 
 import pytest
 

@@ -1,6 +1,7 @@
 """`torch_npu.contrib.transfer_to_npu`: programs written for CUDA on the simulated card, and what is left of CUDA there.
 
-The first cases are torch_npu's own tests of it (Ascend/pytorch, test/contrib/test_transfer_to_npu.py), in our words.
+Holds src/toprope/compat/torch_npu/contrib/transfer_to_npu.py. The first cases are torch_npu's own tests of it
+(Ascend/pytorch, test/contrib/test_transfer_to_npu.py), in our words.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""benchmarks/cores.py makes the programs that it says and draws what it measures; how fast is not asked here."""
+"""benchmarks/cores.py makes the programs that it describes and draws its measurements; speed is not tested here."""
 
 import importlib.util
 import sys

@@ -1,3 +1,9 @@
+"""The sums S1, S2 and S3 of `cores.proof.bounds`: examples by hand, and random programs against exhaustive search.
+
+A sum that is too small would call a program safe that can deadlock. scripts/mutants.py checks that these tests find
+mistakes in the module.
+"""
+
 import random
 import time
 from itertools import combinations

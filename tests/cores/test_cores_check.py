@@ -1,3 +1,8 @@
+"""`cores.check`: the verdict, its proof or witness, and the fix, for the figure of the documentation and for traps.
+
+"The figure" is the deadlock of docs/cores.md: three streams, two cards and a collective.
+"""
+
 import dataclasses
 import subprocess
 import sys

@@ -1,3 +1,8 @@
+"""The exact tests (`cores.proof.exact`, `bursts`, `exact_solver`) against exhaustive search, and against each other.
+
+helpers/cores_exhaustive.py tries every order of events of small random programs; its answer decides.
+"""
+
 import importlib.util
 import time
 

@@ -1,4 +1,7 @@
-"""Every schedule under examples/cores is read, is what its note says, and gets the verdict that it expects."""
+"""Every schedule under examples/cores is read, agrees with its note, and gets the verdict that it expects.
+
+Each of them retells a public thread or a rule of the vendor, named in its note.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The checks beside the proof of deadlocks: what each finds, what it leaves alone, and how it tells."""
+"""`cores.findings`, the checks besides the proof of deadlocks: what each finds, what it leaves alone, and its text."""
 
 import tomllib
 from pathlib import Path

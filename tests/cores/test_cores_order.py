@@ -1,3 +1,5 @@
+"""The start/finish graph of `cores.order`: circular waits, the shortest circle, and collectives that lack a member."""
+
 from itertools import pairwise
 
 import hypothesis

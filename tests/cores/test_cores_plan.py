@@ -1,4 +1,7 @@
-"""Limits for streams: best for the tables given, never beyond the card, and what is said about them."""
+"""Limits for streams by sums (`planning.limits`, `program`, `times`): as good as trying all, never beyond the card.
+
+Random tables of times are compared with an exhaustive search over all limits.
+"""
 
 import itertools
 import json

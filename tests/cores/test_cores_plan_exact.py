@@ -1,4 +1,7 @@
-"""Limits that only the exact test proves safe: never worse than those by sums, and the best there are."""
+"""Limits that only the exact test proves safe (`planning.exact`): the best there are, never worse than by sums.
+
+Needs OR-tools (the extra `plan`); compared with trying all limits of small programs.
+"""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""Plans that limit only what must be limited, held to exhaustive search."""
+"""Plans that limit only what must be limited (`planning.safe`), compared with exhaustive search."""
 
 import itertools
 import time

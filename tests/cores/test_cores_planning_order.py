@@ -1,4 +1,4 @@
-"""The longest chain of a program, and streams that never run together, next to their definitions."""
+"""The longest chain of a program, and streams that never run together (`planning.order`), against their definitions."""
 
 from functools import cache
 from itertools import combinations, pairwise

@@ -1,4 +1,4 @@
-"""JSON schedules: the way there and back loses nothing, and what makes no sense is one error that names the place."""
+"""JSON schedules (`formats.schedule_json`): nothing is lost there and back; a bad one is one error with its place."""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""kernel_details.csv of the vendor's profiler, in the columns of its releases, of one rank and of several."""
+"""kernel_details.csv of the vendor's profiler (`formats.profiler_csv`), in the columns of its releases.
+
+One rank and several; an unknown must never make a program look safer than it is.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Graphs of torch.fx with scopes in them, by the names of their nodes; and one that torch made."""
+"""Graphs of torch.fx with core-limit scopes (`formats.fx_graph`): built by node names, and one that torch made."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Traces of the simulator: the same program from its records, from the Chrome trace, and from a real run."""
+"""Traces of the simulator (`formats.trace`): the same program from records, from the Chrome trace, and from a run."""
 
 import json
 import textwrap

@@ -1,4 +1,7 @@
-"""Runs of a program on a virtual clock: what they find, and that they keep the rules of the cores."""
+"""Runs of a program on a virtual clock (`cores.simulation`): they keep the rules of cores and agree with the checker.
+
+Random programs: what deadlocks in a run must not be called safe by `cores.check`.
+"""
 
 import time
 

@@ -1,3 +1,5 @@
+"""`cores.state`: when a moment is stuck, who waits for whom, and the shortest wait-for cycle, by hand."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

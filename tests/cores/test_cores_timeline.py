@@ -1,4 +1,7 @@
-"""The picture of a run: what is drawn is what happened, and it is drawn the same every time."""
+"""The picture of a run (`simulation.timeline`, `timeline_svg`): it shows what happened, and is the same every time.
+
+The `data-` attributes are compared with the run; the picture in the docs is drawn again.
+"""
 
 import re
 from collections import defaultdict

@@ -1,4 +1,7 @@
-"""Collectives on vector cores and the limits of the streams that they are called on: two processes, two cards."""
+"""Collectives on vector cores and the limits of the streams that they are called on: two simulated cards.
+
+Held: errors and warnings of the simulated HCCL, number 15 of the assertions about cores.
+"""
 
 import os
 import socket

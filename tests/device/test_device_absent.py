@@ -1,4 +1,8 @@
-"""What there is when something is missing or broken: stand-ins in processes of their own, with the real torch."""
+"""Devices whose software is missing or broken: each error and its advice, with stand-ins in processes of their own.
+
+Holds `device.select`, `device.npu` and `device.torch_import`; the torch is the real one, the stand-ins are
+helpers/device_stand_ins.py.
+"""
 
 import re
 from pathlib import Path
@@ -127,14 +131,14 @@ sys.path = [{str(Path(__file__).parents[1] / "src")!r}, *(each for each in sys.p
     assert (kind, what) == ("DeviceNotInstalledError", "torch is not installed.")
 
 
-def test_a_torch_that_is_itself_broken_was_told_to_leave_out_other_backends(tmp_path):
+def test_a_torch_that_is_itself_broken_was_advised_to_leave_out_other_backends(tmp_path):
     install(tmp_path, "torch", f"raise OSError({MISSING.replace('hccl', 'torch_cpu')!r})")
     kind, what, _, do = told(ERROR.format(name="cpu"), tmp_path, by=run_anew)
     assert (kind, what) == ("DeviceBrokenError", "torch cannot be imported: libtorch_cpu.so is missing.")
     assert do == "install torch again"
 
 
-def test_torch_npu_is_imported_where_torch_was_told_not_to(tmp_path):
+def test_torch_npu_is_imported_where_torch_was_set_not_to(tmp_path):
     install(tmp_path, "torch_npu", in_python(2))
     assert told("from toprope import device\ntell([str(each) for each in device.available()])", tmp_path) == [
         "npu:0",

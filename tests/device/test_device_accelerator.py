@@ -1,4 +1,7 @@
-"""Kinds of accelerator of which toprope has no file: usable where torch.accelerator serves them, else a clear error."""
+"""Kinds of accelerator without a file in toprope: usable where torch.accelerator serves them, else a clear error.
+
+Holds `device.accelerator` and `device.kinds`.
+"""
 
 import types
 from unittest import mock

@@ -1,4 +1,7 @@
-"""What files and variables tell of a machine with Ascend cards, on folders that stand for one."""
+"""Facts about a machine with Ascend cards, from files and variables: on folders that are laid out like one.
+
+Holds `device.host.ascend` and `device.host.libraries`. The layouts follow the vendor's installers and public threads.
+"""
 
 import os
 from pathlib import Path
@@ -100,7 +103,7 @@ def test_cards_that_this_user_may_not_open(tmp_path, monkeypatch):
     assert f"you may not open /dev/davinci0, /dev/davinci7 ({owner})" in found.text
 
 
-def test_the_container_and_its_grant_are_told(tmp_path):
+def test_the_container_and_its_grant_are_reported(tmp_path):
     (tmp_path / ".dockerenv").touch()
     found = machine(tmp_path, "davinci5", ASCEND_VISIBLE_DEVICES="5", ASCEND_RT_VISIBLE_DEVICES="0")
     assert found.text.endswith("ASCEND_RT_VISIBLE_DEVICES=0 (1 of 1 cards), ASCEND_VISIBLE_DEVICES=5, in a container")

@@ -1,4 +1,7 @@
-"""A new kind of device is one file and an entry point `toprope.backends`: here is one."""
+"""A new kind of device is one file and an entry point `toprope.backends`: here is one.
+
+Holds `device.base` and `device.kinds`: what docs/adding.md promises to other packages.
+"""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""benchmarks/device.py runs and measures what it says; how fast this machine is, is not asked here."""
+"""benchmarks/device.py runs and measures what it says; the speed of this machine is not asked here."""
 
 import json
 import subprocess

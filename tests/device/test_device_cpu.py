@@ -1,4 +1,7 @@
-"""The CPU as a device: no question about memory, streams or dtypes is an error there. Seeds; what out of memory is."""
+"""The CPU as a device: no question about memory, streams or dtypes is an error there. Seeds; what out of memory is.
+
+Holds `device.cpu`, `device.memory` and `device.seeds`.
+"""
 
 import json
 import random
@@ -50,7 +53,7 @@ def test_memory_is_figures_and_json(cpu):
     assert abs(cpu.memory_allocated() - psutil.Process().memory_info().rss) < 2**26
 
 
-def test_the_peak_can_begin_anew(cpu):
+def test_the_peak_can_begin_again(cpu):
     before = cpu.max_memory_allocated()
     block = bytearray(b"x") * 2**27
     assert cpu.max_memory_allocated() >= before

@@ -1,4 +1,7 @@
-"""The CUDA backend without a GPU: each of its calls is one that torch.cuda has, with the arguments that it takes."""
+"""The CUDA backend without a GPU: each of its calls is one that torch.cuda has, with the arguments that it takes.
+
+Holds `device.cuda`; the measure is the signatures of the installed torch.
+"""
 
 import contextlib
 import types

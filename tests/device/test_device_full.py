@@ -1,4 +1,7 @@
-"""Who holds a device that has no memory left: as npu-smi tells it, real or simulated."""
+"""Processes that hold a device whose memory is full: by npu-smi's output, real or simulated.
+
+Holds `device.host.smi` and `Device.holders`.
+"""
 
 import json
 import os

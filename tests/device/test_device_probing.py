@@ -1,4 +1,7 @@
-"""A dtype works when matmul, convolution and attention run and give the right numbers, on the device itself."""
+"""A dtype works when matmul, convolution and attention run and give the right numbers, on the device itself.
+
+Holds `device.probing`.
+"""
 
 import pickle
 import re
@@ -96,7 +99,7 @@ def test_each_dtype_is_tried_once(monkeypatch):
     assert cpu.probe(torch.bfloat16).seconds > 0
 
 
-def test_where_nothing_works_every_reason_is_told():
+def test_where_nothing_works_every_reason_is_reported():
     with Broken(torch.bfloat16, "aten::mm", RuntimeError("no")), pytest.raises(UnsupportedError) as caught:
         device.get("cpu").best_dtype(torch.bfloat16, torch.bool)
     assert caught.value.what == "cpu computes in none of bfloat16, bool."

@@ -1,4 +1,7 @@
-"""Which device is chosen, and why, with two kinds of card that are stand-ins in this process."""
+"""The choice of a device and its reasons, with two kinds of card that are stand-ins in this process.
+
+Holds `device.select` and `device.device_string`; docs/device.md has the same order for users.
+"""
 
 import itertools
 import logging
@@ -17,7 +20,7 @@ from toprope import device
 from toprope.device import Availability, FallbackWarning, State, kinds, select
 from toprope.device.base import Device
 from toprope.device.cpu import CpuDevice
-from toprope.device.device_string import Asked, read_name
+from toprope.device.device_string import DeviceRequest, read_name
 from toprope.errors import (
     DeviceBrokenError,
     DeviceIndexError,
@@ -98,7 +101,7 @@ def cards(monkeypatch, tmp_path):
     st.from_regex(r"[a-z][a-z0-9_]*", fullmatch=True), st.none() | st.integers(0, 999), st.sampled_from(["", " ", "\n"])
 )
 def test_a_name_is_read_as_it_is_written(kind, index, blank):
-    asked = Asked(kind, index)
+    asked = DeviceRequest(kind, index)
     assert read_name(f"{blank}{str(asked).upper()}{blank}") == asked
 
 
@@ -128,10 +131,10 @@ def test_a_number_as_text_was_refused_with_the_advice_to_give_a_number():
 
 
 def test_things_that_name_a_device(cards):
-    assert read_name(torch.device("cuda", 1)) == Asked("cuda", 1)
-    assert read_name(torch.device("cpu")) == Asked("cpu")
-    assert read_name(device.get("npu:2")) == Asked("npu", 2)
-    assert read_name(2) == Asked("auto", 2)
+    assert read_name(torch.device("cuda", 1)) == DeviceRequest("cuda", 1)
+    assert read_name(torch.device("cpu")) == DeviceRequest("cpu")
+    assert read_name(device.get("npu:2")) == DeviceRequest("npu", 2)
+    assert read_name(2) == DeviceRequest("auto", 2)
 
 
 # The order
@@ -195,7 +198,7 @@ def test_a_program_may_have_another_automatic_order(cards, monkeypatch):
         device.choose("auto", first=("tpu",))
 
 
-def test_auto_by_name_does_not_heed_the_variables(cards, monkeypatch):
+def test_auto_by_name_ignores_the_variables(cards, monkeypatch):
     monkeypatch.setenv("TOPROPE_DEVICE", "cpu")
     assert str(device.get()) == "cpu"
     assert str(device.get("auto")) == "npu:0"
@@ -216,7 +219,7 @@ def test_names_in_variables_are_as_lenient_as_arguments(cards, monkeypatch, name
 
 @pytest.mark.parametrize("variable", ["TOPROPE_DEVICE", "PREFERRED_DEVICE"])
 @pytest.mark.parametrize("text", ["tpu", "npu:x", "0"])
-def test_a_name_in_a_variable_that_is_none_is_told_with_the_variable(cards, monkeypatch, variable, text):
+def test_a_name_in_a_variable_that_is_none_is_an_error_with_the_variable(cards, monkeypatch, variable, text):
     monkeypatch.setenv(variable, text)
     with pytest.raises(SettingError) as caught:
         device.get()
@@ -224,7 +227,7 @@ def test_a_name_in_a_variable_that_is_none_is_told_with_the_variable(cards, monk
     assert str(device.get("cpu")) == "cpu"  # an argument does not look there
 
 
-def test_a_name_in_pyproject_that_is_none_is_told_with_the_file(cards, tmp_path):
+def test_a_name_in_pyproject_that_is_none_is_an_error_with_the_file(cards, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.toprope]\ndevice = "tpu"\n')
     with pytest.raises(SettingError, match="no kind of device 'tpu'") as caught:
         device.get()

@@ -1,6 +1,8 @@
-"""One test for each public thread that the device room answers, named for it; numbered as in test_doctor_threads.
+"""One test for each public thread that `toprope.device` answers, named for it; numbered as in test_doctor_threads.
 
 The list at the end holds all of them together.
+
+The measure is the thread that each test's docstring names.
 """
 
 import re
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from device_stand_ins import MISSING, in_python, install, run_anew, told
-from toprope.visible import explain, explain_grant, npu_map, visible_cards
+from toprope.visible_devices import explain, explain_grant, npu_map, visible_cards
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

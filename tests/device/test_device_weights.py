@@ -1,4 +1,4 @@
-"""Files of weights on the CPU; tests/simulated/test_device_weights.py has them on a card."""
+"""Files of weights on the CPU; tests/sim/simulated/test_device_weights.py has them on a card."""
 
 import collections
 import pathlib
@@ -51,7 +51,7 @@ def test_every_spelling_of_a_device(tmp_path, spelling):
     assert device.load(tmp_path / "w.safetensors", device.get(spelling))["w"].tolist() == [1, 1, 1]
 
 
-def test_an_unknown_device_is_told_before_the_file_is_looked_at(tmp_path):
+def test_an_unknown_device_is_an_error_before_the_file_is_looked_at(tmp_path):
     with pytest.raises(DeviceNameError):
         device.load(tmp_path / "not there", "gcu:0")
 
@@ -145,7 +145,7 @@ def test_a_file_that_holds_no_weights_says_so(tmp_path):
         assert "downloaded whole" in caught.value.do or "weights_only" in caught.value.do, name
 
 
-def test_objects_beside_the_weights_are_refused(tmp_path):
+def test_objects_next_to_the_weights_are_refused(tmp_path):
     torch.save({"w": torch.ones(3), "custom": Custom()}, tmp_path / "c.pt")
     with pytest.raises(WeightsError, match="has more in it than weights") as caught:
         device.load(tmp_path / "c.pt", "cpu")
@@ -161,7 +161,7 @@ def test_a_missing_file_is_pythons_own_error(tmp_path):
 
 @pytest.mark.parametrize("size", [0x80, 0x180, 0x280])
 def test_a_header_whose_size_looks_like_a_pickle(tmp_path, size):
-    """The first byte of an old checkpoint is 0x80, and so is that of some safetensors files."""
+    """The first byte of an old checkpoint is 0x80, and so is the first byte of some safetensors files."""
     header = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     path = tmp_path / "w.safetensors"
     path.write_bytes(size.to_bytes(8, "little") + header.ljust(size) + torch.ones(2).numpy().tobytes())

@@ -1,4 +1,7 @@
-"""The doctor's reasoning, without a machine: facts in, findings out. Its readers and its data."""
+"""Findings of `toprope doctor`, from facts that are written by hand: no machine, no process. Pure.
+
+Holds `device.doctor.diagnosis`, `mask_checks`, `software_checks`, and their data in device/host.
+"""
 
 import json
 import re
@@ -252,7 +255,7 @@ def test_a_setting_that_no_program_can_have_was_no_finding() -> None:
     assert refused["what"] in found[0].what
 
 
-def test_a_simulated_card_beside_an_installed_torch_npu() -> None:
+def test_a_simulated_card_next_to_an_installed_torch_npu() -> None:
     facts = replace(
         Facts(packages={"torch": "2.13.0", "torch-npu": "2.12.0"}, environment={"TOPROPE_SIM": "910B3x2"}),
         examination=Examination(torch="2.13.0", facade=True, devices=(replace(CARD, simulated=True), CPU)),

@@ -1,4 +1,7 @@
-"""`toprope doctor` and `toprope devices` as commands: statuses, output, time, and what they leave alone."""
+"""`toprope doctor` and `toprope devices` as commands: statuses, output, time, and that they change nothing.
+
+Holds `cli.doctor`, `cli.devices` and `cli.output.doctor_text`.
+"""
 
 import json
 import os
@@ -217,7 +220,7 @@ def test_no_child_outlives_the_search(tmp_path: Path) -> None:
         return [each.name for each in Path("/proc").iterdir() if each.name.isdigit() and mark in _command_line(each)]
 
     until = time.monotonic() + 20
-    while running() and time.monotonic() < until:  # a process that was killed is there until it has let go of all
+    while running() and time.monotonic() < until:  # a process that was killed is there until it has released everything
         time.sleep(0.05)
     assert running() == []
 

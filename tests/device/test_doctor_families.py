@@ -1,5 +1,8 @@
 # ruff: noqa: E501 - a row of the table is one line
-"""Families of messages: real members of public threads in short form, and lines that look like one and are none."""
+"""Families of messages: real members of public threads in short form, and lines that look like one and are none.
+
+Holds `toprope.codes.catalogue`.
+"""
 
 import re
 import time

@@ -1,4 +1,7 @@
-"""`toprope doctor` on kinds of messages without an entry of their own, and on lines that look like one."""
+"""`toprope doctor` on kinds of messages without an entry of their own, and on lines that look like one.
+
+Holds `toprope.codes`; the messages are in helpers/doctor_kinds.py.
+"""
 
 import re
 

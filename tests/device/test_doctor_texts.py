@@ -2,6 +2,8 @@
 """Error texts of public threads, each with the cause and cure that `toprope doctor` gives; the first cause of logs.
 
 The lines are short excerpts round the exact error; the threads are the sources of the entries.
+
+Holds `toprope.codes.catalogue`.
 """
 
 import io

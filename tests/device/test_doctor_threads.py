@@ -1,6 +1,8 @@
-"""One test for each public thread that `toprope doctor` answers, named for it (shared numbering: part P1 of the field).
+"""One test for each public thread that `toprope doctor` answers, named for it; numbered as in test_device_threads.
 
 Stub packages on PYTHONPATH stand for a torch_npu that is broken; the torch is the real one, in child processes.
+
+Holds `device.doctor` and `toprope.codes`; the measure is the thread that each test's docstring names.
 """
 
 import json
@@ -15,8 +17,8 @@ from typing import Any
 import pytest
 
 from toprope.codes import explain, in_text
+from toprope.device.doctor.collect import collect_facts
 from toprope.device.doctor.diagnosis import diagnose
-from toprope.device.doctor.facts import gather
 from toprope.device.host import smi
 from toprope.device.host.ascend import AscendMachine
 from toprope.device.host.machine import DeviceResult, Examination, Facts, Package, SmiCard
@@ -55,7 +57,7 @@ def doctor(tmp_path: Path) -> Callable[..., tuple[int, Mapping[str, Any]]]:
 
 
 def cache() -> str:
-    """The cache of this machine: a home folder of its own must not compile the simulated card anew."""
+    """The cache of this machine: a home folder of its own must not compile the simulated card again."""
     from toprope.settings import Settings
 
     return str(Settings.load().cache_dir)
@@ -104,7 +106,7 @@ def test_thread_3_python_packages_that_cann_imports(tmp_path: Path) -> None:
     set_env.parent.mkdir(parents=True)
     set_env.touch()
     install(tmp_path / "site", "scipy", "1.13.0")
-    facts = gather(root=tmp_path, environment={}, path=[str(tmp_path / "site")], examining=False)
+    facts = collect_facts(root=tmp_path, environment={}, path=[str(tmp_path / "site")], examining=False)
     (found,) = [each for each in diagnose(facts) if each.name == "python-packages"]
     assert found.do == ("pip install attrs decorator numpy psutil pyyaml",)
     assert found.problem
@@ -116,7 +118,7 @@ def test_thread_4_torch_npu_of_another_release_than_cann_wants(tmp_path: Path) -
     """https://github.com/Ascend/pytorch/issues/37: torchair has no attribute 'get_npu_backend'."""
     install(tmp_path, "torch", "2.1.0")
     install(tmp_path, "torch-npu", "2.1.0")
-    facts = gather(root=tmp_path / "root", environment={}, path=[str(tmp_path)], examining=False)
+    facts = collect_facts(root=tmp_path / "root", environment={}, path=[str(tmp_path)], examining=False)
     error = "AttributeError: module 'torch_npu.dynamo.torchair' has no attribute 'get_npu_backend'"
     facts = replace(
         facts,

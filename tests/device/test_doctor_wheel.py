@@ -1,6 +1,8 @@
-"""The published torch-npu without CANN ends `import torch` itself: toprope's commands go on and say how to mend it.
+"""The published torch-npu without CANN ends `import torch` itself: toprope's commands go on and say how to fix it.
 
 Where the wheel is not to be had, these tests are skipped and say why; see published_wheel.py.
+
+Holds `device.torch_import` and `device.doctor`.
 """
 
 import json
@@ -33,7 +35,7 @@ def test_import_torch_itself_dies(variables: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_doctor_survives_it_names_the_library_and_says_how_to_mend_it(variables: dict[str, str]) -> None:
+def test_doctor_survives_it_names_the_library_and_says_how_to_fix_it(variables: dict[str, str]) -> None:
     done = run(variables, "-m", "toprope", "doctor", "--json")
     assert (done.returncode, done.stderr) == (1, "")
     answer = json.loads(done.stdout)
@@ -88,7 +90,7 @@ def test_the_switch_acts_in_the_probes_alone(variables: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_beside_a_simulated_card_the_real_one_stands_aside(variables: dict[str, str]) -> None:
+def test_next_to_a_simulated_card_the_real_one_makes_way(variables: dict[str, str]) -> None:
     done = run(variables, "-m", "toprope", "run", "--quiet", "--chip", "910B3", "-m", "toprope", "doctor")
     assert (done.returncode, done.stderr) == (0, "")
     assert "here the simulated card takes its place" in done.stdout

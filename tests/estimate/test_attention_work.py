@@ -1,4 +1,7 @@
-"""Work of attention in every layout: the same tensors, the same work."""
+"""Work of attention in every layout: the same tensors in another layout are the same work.
+
+Holds src/toprope/estimate/cost/attention.py.
+"""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,8 @@
-"""Rates that are fitted to a profile: known constants come back, and what the rows do not say stays."""
+"""Rates fitted to a profile: known constants come back, and a figure that the rows do not determine stays.
+
+Holds src/toprope/estimate/measured/calibrate.py and fitting.py; the profiles are written from known rates
+(tests/helpers/synthetic_profiles.py).
+"""
 
 from copy import deepcopy
 from dataclasses import replace

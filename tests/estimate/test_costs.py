@@ -1,4 +1,7 @@
-"""Work of operators, by hand."""
+"""Work of operators (operations and bytes), computed by hand.
+
+Holds src/toprope/estimate/cost/costs.py and its table costs.toml.
+"""
 
 import pytest
 

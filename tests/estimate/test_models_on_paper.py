@@ -1,4 +1,7 @@
-"""`toprope estimate` against published numbers of parameters and published memory of public models."""
+"""`toprope estimate` against published numbers of parameters and published memory of public models.
+
+The published figures and their sources are in published_memory.toml; configurations are in configs/.
+"""
 
 import pathlib
 import tomllib

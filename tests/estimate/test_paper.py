@@ -1,4 +1,7 @@
-"""Models on the meta device: operators and memory of small ones, division among cards, what is refused."""
+"""Models on the meta device: operators and memory of small ones, division among cards, what is refused.
+
+Holds src/toprope/estimate/model and src/toprope/estimate/record against figures computed by hand.
+"""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""Files of the vendor's profilers: layouts, what is refused, and what shapes and formats mean."""
+"""Files of the vendor's profilers: layouts, what is refused, and the meaning of shapes and formats.
+
+Holds profiler_files.py and vendor_kernels.py in src/toprope/estimate/measured.
+"""
 
 import json
 from dataclasses import replace

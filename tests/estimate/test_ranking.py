@@ -1,4 +1,7 @@
-"""Pairs of variants whose order is known: the estimate has to name the faster one. Each says how the order is known."""
+"""Pairs of variants whose order is known: the estimate has to name the faster one.
+
+Each pair says how its order is known. Holds src/toprope/estimate/cost as a whole.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Rates: every chip, and the ends of what can be asked."""
+"""Rates: every chip has them, and extreme questions are answered.
+
+Holds src/toprope/estimate/cost/rates.py.
+"""
 
 import pytest
 

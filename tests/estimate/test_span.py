@@ -1,4 +1,7 @@
-"""Ranges of seconds: their arithmetic, and how a reader sees them."""
+"""Ranges of seconds: their arithmetic, and their text.
+
+Holds src/toprope/estimate/cost/span.py.
+"""
 
 import pytest
 

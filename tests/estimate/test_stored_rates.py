@@ -1,4 +1,7 @@
-"""Rates of a user's own card: where they are, what they change, and what is no such file."""
+"""Rates of a user's own card: their place, their effect, and files that are refused.
+
+Holds src/toprope/estimate/cost/stored.py.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Timelines by hand: who waits for whom."""
+"""Timelines computed by hand: which of host and streams waits for which.
+
+Holds timeline.py and changes.py in src/toprope/estimate/cost.
+"""
 
 import pytest
 from hypothesis import given

@@ -1,6 +1,7 @@
 """The 28 assertions of the dataflow API, by their numbers, on two simulated cards: one session for all of them.
 
-Those that need nothing to run are in test_flow_graph.py and test_flow_decorators.py, under the same words.
+They restate the vendor's manual. Those that need nothing to run are in test_flow_graph.py and test_flow_decorators.py,
+under the same words.
 """
 
 import json

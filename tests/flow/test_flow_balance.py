@@ -1,4 +1,4 @@
-"""Inputs that are split over the instances of a stage, and put together again, by BalanceConfig."""
+"""Inputs that are split over the instances of a stage, and put together again, by BalanceConfig (`udf.routing`)."""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""pyflow, method and npu_model: what they refuse, and what nodes they make. No process is started."""
+"""pyflow, method and npu_model (`flow.points`): what they refuse, and what nodes they make. No process is started.
+
+Refusals have the reference's words and types.
+"""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +13,8 @@ import torch
 from toprope import flow as df
 from toprope.flow.points.model_export import FILE, export_model
 from toprope.flow.points.signature import input_count, output_count
-from toprope.flow.points.workspace import snake
+from toprope.flow.points.workspace import check_ports, snake
+from toprope.flow.stage.spec import StageFunction
 
 FLOAT = df.DT_FLOAT
 
@@ -277,3 +281,17 @@ def test_on_a_real_card_torchair_exports_too(tmp_path, monkeypatch):
         (sample,), named = calls.pop()
         assert torch.equal(sample, torch.ones([1 if side < 0 else side for side in shape]))
         assert named == {"model": module, "export_path": str(tmp_path), "dynamic": dynamic}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [("2", "num_returns must be an int, got '2'"), (0, "num_returns must be greater than 0, got 0")],
+)
+def test_a_number_of_results_that_is_none_is_an_assertion_error_of_the_api(count, text):
+    with pytest.raises(df.DfAssertionError, match=text):
+        output_count(plain, count)
+
+
+def test_ports_that_do_not_count_from_0_are_a_value_error_of_the_api():
+    with pytest.raises(df.DfValueError, match="the inputs of Model must be i0 to i1, each of one function: got i0, i2"):
+        check_ports("Model", [StageFunction("forward", (0, 2), (0,))])

@@ -1,4 +1,7 @@
-"""The deploy file, and the options of a graph."""
+"""The deploy file (`graph.deploy_file`), and the options of a graph (`graph.settings`).
+
+The example of the reference's manual is among them.
+"""
 
 import itertools
 import json

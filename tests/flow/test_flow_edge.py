@@ -1,4 +1,7 @@
-"""Edges: what travels, how it is packed and let go of, batches, and gathering; without processes."""
+"""Edges between processes (`flow.edge`), batches and matching of inputs (`flow.worker`), tested without processes.
+
+What travels, how it is packed, when memory is used again, and when a sleeping receiver is woken.
+"""
 
 import pickle
 import socket

@@ -1,4 +1,7 @@
-"""Edges between machines: who is let in, what travels, and what a receiver's death leaves; on this machine alone."""
+"""Edges between machines (`edge.machines`, remote ends of `edge.links`): who is let in, and what travels.
+
+Both ends run on this machine; a receiver that dies is among the tests.
+"""
 
 import os
 import socket

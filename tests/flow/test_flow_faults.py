@@ -1,4 +1,7 @@
-"""Graphs in which something goes wrong: the others arrive, in order, none twice, and nothing hangs."""
+"""Graphs in which something goes wrong: other inputs arrive, in order, none twice, and nothing hangs.
+
+Seeded rounds of faults, on processes of this machine and on Ray; `make soak` runs more of them.
+"""
 
 import importlib.util
 import os

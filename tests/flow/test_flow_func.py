@@ -1,4 +1,4 @@
-"""The interface of functions that see messages: what they are given, and closures that they run."""
+"""The UDF interface (`flow.udf`): what its functions are given and can send, and the closures that they run."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Building graphs, and what feeding and fetching answer before anything runs. No process is started."""
+"""Building graphs (`graph.nodes`), and the answers of feed and fetch before anything runs. No process is started."""
 
 import json
 import threading

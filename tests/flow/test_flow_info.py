@@ -1,4 +1,4 @@
-"""What travels with messages, and the dtypes and descriptions."""
+"""The metadata of messages (`FlowInfo`), and the dtypes and descriptions of tensors."""
 
 import pytest
 from hypothesis import given

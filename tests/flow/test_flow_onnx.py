@@ -1,4 +1,4 @@
-"""ONNX files in a graph, run by onnxruntime itself; skipped where it is not installed."""
+"""ONNX files in a graph (`points.model_files`), run by onnxruntime itself; skipped if it is not installed."""
 
 import importlib.util
 from pathlib import Path

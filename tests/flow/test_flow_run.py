@@ -1,4 +1,7 @@
-"""Graphs that run, on processes of this machine and two simulated cards: one session for all of them."""
+"""Graphs that run, on processes of this machine and two simulated cards: one session for all of them.
+
+Held: `FlowGraph`, `flow.executor` and `flow.worker` together; results are compared with eager torch.
+"""
 
 import os
 import threading

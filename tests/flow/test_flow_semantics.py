@@ -1,4 +1,4 @@
-"""What the vendor's source and samples say, where toprope.flow had it otherwise: one test for each, by what broke."""
+"""Places where toprope.flow differed from the vendor's source and samples: one test for each, named for what broke."""
 
 import json
 import threading

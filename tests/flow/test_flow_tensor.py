@@ -1,4 +1,4 @@
-"""Tensors of the dataflow API, and the register of message types."""
+"""Tensors of the dataflow API (`flow.tensor`), and the register of message types (`flow.registry`)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""The HTTP application of a graph: bodies, answers, refusals. The graph is a stand-in: no process is started."""
+"""The HTTP application of a graph (`flow.service`): bodies, answers, refusals. The graph is a stand-in.
+
+No process is started; test_serve_http.py has real ones.
+"""
 
 import asyncio
 import json
@@ -16,7 +19,7 @@ from toprope.flow.data_type import DT_BF16, DT_BOOL, DT_FLOAT, DT_INT32, DT_INT6
 from toprope.flow.exceptions import FAILED, DfException
 from toprope.flow.futures import DeadlineExceeded
 from toprope.flow.service import bodies
-from toprope.flow.service.app import _Pace
+from toprope.flow.service.app import _AnswerRate
 from toprope.flow.tensor import Tensor
 
 SAFE = {"content-type": bodies.SAFETENSORS}
@@ -556,7 +559,7 @@ def test_a_deadline_that_passes_names_its_limit_and_the_work():
 
 
 def test_retry_after_leaves_out_the_time_in_which_nothing_was_asked():
-    pace = _Pace()
+    pace = _AnswerRate()
     for begin in (100.0, 1000.0, 5000.0):
         pace.begin(begin)
         pace.add(begin + 0.25)

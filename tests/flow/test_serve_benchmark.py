@@ -1,4 +1,4 @@
-"""benchmarks/serve.py runs and measures what it says; how fast this machine is, is not asked here."""
+"""benchmarks/serve.py runs and measures what it claims; speed is not tested here."""
 
 import json
 import subprocess

@@ -1,4 +1,7 @@
-"""Batches, instances, streams and cancelled inputs on stages that are processes: one session for all of them."""
+"""Batches, instances, streams and cancelled inputs on stages that are processes: one session for all of them.
+
+Held: `worker.dynamic_batch`, `worker.loop` and `flow.futures`, without HTTP.
+"""
 
 import os
 import threading

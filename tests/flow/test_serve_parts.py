@@ -1,4 +1,7 @@
-"""Dynamic batches, streams of results and Prometheus's text, without processes."""
+"""Dynamic batches, streams of results and Prometheus's text, without processes.
+
+Held: `worker.dynamic_batch`, `graph.streams`, `flow.futures` and `service.prometheus`.
+"""
 
 import re
 from collections import deque

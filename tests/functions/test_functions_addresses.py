@@ -1,4 +1,7 @@
-"""Addresses of Ray: within seconds they connect, or it is said what is wrong."""
+"""Addresses of Ray (`ray.cluster.address_check`): within seconds they connect, or an error says what is wrong.
+
+Web servers, silent servers and others that are no Ray listen in the tests.
+"""
 
 import contextlib
 import http.server

@@ -1,4 +1,4 @@
-"""Affinity on processes of this machine: to labels of the node, and to labels of instances."""
+"""Affinity on processes of this machine: to labels of the node, and to labels of instances (`scheduling.affinity`)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Shared memory: blocks, their reuse, a full store, and values that lie in it."""
+"""Shared memory (`transport.arena`, `transport.serialization`): blocks, their reuse, a full store, and values in it."""
 
 import errno
 import gc

@@ -1,5 +1,7 @@
-"""The assertions of the yr model, by their numbers, on every backend; those that need a machine of their own are in
-test_functions_assertions_machines.py. The pool is of two cards, 0 and 1, of the model 910B4."""
+"""The assertions of the yr model, by their numbers, on every backend, with two cards, 0 and 1, of the model 910B4.
+
+Those that need a machine of their own are in test_functions_assertions_machines.py.
+"""
 
 import os
 import signal

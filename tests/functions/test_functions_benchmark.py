@@ -1,5 +1,4 @@
-"""benchmarks/functions.py runs and measures what it says; how fast this machine is, is not asked here. That a thousand
-instances leave nothing is."""
+"""benchmarks/functions.py runs and measures what it claims, and a thousand instances leave nothing."""
 
 import importlib.util
 import json

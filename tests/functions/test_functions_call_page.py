@@ -1,4 +1,7 @@
-"""The page "How a call travels": its drawing is the script's, and its files are those that a call passes."""
+"""The page docs/functions_call.md: its drawing is the script's, and a call really passes the files that it names.
+
+A module of `functions.local` that moves or gets a new name changes the page, too.
+"""
 
 import re
 import subprocess

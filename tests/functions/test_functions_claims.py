@@ -1,4 +1,4 @@
-"""Programs that share what `toprope start` began: a card is never handed out twice."""
+"""Programs that share the cards of `toprope start` (`deployment.reservations`): no card is granted twice."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The cards of a machine: every mode, on stand-ins of /dev and of the vendors' tools."""
+"""Discovery of the cards of a machine (`deployment.discover`): every mode, on stand-ins of /dev and of npu-smi."""
 
 import logging
 import subprocess

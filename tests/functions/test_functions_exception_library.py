@@ -1,4 +1,4 @@
-"""Exceptions between processes: each exception class of the standard library that can be made is caught as itself."""
+"""Each exception class of the standard library that can be made is caught as itself after its way between processes."""
 
 import importlib
 import io

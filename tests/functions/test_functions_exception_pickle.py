@@ -1,4 +1,4 @@
-"""Exceptions between processes: class, arguments, attributes and text, for each class that Python has."""
+"""Pickled exceptions (`functions.exception_pickle`): class, arguments, attributes and text, for all that Python has."""
 
 import builtins
 import pickle

@@ -1,4 +1,4 @@
-"""The exceptions: what each also is, what they say, and that they survive a pickle."""
+"""The exceptions of the yr API: their base classes, codes and texts, which are the vendor's, also after a pickle."""
 
 import pickle
 import threading

@@ -1,4 +1,4 @@
-"""Faults: whatever goes wrong, nobody waits longer than told, no result is lost or doubled, and nothing stays held.
+"""Faults of workers and programs: no wait exceeds its limit, no result is lost or doubled, and all is released.
 
 Ten seeded rounds in `make test`, two hundred in `make soak`: each with faults of workers in one session, at other
 moments, and with a program of its own, to which something happens while it runs and again at its end.
@@ -88,8 +88,8 @@ def test_a_worker_that_is_up_before_it_is_listened_to_is_heard(monkeypatch):
     processes = yr.context.backend().reactor
     with monkeypatch.context() as patch:  # without the session's lock, which keeps the listening thread waiting
         patch.setattr(processes, "_epoll", _Late(processes._epoll))
-        processes._warm.append(processes._new())
-    ups = [Up.invoke() for _ in range(len(processes._warm))]
+        processes._idle.append(processes._new())
+    ups = [Up.invoke() for _ in range(len(processes._idle))]
     assert [yr.get(up.answer.invoke(), 60) for up in ups] == [42] * len(ups)
     for up in ups:
         up.terminate()

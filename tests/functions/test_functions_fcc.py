@@ -1,4 +1,7 @@
-"""Groups of instances and function groups on processes of this machine, with two simulated cards."""
+"""Groups of instances and function groups on processes of this machine, with two simulated cards.
+
+Held: `api.function_groups`, `api.instance_groups` and `local.scheduling.instance_groups`.
+"""
 
 import os
 import signal

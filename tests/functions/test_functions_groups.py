@@ -1,4 +1,4 @@
-"""Bundles, strategies and what the ledger grants together: pure, and held by properties."""
+"""Bundles, strategies and grants of several requests together (`functions.scheduling`): pure, held by properties."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who holds what: no card twice, everything comes back, nobody starves."""
+"""The ledger of resources (`scheduling.ledger`): no card is granted twice, all comes back, no request starves."""
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -1,4 +1,7 @@
-"""The life cycle as pure state machines, against every order of events; no process and no torch."""
+"""The life cycles (`functions.lifecycle`) as pure state machines, against every order of events; without processes.
+
+Hypothesis chooses the orders. Single rules are in test_functions_lifecycle_rules.py.
+"""
 
 import pytest
 from hypothesis import settings

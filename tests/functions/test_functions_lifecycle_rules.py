@@ -1,4 +1,4 @@
-"""The life cycle rule by rule; next to it, test_functions_lifecycle.py tries every order of events."""
+"""The life cycle rule by rule, by hand; test_functions_lifecycle.py tries every order of events."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Options: names and defaults of the yr API, and what is refused in its words."""
+"""Options (`functions.options`): names and defaults of the yr API, and refusals in its words."""
 
 import pickle
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Key-value pairs against a plain dictionary with ends."""
+"""Key-value pairs (`functions.key_value_store`) against a plain dictionary with times of expiry."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,7 @@
-"""Functions on a Ray of two nodes on this machine, with two simulated cards each: masks 0,1 and 2,3."""
+"""Functions on a Ray of two nodes on this machine, with two simulated cards each: masks 0,1 and 2,3.
+
+Held: `functions.ray` as a whole.
+"""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Ray's authentication: each session has the mode and the token that its own environment names."""
+"""Ray's authentication (`ray.nodes.local_node`): each session has the mode and the token of its own environment."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What requests mean to Ray, and Ray's nodes as the ledger sees them; without Ray."""
+"""Requests as resources of Ray, and Ray's nodes as a ledger (`ray.nodes`); without Ray."""
 
 from dataclasses import replace
 from types import SimpleNamespace

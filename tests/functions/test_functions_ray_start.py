@@ -1,4 +1,4 @@
-"""Ray as `toprope start --ray` begins it: the commands, a program that finds it, and what is left: nothing."""
+"""`toprope start --ray`: the commands, a program that finds it, and that nothing is left."""
 
 import importlib.util
 import os

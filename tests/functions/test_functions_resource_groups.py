@@ -1,4 +1,4 @@
-"""Resource groups on processes of this machine, with two simulated cards."""
+"""Resource groups on processes of this machine, with two simulated cards (`local.scheduling.resource_groups`)."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""The grammar of requests: sections 2.1 to 2.3 of the vendor's rules, its messages to the letter."""
+"""The grammar of requests (`scheduling.requests`): sections 2.1 to 2.3 of the vendor's rules, in its words."""
 
 import math
 import re

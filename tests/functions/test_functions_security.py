@@ -1,4 +1,7 @@
-"""Nobody else gets at a session: not its memory, not its sockets; and nothing from elsewhere is unpickled."""
+"""Nobody else gets at a session: not its memory, not its sockets; and nothing from elsewhere is unpickled.
+
+Held: `local.folder`, `transport`, `deployment.state_file`, by the rights of files and by attempts.
+"""
 
 import ast
 import fcntl
@@ -304,7 +307,7 @@ def test_another_user_can_neither_read_nor_replace_what_was_started(shared, tmp_
 @pytest.mark.parametrize("made", ["os.mkdir(path, 0o700)", "os.mkdir(path, 0o777)", "os.symlink('/etc', path)"])
 def test_what_another_user_has_made_beforehand_is_refused(shared, made):
     """`toprope stop` ended in a PermissionError there; what lay there could have been taken for one's own."""
-    started = Deployment(boot=state_file._boot()).format()
+    started = Deployment(boot=state_file._boot_id()).format()
     names = ("toprope", f"toprope-{os.getuid()}-pipeline")
     for name in names:
         by_nobody(f"path = {str(shared / name)!r}\n{made}")

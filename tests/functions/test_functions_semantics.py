@@ -1,4 +1,4 @@
-"""What openYuanrong's programs rely on, on both backends: references, nested calls, chains, errors, generators."""
+"""What programs of openYuanrong rely on, on both backends: references, nested calls, chains, errors, generators."""
 
 import asyncio
 import itertools

@@ -19,7 +19,7 @@ def test_the_socket_of_a_worker_lost_just_before_the_end_was_left_open(monkeypat
         yr.get(slow.invoke(0), timeout=60)
         processes = yr.context.backend().reactor
         worker = next(each for each in processes._all.values() if each.pid)
-        monkeypatch.setattr("toprope.functions.local.reactor.EXIT_NEWS", 60)
+        monkeypatch.setattr("toprope.functions.local.reactor.EXIT_REPORT", 60)
         monkeypatch.setattr(processes, "_ended", lambda process: None)
         os.kill(worker.pid, signal.SIGKILL)
         within(60, lambda: worker.closed, "the end of the socket was not seen")
@@ -38,7 +38,7 @@ def test_the_socket_of_a_worker_whose_end_could_not_be_dealt_with_was_left_open(
         workers = list(processes._all.values())
 
         def removed(number):
-            if threading.current_thread() is processes._pump:
+            if threading.current_thread() is processes._listener:
                 raise FileNotFoundError(number)
 
         monkeypatch.setattr(processes, "_sweep", removed)

@@ -1,7 +1,7 @@
 """A thousand instances on this machine, as many at once as its memory takes, and a thousand calls at once of one.
 
-What an instance costs is its process: a few MB of its own after the fork, and descriptors of the driver. So the number
-of those alive at once is a matter of memory, and of `ulimit -n` and `ulimit -u`.
+An instance costs a process: a few MB of its own after the fork, and descriptors of the driver. So the number of those
+alive at once is a matter of memory, and of `ulimit -n` and `ulimit -u`.
 """
 
 import gc

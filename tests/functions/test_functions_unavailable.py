@@ -1,4 +1,7 @@
-"""Every name of the yr API is importable from `yr`; those that are left out say so when they are used."""
+"""Every name of the yr API is importable from `yr`; those that toprope lacks say so when they are used.
+
+The names are those of openYuanrong's Python API, master of 2026-08.
+"""
 
 import json
 import pickle

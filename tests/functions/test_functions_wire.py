@@ -1,4 +1,4 @@
-"""Messages over a socket, and what is to happen later."""
+"""Messages over a socket (`transport.wire`), and delayed actions (`functions.timers`)."""
 
 import marshal
 import os

@@ -1,4 +1,7 @@
-"""Runs the same thing on the CPU and on the card, and holds one against the other."""
+"""Run the same function on the CPU and on the card, and compare results and gradients.
+
+Used by most modules of tests/sim/simulated.
+"""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The machines on which apt_model is asked, in Python alone. Not a test; test_apt_*.py use it."""
+"""Stand-ins for machines with other devices, in Python alone, for tests/compat/test_apt_*.py. Not a test."""
 
 from device_stand_ins import cuda, in_python
 

@@ -1,4 +1,4 @@
-"""What tests of the card's memory share."""
+"""Helpers for tests of the card's memory in tests/sim/simulated."""
 
 import gc
 import sys

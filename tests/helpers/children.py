@@ -1,4 +1,7 @@
-"""Programs in processes of their own, for tests about what a process has only once: cards, masks, forks, counters."""
+"""Programs in processes of their own, for tests about what a process has only once: cards, masks, forks, counters.
+
+Used by tests of all packages; the processes come from forkserver.py.
+"""
 
 import json
 import os
@@ -30,7 +33,7 @@ def run(
 
 
 def facts(code: str, **options: Any) -> Any:
-    """What a program printed as JSON on its last line; it has to end well and say nothing on stderr."""
+    """Run a program; return the JSON of its last line. It has to end well and say nothing on stderr."""
     done = run(code, **options)
     assert (done.returncode, done.stderr) == (0, ""), f"{done.returncode}\n{done.stdout}{done.stderr}"
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,7 @@
-"""Which cards there are, forks, streams. Each case is a process: python FILE CASE LIBRARY (test_core.py)."""
+"""Cases of the C++ core: which cards there are, forks, streams.
+
+Each case is a process, python FILE CASE LIBRARY, which tests/sim/simulated/test_core.py starts.
+"""
 
 import os
 import signal

@@ -1,4 +1,7 @@
-"""The core's allocator against the vendor's rules. Each case is a process: python FILE CASE LIBRARY (test_core.py)."""
+"""Cases of the C++ core: its allocator against the vendor's rules.
+
+Each case is a process, python FILE CASE LIBRARY, which tests/sim/simulated/test_core.py starts.
+"""
 
 import ctypes
 import os

@@ -1,4 +1,7 @@
-"""Blocks that streams still use, and many threads. Each case is a process: python FILE CASE LIBRARY (test_core.py)."""
+"""Cases of the C++ core: blocks that streams still use, and many threads.
+
+Each case is a process, python FILE CASE LIBRARY, which tests/sim/simulated/test_core.py starts.
+"""
 
 import random
 import sys

@@ -1,4 +1,7 @@
-"""Stand-ins for vendors' software, and a Python of its own that has them. Not a test; test_device_*.py use it."""
+"""Stand-ins for vendors' software, and a Python of its own that has them. Not a test; test_device_*.py use it.
+
+A stand-in has the files and errors of the vendor's package, as public threads show them, and none of its work.
+"""
 
 import json
 import os
@@ -33,10 +36,10 @@ torch.accelerator.device_index = lambda index: npu.device(index)
 torch.accelerator.synchronize = lambda index: npu.synchronize(index)
 """
 
-# What a driver of NVIDIA would tell torch, for a machine with so many GPUs.
+# What a driver of NVIDIA would report to torch, for a machine with N GPUs.
 CUDA = """
 import os, torch
-from toprope.visible import cuda_map
+from toprope.visible_devices import cuda_map
 uuids = ["GPU-abc-0", "GPU-def-1", "GPU-012-2", "GPU-345-3"]
 seen = len(cuda_map(os.environ.get("CUDA_VISIBLE_DEVICES"), {count}, uuids[:{count}]))
 torch.cuda.device_count = lambda: seen
@@ -92,7 +95,7 @@ def _run(by, code, folders, timeout, variables):
 
 
 def told(code: str, *folders: Path, by=run, **variables: str):
-    """What the code gives to `tell(...)`, as JSON brings it back. The process must end well."""
+    """Run code in a process; return the values that it gives to `tell(...)`. The process must end well."""
     begin = "import json\ndef tell(*values):\n    print('told:' + json.dumps(values))\n"
     done = by(begin + textwrap.dedent(code), *folders, **variables)
     assert done.returncode == 0, done.stderr

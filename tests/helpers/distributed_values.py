@@ -1,7 +1,7 @@
-"""Tensors that two processes begin with and end with, for the cases of tests/test_distributed.py.
+"""Tensors that two processes begin with and end with, for the cases of tests/sim/test_distributed.py.
 
-In those modules a function `case_...` is one test: both processes run it, each on its own card, with the default group
-made, in the order of the file.
+In the modules distributed_*.py a function `case_...` is one test: both processes run it, each on its own card, with the
+default group made, in the order of the file.
 """
 
 import os

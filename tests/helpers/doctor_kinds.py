@@ -1,7 +1,9 @@
 # ruff: noqa: E501 - a text is one line
-"""Kinds of messages that `toprope doctor` knows by their form: two siblings of each, from different packages.
+"""Kinds of messages that `toprope doctor` recognises by their form: two examples of each, from different packages.
 
 A row is the name of the finding that comes first, words of its answer, and the texts; each text is a log of its own.
+
+Used by tests/device/test_doctor_kinds.py. A new kind is a row here and a form in `toprope.codes.reasons`.
 """
 
 GO = "goroutine 7 [running]:\npanic({0x203d960, 0x3961100})\n\t/usr/local/go/src/runtime/panic.go:1038 +0x215\n"

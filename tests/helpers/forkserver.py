@@ -4,6 +4,8 @@ Importing torch takes seconds of processor time, and hundreds of tests need it i
 `start` take a command as `subprocess` does, `[sys.executable, "-c" | "-m" | FILE, ...]`, and the child sees what a new
 interpreter would: its arguments, variables, folder, warning filters, `sys.path`, and the backends that `import torch`
 loads. What it cannot show is what happens before or while torch is imported; such tests start a real interpreter.
+
+Started by tests/conftest.py; used wherever a test needs a process with torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tiny pipelines whose parts are larger, for tests of memory: written once a process. Not a test."""
+"""Tiny pipelines whose parts are larger, for tests of memory: written once a process. Not a test.
+
+Used by tests/images/simulated/test_images_memory.py: with `images.tiny` itself no rung would save memory.
+"""
 
 import functools
 from pathlib import Path

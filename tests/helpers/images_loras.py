@@ -1,4 +1,7 @@
-"""LoRAs with random numbers for tiny pipelines. Not a test."""
+"""LoRAs with random numbers for tiny pipelines. Not a test.
+
+Used by tests of `images.lora`, of the memory ladder and of `toprope edit`.
+"""
 
 from pathlib import Path
 

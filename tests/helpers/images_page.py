@@ -1,4 +1,7 @@
-"""The server of the page and a tab of a browser, for the tests of the page. Not a test."""
+"""The server of the page and a tab of a browser, for the tests of the page. Not a test.
+
+Used by tests/images/test_images_page.py and test_images_soak.py; the server is images_page_server.py.
+"""
 
 import json
 import os
@@ -44,7 +47,7 @@ class Server:
     def __init__(self, folder, words="none", port=0):
         self.folder, self.log = folder, folder / "log"
         kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        # A proxy that nobody can reach: whatever would be fetched or told would fail.
+        # A proxy that nobody can reach: any request to the outside would fail.
         kept |= dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
         kept |= {"TOPROPE_SIM": "910B3x2,hbm=1GiB", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
         (folder / "tmp").mkdir(exist_ok=True)
@@ -65,7 +68,7 @@ class Server:
             self.process.wait()
 
     def said(self, pattern):
-        """What the server wrote, waited for."""
+        """Wait for text that the server writes, and return it."""
         end = time.monotonic() + LONG
         while time.monotonic() < end:
             found = re.search(pattern, self.log.read_text())
@@ -152,7 +155,7 @@ class Tab:
         self.wait("#source img")
 
     def steps(self):
-        """How many steps the tree shows."""
+        """Number of steps that the tree shows."""
         return self.page.locator("#gallery img").count()
 
     def file_after(self, before):

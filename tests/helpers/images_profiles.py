@@ -1,4 +1,7 @@
-"""Colour profiles made by hand, for tests of pictures. Not a test."""
+"""Colour profiles made by hand, for tests of pictures. Not a test.
+
+Used by tests/images/test_images_colours.py and test_images_page.py.
+"""
 
 import struct
 

@@ -26,7 +26,7 @@ QUIET = [_ARRAY, pytest.mark.filterwarnings("ignore:`upcast_vae` is deprecated:F
 
 @functools.cache
 def folder() -> Path:
-    """Where they lie; it goes when this process ends."""
+    """The folder of all tiny models; it is removed when this process ends."""
     found = Path(tempfile.mkdtemp(prefix="toprope-tiny-"))
     atexit.register(shutil.rmtree, found, ignore_errors=True)
     return found

@@ -1,4 +1,7 @@
-"""An engine that edits without a model: every step waits until it is let go. Not a test."""
+"""Stand-in for the engine, without a model: every step waits until the test releases it. Not a test.
+
+Used by tests of `images.web`; its methods are the part of `Engine` that a worker calls.
+"""
 
 import threading
 import time
@@ -10,7 +13,7 @@ from toprope.progress import Step
 
 
 class StandIn:
-    """What `toprope.images.engine.Engine` is to a controller.
+    """The part of `toprope.images.engine.Engine` that a controller uses.
 
     Attributes:
         edits: requests that were begun.
@@ -21,7 +24,7 @@ class StandIn:
     def __init__(self, steps=3, refiner=None, held=False):
         self.steps, self.refiner = steps, refiner
         self.edits, self.threads, self.loras, self.loras_set = [], set(), [], 0
-        self.gone = False  # while a real one loads its model anew
+        self.gone = False  # while a real one loads its model again
         self.closed = False
         self._go = threading.Semaphore(0) if held else None
 

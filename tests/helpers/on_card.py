@@ -1,4 +1,4 @@
-"""The simulated card in the process of a module of tests/*/simulated, and a known state of torch before each test.
+"""Fixtures for modules of tests/*/simulated: simulated cards in the process, and a known state of torch for each test.
 
 Only tests/sim/test_simulated.py runs those modules, each in a process of its own.
 """

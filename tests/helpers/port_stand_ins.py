@@ -2,6 +2,8 @@
 
 The data are a few generated pictures and the weights a few numbers: what is tried is where a program puts them. Weights
 are real safetensors files, read by the real library.
+
+Used by tests/port/test_port_corpus.py. A library that a further program imports is added here.
 """
 
 from pathlib import Path

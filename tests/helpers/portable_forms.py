@@ -1,4 +1,7 @@
-"""The two forms of what ported programs call, as code that binds `portable`. Not a test."""
+"""The two forms of the runtime of ported programs, as code that binds `portable`: `toprope.device`'s and the copy.
+
+Used by tests/port/test_portable.py and test_portable_compiled.py.
+"""
 
 import pathlib
 

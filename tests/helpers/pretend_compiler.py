@@ -1,4 +1,4 @@
-"""A compiler that only pretends, for tests of how the simulator's native part is built."""
+"""Stand-in for the C++ compiler, for tests of src/toprope/sim/build.py."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ TORCH = build.Torch("9.9.9+test", "0123abc", Path("/nowhere/torch"))
 
 
 def sources(call: list[str]) -> list[str]:
-    """What one call of the compiler compiles."""
+    """The file that one call of the compiler compiles."""
     named = {"-c", "-include"}
     return [path for option, path in itertools.pairwise(call) if option in named and path != "/dev/null"]
 

@@ -2,6 +2,8 @@
 
 It is one in the folder that TOPROPE_CORPUS names, else pip downloads it into pytest's cache; where neither is to be
 had, the test that asks is skipped and says why.
+
+Used by tests of `compat`, `sim` and `device`; the search itself is scripts/torch_npu_names/published.py.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Work on the card's streams, written in Python: a queued function runs on the stream's thread when its turn comes."""
+"""Work on the card's streams, written in Python: a queued function runs on the stream's thread when its turn comes.
+
+For tests in tests/sim/simulated that need a stream to be busy until they say so.
+"""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""Programs on the simulated card that use toprope's torch_npu, in a process of their own."""
+"""Programs that use toprope's torch_npu on the simulated card, in a process of their own, for tests/compat."""
 
 import json
 

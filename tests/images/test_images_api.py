@@ -1,4 +1,7 @@
-"""The server of the page, with a stand-in for the model: it starts however slow the machine is; its API has names."""
+"""The HTTP API of `toprope ui`, with a stand-in for the model: fields by name, errors, and a slow start.
+
+Holds `images.web.api` and `images.web.serving`.
+"""
 
 import base64
 import io
@@ -113,6 +116,41 @@ def test_what_cannot_be_is_one_error_in_the_same_form(ask, data, words) -> None:
     assert words in error["what"]
     assert error.keys() == {"what", "looked_at", "do"}
     assert error["do"]
+
+
+@pytest.mark.parametrize(
+    ("address", "data", "words"),
+    [
+        ("/api/edits", {"instruction": "x", "guidence": "5"}, "there is no field guidence."),
+        ("/api/edits?steps=3", {"instruction": "x"}, "steps: it is in the address"),
+        ("/api/edits", {"instruction": "x", "mask": "a.png"}, "mask: it must be a file."),
+    ],
+)
+def test_a_field_that_nothing_reads_is_an_error(ask, address, data, words) -> None:
+    """An unknown field was ignored, and the edit was done without it."""
+    answer = ask.post(address, files=cat(), data=data)
+    assert (answer.status_code, answer.json()["error"]["what"].startswith(words)) == (422, True)
+    assert "openapi" in answer.json()["error"]["do"]
+
+
+def test_a_request_that_is_no_form_and_an_address_that_nothing_serves_are_errors_like_all_others(ask) -> None:
+    """They were Gradio's and FastAPI's: {"detail": "Not Found"}, and "image: Field required" for a body of JSON."""
+    wrong = ask.post("/api/edits", json={"instruction": "x"})
+    assert (wrong.status_code, wrong.json()["error"]["what"]) == (422, "the request is no form.")
+    for method, path, status in (("GET", "edits", 405), ("DELETE", "model", 405), ("GET", "nothing", 404)):
+        answer = ask.request(method, f"/api/{path}")
+        assert answer.status_code == status
+        assert answer.json()["error"]["what"] == f"there is no {method} /api/{path}."
+
+
+@pytest.mark.parametrize("name", ["image", "mask"])
+def test_the_api_keeps_the_limit_of_one_file(ask, name) -> None:
+    """A request with one file may have as many bytes as two files, and so could the file."""
+    large = {name: ("large.png", b"x" * (2**20 + 1))}
+    answer = ask.post("/api/edits", files=cat() | large, data={"instruction": "x"})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["what"] == f"{name}: the file has more than 1 MiB."
+    assert "--max-upload" in answer.json()["error"]["do"]
 
 
 def test_a_file_that_is_no_picture_is_called_by_its_name(ask) -> None:

@@ -2,6 +2,8 @@
 
 The references here are written from what the scripts do, and share no code with ours. They were compared with the
 scripts themselves, see docs/hidream.md.
+
+Holds `images.families.hidream.guidance`, `pipeline` and `images.picture.geometry`.
 """
 
 import math
@@ -31,7 +33,7 @@ def smooth(width, height):
 
 
 def prepared(given, edge):
-    """What E1.1's script shows the model: halved by averaging, resized to cover, the middle cropped."""
+    """The input that E1.1's script gives the model: halved by averaging, resized to cover, the middle cropped."""
     while min(given.size) >= 2 * edge:
         given = given.resize((given.width // 2, given.height // 2), Image.Resampling.BOX)
     wide, high = given.size

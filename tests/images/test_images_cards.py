@@ -1,4 +1,7 @@
-"""`toprope edit --cards 2` on two simulated cards: an engine on each, a corrupt picture, a process that dies."""
+"""`toprope edit --cards 2` on two simulated cards: an engine on each, a corrupt picture, a process that dies.
+
+Holds `images.runs.cards`.
+"""
 
 import json
 import os
@@ -95,7 +98,7 @@ def when_editing(do) -> None:
 
 @pytest.mark.soak
 def test_a_process_that_is_killed_fails_its_job_and_another_takes_its_place(place, capsys) -> None:
-    """What goes on inside is in test_images_jobs; this is with real processes."""
+    """With real processes; test_images_jobs.py has the same without."""
     jobs = [{"image": f"good{number % 4}.png", "steps": 1000 if number < 2 else 2} for number in range(5)]
     Path("jobs.jsonl").write_text("".join(json.dumps({**job, "instruction": "x"}) + "\n" for job in jobs))
     when_editing(lambda pid: os.kill(pid, signal.SIGKILL))

@@ -1,4 +1,7 @@
-"""`toprope edit` and `toprope images`: a batch with a corrupt picture, --resume, --repeat, Ctrl-C, what is printed."""
+"""`toprope edit` and `toprope images`: a batch with a corrupt picture, --resume, --repeat, Ctrl-C, and the output.
+
+Holds `cli.edit`, `cli.editing` and `images.runs`.
+"""
 
 import io
 import json
@@ -151,7 +154,7 @@ def test_28_a_corrupt_picture_fails_alone_and_resume_does_only_that_one(toprope,
     assert (status, out) == (1, "")
     assert "0 of 5 done, 4 done before, 1 failed" in err
     assert results() == ["bad-0001.failed.json", *done]
-    # mended
+    # repaired
     picture(40, 30).save("bad.png")
     status, out, err = toprope(*words, "--resume")
     assert (status, out.count("wrote ")) == (0, 1)
@@ -215,7 +218,7 @@ def test_ctrl_c_twice_ends_at_once(toprope, model, monkeypatch) -> None:
     def twice(self, each):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("the second one was not heeded at once")
+        pytest.fail("the second one did not end it at once")
 
     monkeypatch.setattr(Console, "step", twice)
     status, out, err = toprope("edit", "--model", model, "--image", "good0.png", *SNOW, *FAST)
@@ -228,7 +231,7 @@ def test_ctrl_c_twice_ends_at_once(toprope, model, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_29_the_whole_template_is_sent_and_a_refiner_that_fails_is_told(toprope, model) -> None:
+def test_29_the_whole_template_is_sent_and_a_refiner_that_fails_is_reported(toprope, model) -> None:
     sent, answers = [], []
 
     class Handler(BaseHTTPRequestHandler):
@@ -342,7 +345,7 @@ class Terminal(io.StringIO):
         return True
 
     def lines(self) -> list[str]:
-        """What was drawn, one thing after the other."""
+        """The texts that were drawn, one after the other."""
         return [each.strip() for each in re.split(r"[\r\n]", plain(self.getvalue())) if each.strip()]
 
 
@@ -407,7 +410,7 @@ def test_the_rungs_of_the_help_are_those_that_there_are(toprope) -> None:
     assert re.findall(r"^\| `([a-z0-9-]+)` \|", page.partition("## Memory")[2], re.M)[: len(RUNGS)] == [*some, last]
 
 
-def test_every_option_stands_in_the_page() -> None:
+def test_every_option_is_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs/images.md").read_text(encoding="utf-8")
     options = [option for each in typer.main.get_command(edit).params for option in each.opts if option[:2] == "--"]
     assert len(options) > 25

@@ -1,4 +1,7 @@
-"""Colours: pictures come in with the profile that they have, and go out as sRGB with a profile."""
+"""Colours: pictures come in with the profile that they have, and go out as sRGB with a profile.
+
+Holds `images.picture.colours`; profiles are made by hand (helpers/images_profiles.py).
+"""
 
 import io
 

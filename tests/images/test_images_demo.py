@@ -1,4 +1,7 @@
-"""The demo model: scenes that were not trained on, its defaults, and the command that writes it."""
+"""The demo model: scenes that were not trained on, its defaults, and the command that writes it.
+
+Holds `images.demo` and its weights: the right picture of each edit is known exactly.
+"""
 
 import json
 import math
@@ -38,7 +41,7 @@ def engine(folder):
 
 
 def nearest(engine, text, seeds):
-    """Which picture each result is nearest to: an instruction, or None for the source."""
+    """Name the picture that each result is nearest to: an instruction's, or None for the source."""
     results = engine.edit_all([EditRequest(draw_scene(seed), text, seed=seed) for seed in seeds], at_once=10)
     found = []
     for seed, result in zip(seeds, results, strict=True):

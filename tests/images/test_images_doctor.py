@@ -1,4 +1,7 @@
-"""`toprope doctor --images`: offline, one tiny edit in a process of its own, findings, the exit status (32)."""
+"""`toprope doctor --images`: offline, one tiny edit in a process of its own, findings, the exit status (32).
+
+Holds `images.doctor`.
+"""
 
 import json
 import os
@@ -119,7 +122,7 @@ def test_an_edit_that_fails_is_a_finding_with_what_to_do(tmp_path, monkeypatch) 
 
 @pytest.mark.parametrize(("facts", "status"), [(ImageFacts(ALL, GOOD), 0), (ImageFacts({}), 1)])
 def test_the_exit_status_is_that_of_the_findings(monkeypatch, capsys, facts, status) -> None:
-    monkeypatch.setattr("toprope.device.doctor.facts.gather", lambda **_: Facts(python="3.11"))
+    monkeypatch.setattr("toprope.device.doctor.collect.collect_facts", lambda **_: Facts(python="3.11"))
     monkeypatch.setattr("toprope.device.doctor.diagnosis.diagnose", lambda _: ())
     monkeypatch.setattr(Trial, "__init__", lambda self, **_: setattr(self, "_child", None))
     monkeypatch.setattr(Trial, "facts", lambda self: facts)

@@ -1,4 +1,7 @@
-"""The engine on the CPU: tiny pipelines edit pictures, the same each time; what goes wrong is told or mended."""
+"""The engine on the CPU: tiny pipelines edit pictures, the same each time; errors are reported or recovered from.
+
+Holds `images.engine`, `images.execution.guard` and `images.families`.
+"""
 
 import hashlib
 import json
@@ -89,7 +92,7 @@ def test_an_option_that_a_family_does_not_have_is_refused(engines, family) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_steps_are_told_and_a_cancelled_edit_leaves_the_engine_usable(engines, family) -> None:
+def test_steps_are_reported_and_a_cancelled_edit_leaves_the_engine_usable(engines, family) -> None:
     engine, steps = engines[family], []
     wanted = engine.edit(request(steps=4), on_step=steps.append)
     assert [(step.number, step.of, step.stage) for step in steps] == [(number, 4, "edit") for number in (1, 2, 3, 4)]
@@ -154,6 +157,20 @@ def test_the_record_is_all_that_is_needed_to_repeat_an_edit(engine, tmp_path) ->
     assert record["source"]["name"] == str(tmp_path / "cat.png")
 
 
+def test_the_pictures_of_one_edit_are_made_one_after_the_other_as_the_command_line_makes_them(
+    engine, monkeypatch
+) -> None:
+    """In one batch the first of three differed by one level from a separate edit, and from its own repetition."""
+    sizes, run = [], Engine._run
+    monkeypatch.setattr(
+        Engine, "_run", lambda self, group, progress: sizes.append(len(group)) or run(self, group, progress)
+    )
+    three = engine.edit(request(seed=7, steps=2, num_images=3)).pictures
+    assert sizes == [1, 1, 1]
+    alone = [engine.edit(request(seed=7 + at, steps=2)).pictures[0] for at in range(3)]
+    assert [each.tobytes() for each in three] == [each.tobytes() for each in alone]
+
+
 def test_whole_files_are_hashed_where_that_was_asked_for() -> None:
     with Engine.open(tiny("kontext"), device="cpu", full_hashes=True) as engine:
         files = engine.edit(request(steps=1)).record["model_files"]
@@ -191,7 +208,7 @@ def test_a_batch_is_one_run_and_gives_what_each_gives_alone(engines, family, mon
         for at in range(len(one.pictures)):
             assert (
                 numpy.abs(values(one, at) - values(other, at)).max() <= 2
-            )  # products of another size are rounded anew
+            )  # products of another size are rounded differently
     # each picture of a request has the noise of its own seed
     assert numpy.abs(values(together[3], 1) - values(engine.edit(request(seed=8)))).max() <= 2
     engine.edit_all(requests[:1] * 3, at_once=2)

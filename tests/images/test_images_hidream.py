@@ -1,4 +1,7 @@
-"""HiDream-E1 on the CPU: each stage has its weights, tensor by tensor; files that do not match are refused."""
+"""HiDream-E1 on the CPU: each stage has its weights, tensor by tensor; files that do not match are refused.
+
+Holds `images.families.hidream`: `checkpoint`, `layout`, `stages`, `pipeline`. The models are `images.tiny`.
+"""
 
 import json
 import shutil
@@ -20,7 +23,7 @@ from toprope.images.families.hidream.checkpoint import check, read_checkpoint
 from toprope.images.families.hidream.guidance import guide, guide_by_text, guide_with_norm, refine_from
 from toprope.images.families.hidream.layout import BASE, FULL, LLAMA, ONE, find_layout
 from toprope.images.families.hidream.pipeline import target_of
-from toprope.images.families.hidream.stages import Pair, Switch, Twins, make_stages
+from toprope.images.families.hidream.stages import LoraSwitch, SeparateTransformers, SwappedWeights, make_stages
 from toprope.images.results import files_of
 from toprope.tiers import attach
 
@@ -149,9 +152,9 @@ def test_pictures_of_a_batch_and_of_other_shapes_are_those_that_they_are_alone(e
 
 @pytest.mark.slow
 def test_26_pictures_of_any_mode_and_shape_come_back_in_their_size(engines) -> None:
-    turned = picture(30, 20)
-    turned.getexif()[0x0112] = 6  # a quarter turn
-    inputs = [picture(20, 30, mode) for mode in ("RGBA", "L", "P")] + [turned, picture(10, 4000), picture(1, 1)]
+    swapped_now = picture(30, 20)
+    swapped_now.getexif()[0x0112] = 6  # a quarter turn
+    inputs = [picture(20, 30, mode) for mode in ("RGBA", "L", "P")] + [swapped_now, picture(10, 4000), picture(1, 1)]
     asked = [request(each, steps=1, refine_strength=0) for each in inputs]
     sizes = [each.pictures[0].size for each in engines["hidream-e1"].edit_all(asked)]
     assert sizes == [(20, 30)] * 4 + [(10, 4000), (1, 1)]
@@ -195,7 +198,7 @@ def test_27_e1_1_edits_with_the_edit_weights_and_refines_with_the_base(engines) 
     edit = {name: tensor for file in shards for name, tensor in load_file(file).items()}
     base = base_weights("hidream-e1")
     assert len(shards) > 1
-    assert isinstance(engine.loaded.pipeline.stages, Pair)
+    assert isinstance(engine.loaded.pipeline.stages, SeparateTransformers)
     for _ in range(2):  # a second edit finds what the first left
         seen = seen_weights(engine, request())
         for stage, want in (("edit", edit), ("refine", base)):
@@ -209,7 +212,7 @@ def test_27_e1_full_edits_with_lora_and_tensors_and_refines_with_the_base(engine
     stages = engine.loaded.pipeline.stages
     file, base = load_file(tiny("hidream-e1-full") / f"{FULL}.safetensors"), base_weights("hidream-e1-full")
     whole = {name: tensor for name, tensor in file.items() if ".lora_" not in name}
-    assert isinstance(stages, Twins)
+    assert isinstance(stages, SwappedWeights)
     assert len(stages.differ) == len(whole) > 0
     assert stages.added == (len(file) - len(whole)) // 2 > 0
     down, up = (file[f"{LAYER}.lora_{side}.default.weight"] for side in "AB")
@@ -310,7 +313,7 @@ def test_differences_decide_between_twins_and_a_pair(tmp_path) -> None:
     save_file({"a.weight": was["a.weight"] + 1, "b.weight": was["b.weight"].clone()}, tmp_path / "w.safetensors")
     weights = read_checkpoint(tmp_path / "w.safetensors")
     stages, transformer, refiner = make_stages(base, weights, torch.float32)
-    assert (type(stages), transformer, refiner) == (Twins, base, None)
+    assert (type(stages), transformer, refiner) == (SwappedWeights, base, None)
     assert torch.equal(base.a.weight, was["a.weight"] + 1)
 
     def refine_in_vain() -> None:
@@ -322,7 +325,7 @@ def test_differences_decide_between_twins_and_a_pair(tmp_path) -> None:
     with pytest.raises(KeyError):
         refine_in_vain()
     assert torch.equal(base.a.weight, was["a.weight"] + 1)
-    assert isinstance(stages.switch, Switch)
+    assert isinstance(stages.switch, LoraSwitch)
     assert stages.switch.on
     save_file(was, tmp_path / "w.safetensors")
     fresh = Two()
@@ -352,7 +355,7 @@ def bare(folder, kind="HiDreamImagePipeline", llama=True) -> Path:
     return folder
 
 
-def test_parts_are_found_in_a_folder_and_beside_it(tmp_path) -> None:
+def test_parts_are_found_in_a_folder_and_next_to_it(tmp_path) -> None:
     base = bare(tmp_path / BASE)
     with pytest.raises(UsageError, match="the weights for editing are not there"):
         find_layout(base)
@@ -364,7 +367,7 @@ def test_parts_are_found_in_a_folder_and_beside_it(tmp_path) -> None:
         find_layout(base)
     (base / f"{FULL}.safetensors").unlink()
     assert find_layout(base).variant == "1.1"
-    # the edit's own folder, with the base beside it, and Llama in either or beside both
+    # the edit's own folder, with the base next to it, and Llama in either or next to both
     edit = bare(tmp_path / ONE, "HiDreamImageEditingPipeline", llama=False)
     with pytest.raises(WeightsError, match="no fourth text encoder"):
         find_layout(edit)

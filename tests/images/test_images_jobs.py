@@ -1,4 +1,7 @@
-"""Jobs without a model: rows, keys, numbers and resuming; files that are written whole or not; failures stay alone."""
+"""Jobs without a model: rows, keys, numbers and resuming; files that are written whole or not; failures stay alone.
+
+Holds `images.runs.jobs`, `running`, `output` and `cards`.
+"""
 
 import json
 import os
@@ -13,7 +16,7 @@ from PIL import Image
 
 from toprope.errors import EditCancelled, EditError, ImageError, UsageError
 from toprope.images import EditRequest, EditResult, Step
-from toprope.images.runs.cards import _spread, check_cards
+from toprope.images.runs.cards import _run_on_free_cards, check_cards
 from toprope.images.runs.jobs import (
     FAILED,
     Job,
@@ -265,7 +268,7 @@ class FakeEditor:
         return [result() for _ in requests]
 
 
-class Told:
+class Recorded:
     def __init__(self) -> None:
         self.begun, self.events, self.steps = [], [], 0
 
@@ -280,7 +283,7 @@ class Told:
 
 
 def run(tmp_path, jobs, editor=None, **options):
-    told, summary = Told(), Summary(len(jobs))
+    told, summary = Recorded(), Summary(len(jobs))
     stopped = options.pop("stopped", lambda: "")
     run_jobs(editor or FakeEditor(), jobs, Output(tmp_path), told, summary=summary, stopped=stopped, **options)
     return told, summary
@@ -309,7 +312,7 @@ def test_what_is_stopped_is_neither_done_nor_failed(tmp_path) -> None:
 def test_a_console_that_is_gone_ends_the_run_and_fails_no_job(tmp_path) -> None:
     """A job was recorded as failed with BrokenPipeError, where nothing was wrong with it."""
 
-    class Gone(Told):
+    class Gone(Recorded):
         def step(self, step):
             raise BrokenPipeError(32, "Broken pipe")
 
@@ -322,7 +325,7 @@ def test_a_console_that_is_gone_ends_the_run_and_fails_no_job(tmp_path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_that_is_full_fails_the_job_and_is_told(tmp_path, monkeypatch) -> None:
+def test_a_disk_that_is_full_fails_the_job_and_is_reported(tmp_path, monkeypatch) -> None:
     def full(*_, **__):
         raise OSError(28, "No space left on device", "out/a-0001.png")
 
@@ -336,7 +339,7 @@ def test_a_disk_that_is_full_fails_the_job_and_is_told(tmp_path, monkeypatch) ->
     assert os.listdir(tmp_path / "other") == []
 
 
-def test_errors_of_others_are_told_with_their_traceback() -> None:
+def test_errors_of_others_are_described_with_their_traceback() -> None:
     try:
         raise RuntimeError("deep\n  inside")
     except RuntimeError as error:
@@ -388,8 +391,8 @@ def spread(tmp_path, monkeypatch, fleet, jobs, stopped=lambda: ""):
 
     monkeypatch.setattr(yr, "wait", lambda refs, count, timeout: (refs[:1], refs[1:]))
     monkeypatch.setattr(yr, "get", lambda ref, timeout: fleet.fetch(ref))
-    told, summary = Told(), Summary(len(jobs))
-    _spread(fleet, deque([job] for job in jobs), Output(tmp_path), told, summary, stopped, 1)
+    told, summary = Recorded(), Summary(len(jobs))
+    _run_on_free_cards(fleet, deque([job] for job in jobs), Output(tmp_path), told, summary, stopped, 1)
     return told, summary
 
 

@@ -1,4 +1,7 @@
-"""Loading and identifying a model: how much of the host's memory it takes, and how often its files are read."""
+"""Loading and identifying a model: the host's memory that it takes, and the number of times that its files are read.
+
+Holds `images.families.loading`, `images.results.files_of` and `images.runs.output`.
+"""
 
 import json
 import subprocess

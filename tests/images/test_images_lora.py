@@ -1,4 +1,7 @@
-"""LoRAs on tiny pipelines: what is loaded is looked at first, and what is taken off leaves nothing behind."""
+"""LoRAs on tiny pipelines: a file is checked before it is loaded, and unloading restores every weight.
+
+Holds `images.lora`. Names of tensors follow the programs that train LoRAs (peft, kohya, ComfyUI, ai-toolkit).
+"""
 
 import json
 import re
@@ -278,7 +281,7 @@ def test_names_of_other_programs_mean_the_same(engine, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_loras_stay_when_the_model_is_loaded_anew(tmp_path) -> None:
+def test_loras_stay_when_the_model_is_loaded_again(tmp_path) -> None:
     """After numbers that are not finite it goes on in float32, with the same LoRAs, fused where they were."""
     with Engine.open(tiny("kontext"), device="cpu", dtype="fp32") as plain:
         file = save(tmp_path / "snow.safetensors", tensors(plain.loaded.pipeline, size=0.2))

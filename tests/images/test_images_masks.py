@@ -1,4 +1,7 @@
-"""Masks: outside them a result is the source to the bit, the edge is blended inwards; and records inside pictures."""
+"""Masks: outside them a result is the source to the bit, the edge is blended inwards; and records inside pictures.
+
+Holds `images.picture.masks` and the records of `images.picture.files`.
+"""
 
 import json
 import os

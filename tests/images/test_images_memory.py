@@ -1,4 +1,7 @@
-"""The memory ladder on the CPU, where nothing is saved: its rungs in order, the same pictures, and the way down."""
+"""The memory ladder on the CPU, where it saves nothing: its rungs in order, the same pictures, and the way down.
+
+Holds `images.memory` and `images.pipeline_manager`; peaks on a card are in simulated/test_images_memory.py.
+"""
 
 from types import SimpleNamespace
 
@@ -14,7 +17,7 @@ from toprope.images import EditRequest, Engine
 from toprope.images.callbacks import Notices
 from toprope.images.families import find
 from toprope.images.memory.fallback import RUNGS, below, rung
-from toprope.images.memory.offload import Whole, bytes_of
+from toprope.images.memory.offload import WholeModule, bytes_of
 from toprope.images.memory.offload_policies import make
 from toprope.images.memory.placement import Loaded
 from toprope.images.pipeline_manager import PipelineManager
@@ -184,21 +187,21 @@ def test_loras_come_and_go_on_every_rung(name, tmp_path) -> None:
         assert edited(engine) == base
 
 
-def test_a_guest_goes_home_as_it_came_and_ties_stay() -> None:
+def test_an_offloaded_module_goes_back_as_it_came_and_ties_stay() -> None:
     from toprope import device
 
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     module[2].weight = module[0].weight
     tensors_before = [*module.parameters(), *module.buffers()]
     assert bytes_of(module) == sum(each.nbytes for each in tensors_before)
-    guest = Whole(module, device.get("cpu"))
-    guest.device = type("Meta", (), {"torch_device": torch.device("meta")})()
-    guest.come()
-    guest.come()
+    offloaded = WholeModule(module, device.get("cpu"))
+    offloaded.device = type("Meta", (), {"torch_device": torch.device("meta")})()
+    offloaded.load()
+    offloaded.load()
     assert module[2].weight is module[0].weight
     assert module[0].weight.is_meta
-    guest.go()
-    guest.go()
+    offloaded.offload()
+    offloaded.offload()
     after = [*module.parameters(), *module.buffers()]
     assert all(one is other for one, other in zip(tensors_before, after, strict=True))
 

@@ -1,4 +1,7 @@
-"""Errors and notices of the engine on a Chinese page, and the choice of the page's language."""
+"""Errors and notices of the engine on a Chinese page, and the choice of the page's language.
+
+Holds `images.web.messages` and `images.web.language`: the sources of the engine are read for their texts.
+"""
 
 import ast
 import asyncio
@@ -43,7 +46,7 @@ TERMINAL = {
 """Functions of these modules whose errors are shown in the terminal, before there is a page."""
 
 MAKERS = (*errors.__all__, "Problem", "cls", "notice", "_notice", "NotRefined", "_Again", "NoAnswer")
-"""What makes an error, a notice or the reason of one."""
+"""Names of calls that make an error, a notice or the reason of one."""
 
 FACT = "‹{}›"
 

@@ -1,7 +1,7 @@
 """The page of `toprope ui` over a tiny model on the second of two simulated cards, by HTTP and in headless Chromium.
 
-One server and one browser for all of it. Where there is no Chromium, only what goes over HTTP is tested. The thinking
-behind the page is tested in test_images_web.py.
+One server and one browser for all of it. Where there is no Chromium, only what goes over HTTP is tested. Holds
+`images.web.page.app` and `images.web.serving`; the decisions behind the page are tested in test_images_web.py.
 """
 
 import json
@@ -37,7 +37,7 @@ REFINED = "Cover the roof and the meadow with fresh snow"
 
 
 class Words(BaseHTTPRequestHandler):
-    """A server that words every instruction anew, in the same way."""
+    """A server that rewords every instruction in the same way."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -489,6 +489,65 @@ def test_a_link_chooses_the_language_of_everything_and_new_session_begins_an_emp
     tab.wait("#steps input[type=number]")
     assert tab.steps() == 0
     assert (tab.errors, tab.elsewhere) == ([], [])
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_painter_shows_the_picture_when_the_mask_is_opened_after_a_reload(server, browser, pictures):
+    """It was set before the closed part was drawn, and was lost: nothing could be painted on a canvas of 0 x 0."""
+    tab = Tab.loaded(browser, server)
+    tab.fill(pictures / "cat.png", steps=2)
+    tab.page.reload()
+    tab.wait("#source img")
+    tab.page.click("#masking > button")
+    tab.wait("#painter img[src^=data]")
+    tab.page.wait_for_function("document.querySelector('#painter canvas').width === 384")  # larger than 64 x 48
+    assert tab.errors == []
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_number_out_of_its_range_is_an_error_of_ours_in_the_language_of_the_page(server, browser, pictures):
+    """Gradio refused it: in English, in a corner, with a traceback in the terminal."""
+    tab = Tab.loaded(browser, server, locale="zh-CN")
+    tab.fill(pictures / "cat.png", steps=2)
+    tab.page.click("#masking > button")
+    tab.page.fill("#box-left input", "-5")
+    tab.settle()
+    tab.page.click("#edit")
+    tab.see("#problem", "左要小于右")
+    assert "left -5" in tab.page.inner_text("#problem")
+    assert "gradio.exceptions" not in server.log.read_text()
+    tab.context.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_new_session_leaves_nothing_of_the_old_one_and_there_is_a_way_back(server, browser, pictures):
+    """The bar of the old edit and its picture in the painter stayed, and nothing led back to the tree."""
+    tab = Tab.loaded(browser, server)
+    tab.fill(pictures / "cat.png", steps=2)
+    tab.page.click("#masking > button")
+    tab.wait("#painter img[src^=data]")
+    assert not tab.page.is_visible("#back")
+    with server.held():
+        tab.page.click("#edit")
+        tab.wait("#progress [data-state=running][data-step]")
+        tab.page.click("#fresh")
+        tab.wait("#picture input[type=file]", state="attached")
+        tab.page.wait_for_selector("#painter img[src]", state="detached")
+        tab.wait("#progress [data-state=none]", state="attached")
+        tab.page.click("#back")
+        tab.wait("#progress [data-state=running]")
+        tab.wait("#painter img[src^=data]")
+    tab.wait("#progress [data-state=done]")
+    tab.wait("#slider img")
+    assert tab.steps() == 2
+    tab.page.click("#back")  # and to the new one again
+    tab.page.wait_for_selector("#gallery", state="hidden")
+    assert tab.errors == []
     tab.context.close()
 
 

@@ -1,4 +1,7 @@
-"""Painted masks: strokes on a small copy are a mask of the picture's size; what is no such layer is one error."""
+"""Painted masks: strokes on a small copy become a mask of the picture's size; any other layer is one error.
+
+Holds `images.web.painter`.
+"""
 
 import base64
 import io
@@ -10,7 +13,7 @@ from images_tiny import picture
 from images_web_stand_in import StandIn
 from toprope.errors import UsageError
 from toprope.images.web import Controller
-from toprope.images.web.painter import SIDE, painted_mask, shown_copy
+from toprope.images.web.painter import LEAST, SIDE, painted_mask, shown_copy
 
 LONG = 30.0
 
@@ -36,7 +39,7 @@ def test_strokes_are_scaled_to_the_size_of_the_picture(tmp_path):
 
 
 def test_the_copy_that_is_painted_on_has_the_shape_of_the_picture_and_fits_the_limit(tmp_path):
-    for size, wanted in (((3000, 1), (SIDE, 1)), ((40, 30), (40, 30)), ((999, 1501), (511, SIDE))):
+    for size, wanted in (((3000, 1), (SIDE, 1)), ((40, 30), (LEAST, 288)), ((999, 1501), (511, SIDE))):
         picture(*size).save(tmp_path / "source.png")
         head, _, data = shown_copy(tmp_path / "source.png").partition(",")
         assert head == "data:image/jpeg;base64"

@@ -1,4 +1,7 @@
-"""Pictures of every kind come in as RGB and upright, or are refused with one error; results are whole files."""
+"""Pictures of every kind come in as RGB and upright, or are refused with one error; results are whole files.
+
+Holds `images.picture.files` and `images.picture.geometry`.
+"""
 
 import os
 import struct
@@ -23,7 +26,7 @@ def values(image) -> numpy.ndarray:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A PNG that says it has so many pixels, with none."""
+    """A PNG whose header has a width and height, and that has no pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -86,7 +89,7 @@ def test_26_sixteen_bits_are_scaled_and_not_cut_off(tmp_path) -> None:
     opened = open_picture(tmp_path / "a.png")
     assert opened.notes == ("16 bits made 8",)
     assert numpy.abs(values(opened.picture)[..., 0] - deep / 257).max() <= 0.5
-    with pytest.raises(ImageError, match="no range from black to white"):
+    with pytest.raises(ImageError, match="pixel values of an unknown range"):
         open_picture(Image.new("F", (4, 4), 0.5))
 
 

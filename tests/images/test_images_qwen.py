@@ -1,4 +1,7 @@
-"""QwenImageEdit: without torchvision it says so; its steps run, with a processor made by hand and a small picture."""
+"""QwenImageEdit: without torchvision it says so; its steps run, with a processor made by hand and a small picture.
+
+Holds `images.families.qwen`. The real model is too large here: this is what can be said without it.
+"""
 
 from types import SimpleNamespace
 
@@ -46,7 +49,7 @@ def pipeline():
     images = Qwen2VLImageProcessorPil()
 
     class Processor:
-        """What the pipeline asks of a Qwen2VLProcessor."""
+        """The part of a Qwen2VLProcessor that the pipeline calls."""
 
         def __call__(self, text, images, padding, return_tensors):
             seen = self.image_processor(images, return_tensors="pt")
@@ -108,5 +111,5 @@ def test_edits_run_one_by_one_each_with_its_picture(tmp_path, monkeypatch) -> No
                 EditRequest(**({"image": cat, "instruction": "make it snow", "steps": 2, "seed": 3} | knobs))
             )
             assert changed.pictures[0].tobytes() != first.pictures[0].tobytes()
-        with pytest.raises(UsageError, match="max_pixels is 4096, and this pipeline shows the model"):
+        with pytest.raises(UsageError, match="max_pixels is 4096, and this pipeline always gives the model"):
             engine.edit(EditRequest(cat, "x", max_pixels=4096))

@@ -1,4 +1,7 @@
-"""Instructions worded anew: what a model is told, what it may answer, servers that fail, and a model in a folder."""
+"""Refined instructions: prompts and answers of models, servers that fail, and a chat model in a folder.
+
+Holds `images.refining`.
+"""
 
 import base64
 import io
@@ -30,7 +33,7 @@ LINES = "A cat on a lawn.\nCover the lawn with snow.\nA cat on a snowy lawn."
 
 
 class Server(ThreadingHTTPServer):
-    """A server that answers as it was told to, one entry of `answers` a request, the last one again and again."""
+    """A server that gives the answers of the test, one entry of `answers` a request, the last one again and again."""
 
     daemon_threads = True
 

@@ -1,4 +1,7 @@
-"""What is asked of the engine, and at which size the model sees it: pure, without torch and Pillow."""
+"""Requests and frames: values of an edit, and the size at which the model sees the picture. Pure: no torch, no Pillow.
+
+Holds `images.request`, `images.batching` and `images.picture.geometry`.
+"""
 
 import json
 import math
@@ -10,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope.errors import SeedError, UsageError
-from toprope.images.batching import Row, Settled, batches, rows_of
+from toprope.images.batching import ResolvedRequest, Row, batches, rows_of
 from toprope.images.picture.geometry import area_size, halvings, plan_frame
 from toprope.images.request import FITS, RANGES, SIZES, EditRequest
 
@@ -113,7 +116,7 @@ def test_an_unknown_key_is_refused_with_the_nearest() -> None:
     ],
 )
 def test_the_sizes_of_the_original_scripts(source, model) -> None:
-    """What HiDream-E1.1's resize_image makes of them; the spec has its outputs."""
+    """The outputs of HiDream-E1.1's resize_image for these sizes; the spec has them."""
     assert plan_frame(source, size="1m", fit="crop", pixels=1024**2, multiple=16).model == model
 
 
@@ -194,15 +197,15 @@ def test_policies_of_size() -> None:
 # ---- batches
 
 
-def settled(seed=0, images=1, source=(64, 64), **knobs) -> Settled:
+def resolved(seed=0, images=1, source=(64, 64), **knobs) -> ResolvedRequest:
     request = EditRequest("a.png", "x", seed=seed, num_images=images, **knobs)
     frame = plan_frame(source, size="model", fit="stretch", pixels=4096, multiple=16)
-    return Settled(request, None, frame, seed)
+    return ResolvedRequest(request, None, frame, seed)
 
 
 def test_pictures_of_one_size_and_the_same_knobs_go_together() -> None:
     rows = rows_of(
-        [settled(1), settled(2, source=(200, 64)), settled(3), settled(4, steps=3), settled(2**64 - 1, images=3)]
+        [resolved(1), resolved(2, source=(200, 64)), resolved(3), resolved(4, steps=3), resolved(2**64 - 1, images=3)]
     )
     assert [(row.at, row.seed) for row in rows] == [
         (0, 1), (1, 2), (2, 3), (3, 4), (4, 2**64 - 1), (4, 0), (4, 1),
@@ -213,7 +216,7 @@ def test_pictures_of_one_size_and_the_same_knobs_go_together() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([(64, 64), (200, 64)])), max_size=12), st.integers(1, 5))
 def test_batches_hold_every_picture_once_and_in_order(edits, at_once) -> None:
-    rows = rows_of([settled(at * 10, images, source) for at, (images, source) in enumerate(edits)])
+    rows = rows_of([resolved(at * 10, images, source) for at, (images, source) in enumerate(edits)])
     groups = list(batches(rows, at_once))
     assert sorted(row.seed for group in groups for row in group) == sorted(row.seed for row in rows)
     for group in groups:

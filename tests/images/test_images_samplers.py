@@ -1,4 +1,7 @@
-"""Samplers: another scheduler for one edit, and the model's own back afterwards; texts that are longer than is read."""
+"""Samplers: another scheduler for one edit, and the model's own back afterwards; texts that are longer than is read.
+
+Holds `images.samplers` and `images.truncation`; the measure is diffusers' own scheduler.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Sessions of the editor: trees with undo, redo and branches, kept through restarts and kills."""
+"""Sessions of the editor: trees with undo, redo and branches, kept through restarts and kills.
+
+Holds `images.web.sessions`.
+"""
 
 import os
 import re

@@ -1,4 +1,7 @@
-"""200 edits in three tabs, and `kill -9` of the server in the middle of one: no record is lost, memory is flat."""
+"""200 edits in three tabs, and `kill -9` of the server in the middle of one: no record is lost, memory is flat.
+
+Runs in `make soak` alone. Holds `images.web` as a whole.
+"""
 
 import json
 import random
@@ -146,7 +149,7 @@ def test_200_edits_in_three_tabs_and_a_killed_server_lose_no_record_and_memory_i
 
 
 def check_files(folder):
-    """Every edit that a page was told of has its picture and its record, and there is nothing else."""
+    """Every edit that a page was shown has its picture and its record, and there is nothing else."""
     out = folder / "out"
     kept = {each.name for each in out.iterdir() if each.is_file()}
     found = steps_in(folder)

@@ -1,4 +1,7 @@
-"""Texts of the page in two languages, presets and examples by family, and the queue as each session may see it."""
+"""Texts of the page in two languages, presets and examples by family, and the queue as each session may see it.
+
+Holds `images.web.texts`, `images.web.page.presets` and the tables of the page.
+"""
 
 import ast
 import re

@@ -1,8 +1,12 @@
-"""The page's queue, progress, history, panel and form, without a browser, a model or Gradio."""
+"""The controller of the page: queue, progress, history, panel and form, without a browser, a model or Gradio.
+
+Holds `images.web` but for the page itself; the engine is a stand-in (helpers/images_web_stand_in.py).
+"""
 
 import asyncio
 import json
 import logging
+import os
 import re
 import socket
 import subprocess
@@ -18,7 +22,16 @@ from hypothesis import strategies as st
 
 from images_tiny import picture
 from images_web_stand_in import StandIn
-from toprope.errors import EditCancelled, EditError, ImageError, PackageError, SeedError, TopropeError, UsageError
+from toprope.errors import (
+    EditCancelled,
+    EditError,
+    ImageError,
+    LoraError,
+    PackageError,
+    SeedError,
+    TopropeError,
+    UsageError,
+)
 from toprope.extras import advice
 from toprope.images.runs.output import SOURCES
 from toprope.images.web import Controller, Limits, Row, serve
@@ -38,6 +51,7 @@ from toprope.progress import Step
 pytestmark = pytest.mark.process
 
 LONG = 30.0
+HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 """Seconds to wait for what comes at once on a machine that is not busy."""
 
 
@@ -56,7 +70,7 @@ def job_queue():
 
 
 class Held:
-    """A job's function that runs until it is let go."""
+    """A job's function that runs until it is released."""
 
     def __init__(self, steps=0):
         self.began, self.go, self.steps = threading.Event(), threading.Event(), steps
@@ -90,7 +104,7 @@ def test_a_job_tells_every_step_once_and_in_order(job_queue):
     assert job_queue.describe()["done"] == 1
 
 
-def test_steps_that_begin_anew_are_told_anew_after_the_reason(job_queue):
+def test_steps_that_begin_again_are_reported_again_after_the_reason(job_queue):
     def work(job):
         job.step(Step(1, 2, 0.1))
         job.tell("the model gave black in fp16; it goes on in fp32")
@@ -321,6 +335,8 @@ def test_loras_are_picked_by_name_with_their_scales():
     assert picked_loras(["rain"], [0, 1], known) == [] == picked_loras(None, [], known)
     with pytest.raises(UsageError, match="no LoRA 'x'"):
         picked_loras(["x"], [1], known)
+    with pytest.raises(LoraError, match="None is no scale"):  # its number was emptied
+        picked_loras(["rain"], [None], known)
 
 
 # History
@@ -502,11 +518,11 @@ def test_each_picture_of_a_batch_has_its_status_also_after_an_early_end(state, l
 
 
 def test_rows_of_a_batch_and_refined_texts():
-    shown = rows_html([Row("a.png", entry(4)), Row("b.png", problem=Problem("it is <broken>.", do="mend it"), at=1)],
+    shown = rows_html([Row("a.png", entry(4)), Row("b.png", problem=Problem("it is <broken>.", do="fix it"), at=1)],
                       ["a.png", "b.png", "c.png"])  # fmt: skip
     assert [shown.count(f'data-state="{state}"') for state in ("done", "failed", "waiting")] == [1, 1, 1]
     assert "&lt;broken&gt;" in shown
-    assert "mend it" in shown
+    assert "fix it" in shown
     assert rows_html([], []) == ""
     assert refined_text("words", None) == "words" == refined_text("words", {"refined": True})
     assert "time-out" in refined_text("words", {"refined": False, "reason": "time-out"})
@@ -598,6 +614,29 @@ def test_an_edit_leaves_a_picture_and_its_record(make_controller, cat, tmp_path)
     assert job.result.notes == ["cat.png: turned upright", "the stand-in is no model"]
 
 
+def test_the_source_of_a_dropped_result_has_the_name_that_the_result_was_made_from(make_controller, cat, tmp_path):
+    """It was named by its hash, and so was every result that was made from it."""
+    controller = make_controller(StandIn())
+    mine = brought(controller, cat)
+    assert controller.edit(mine, values()).wait(LONG)
+    kept = controller.sessions.steps(mine)[0].files["picture"]
+    digest = next(iter(json.loads((tmp_path / "out" / "cat-0001.json").read_text())["source"]["sha256"].split()))
+    found = controller.bring(mine, str(tmp_path / "out" / "cat-0001.png"))
+    assert found.step.name == "cat-0001.png"
+    source = controller.bring_kept(mine, digest)
+    assert (source.name, source.files["picture"]) == ("cat.png", kept)
+
+
+def test_a_batch_with_a_drawn_seed_leaves_the_seed_of_the_form_empty(make_controller, cat):
+    """After a reload the form had the seed that was drawn for one picture of a batch, and all edits had it then."""
+    controller = make_controller(StandIn())
+    mine = controller.join()
+    assert controller.edit_all(mine, values(seed=""), [cat]).wait(LONG)
+    assert last_request(controller.sessions.steps(mine))["seed"] == ""
+    assert controller.edit_all(mine, values(seed="9"), [cat]).wait(LONG)
+    assert last_request(controller.sessions.steps(mine))["seed"] == "9"
+
+
 def test_copies_that_were_made_room_for_are_made_again(make_controller, cat, tmp_path):
     controller = make_controller(StandIn())
     mine = brought(controller, cat)
@@ -677,7 +716,7 @@ def test_the_panel_changes_while_edits_are_done(make_controller, cat):
     assert panel_html(before) != panel_html(after)
 
 
-def test_the_panel_lives_while_the_model_is_loaded_anew(make_controller):
+def test_the_panel_lives_while_the_model_is_loaded_again(make_controller):
     engine = StandIn()
     controller = make_controller(engine)
     assert controller.loader.wait(LONG)
@@ -1042,7 +1081,7 @@ def test_addresses_that_others_can_reach_are_told_apart():
     assert not any(is_local(host) for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"))
 
 
-def test_nothing_is_told_to_others_and_no_proxy_stands_between_the_server_and_itself(monkeypatch, tmp_path):
+def test_nothing_is_sent_to_others_and_no_proxy_is_between_the_server_and_itself(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "intranet")
     quiet_environment(tmp_path)
     import os
@@ -1113,3 +1152,57 @@ def test_importing_the_room_imports_nothing_heavy():
     code = "import sys, toprope.images.web; print(sorted({'torch', 'gradio', 'PIL', 'diffusers'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+FAILS_AT_ONCE = """
+import asyncio, sys
+from types import SimpleNamespace
+
+from images_tiny import picture
+from images_web_stand_in import StandIn
+from toprope.errors import LoraError
+from toprope.images.web import Controller
+from toprope.images.web.serving import quiet_environment
+
+
+class Failing(StandIn):
+    def edit(self, *arguments, **options):
+        raise LoraError("it does not fit.")
+
+
+controller = Controller("m", lambda tell: Failing())
+quiet_environment(controller.scratch)
+from toprope.images.web.page.app import EditorPage
+
+picture(40, 30).save(sys.argv[1])
+page, mine, tab = EditorPage(controller), controller.join(), SimpleNamespace(session_hash="tab")
+controller.bring(mine, sys.argv[1])
+controller.load()
+assert controller.loader.wait(60)
+
+
+async def visit(words):
+    form = [words, False, "5", 2, 1, 1, 0, "", False, 1, "model", "stretch", [], 1, 1, 1, 1, None, "", 0, 0, 100, 100]
+    told = await page.on_edit(mine, None, *form)
+    while controller.job_queue.jobs_of(mine):
+        await asyncio.sleep(0.01)
+    return [update async for update in page.on_follow(tab, mine)]
+
+
+for words in ("snow", "rain"):
+    told = asyncio.run(visit(words))
+    bars = [str(each[page.progress]) for each in told[1:]]
+    assert "it does not fit." in bars[-1], bars
+    assert "running" not in str(told[-1][page.ended]), words
+    assert len(told) == 2, len(told)  # and an end is shown once
+print(controller.close(60))
+"""
+
+
+@pytest.mark.slow
+def test_an_edit_that_fails_before_it_is_followed_is_shown_as_failed(tmp_path):
+    """Its error was nowhere near the form, and the list called it running until the next click."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", FAILS_AT_ONCE, str(tmp_path / "cat.png")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG * 8)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

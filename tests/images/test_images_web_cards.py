@@ -1,4 +1,7 @@
-"""A batch of the page on several cards: spread over their engines, each picture with its status, cancelled as one."""
+"""A batch of the page on several cards: spread over their engines, each picture with its status, cancelled as one.
+
+Holds `images.web.controller` with several workers.
+"""
 
 import os
 import subprocess

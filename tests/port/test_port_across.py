@@ -1,4 +1,7 @@
-"""Conditions whose answer is used in another file, or where the port cannot read it."""
+"""Conditions whose answer is used in another file, or where the port cannot read it.
+
+Holds `port.conditions.across`.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""Answers that other devices do not give, code that runs on CUDA alone, and rules whose places run everywhere."""
+"""Answers that other devices do not give, code that runs on CUDA alone, and rules whose places run everywhere.
+
+Holds `port.conditions.answers` and `guards`.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""Promises of the port about names, packages and indices, on excerpts of our own writing."""
+"""Promises of the port about names, packages and indices, on excerpts of our own writing.
+
+Holds docs/port.md: each promise there has a test.
+"""
 
 import ast
 

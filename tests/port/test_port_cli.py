@@ -1,7 +1,11 @@
-"""`toprope port` on trees: what is found, written, refused and skipped, and how it ends."""
+"""`toprope port` on trees: what is found, written, refused and skipped, and how it ends.
+
+Holds `cli.port` and `port.scan`.
+"""
 
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -177,3 +181,17 @@ def test_the_room_loads_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code, toprope.__file__], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_backup_that_did_not_fit_on_the_disk_was_taken_for_the_old_file_from_then_on(tree, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        status = main(["port", str(tree / "a.py"), "--write", "--backup", "--output", "/dev/null"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert status == 3
+    assert (tree / "a.py").read_text() == PROGRAM
+    assert not (tree / "a.py.orig").exists()
+    assert main(["port", str(tree / "a.py"), "--write", "--backup"]) == 0
+    assert (tree / "a.py.orig").read_text() == PROGRAM

@@ -1,4 +1,7 @@
-"""Devices that are compared or looked up, choices that stay together, and guards of code that is compiled for CUDA."""
+"""Devices that are compared or looked up, choices that stay together, and guards of code that is compiled for CUDA.
+
+Holds `port.conditions.compared` and `compiled`.
+"""
 
 import subprocess
 import sys

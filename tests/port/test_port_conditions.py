@@ -1,4 +1,7 @@
-"""Conditions that stay with what they guard, defaults that are resolved at use, and arguments that stand-ins take."""
+"""Conditions that stay together with their code, defaults that are resolved at use, arguments that the runtime takes.
+
+Holds `port.conditions.guards`, `port.rules.defaults` and `port.runtime.stand_ins`.
+"""
 
 import argparse
 import ast

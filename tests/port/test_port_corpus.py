@@ -1,4 +1,7 @@
-"""Whole programs, ported: excerpts of our own writing here, public repositories from TOPROPE_CORPUS in a soak."""
+"""Whole programs, ported: excerpts of our own writing here, public repositories from TOPROPE_CORPUS in a soak.
+
+The measure is benchmarks/parts: a scan that shares no code with the port, and a reader's verdicts.
+"""
 
 import ast
 import json
@@ -16,7 +19,7 @@ from toprope.port import Kind, port
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from parts.port_corpus import commits, folders, look
+from parts.port_corpus import commits, folders, port_repository
 from parts.port_labels import figures, read
 from parts.port_oracle import oracle
 from parts.port_sites import own_names, sites
@@ -191,7 +194,7 @@ def test_the_benchmark_runs(tmp_path):
 
 @needs(*commits())
 def test_every_place_of_the_repositories_is_dealt_with_and_no_edit_is_wrong():
-    looked = [look(folder) for folder in folders([])]
+    looked = [port_repository(folder) for folder in folders([])]
     assert len(looked) >= 12
     for each in looked:
         assert each.files
@@ -210,7 +213,7 @@ def test_every_place_of_the_repositories_is_dealt_with_and_no_edit_is_wrong():
 
 @needs(BEFORE, AFTER)
 def test_what_the_maintainers_of_the_examples_removed_is_gone():
-    said = oracle(look(Path(CORPUS, BEFORE)), Path(CORPUS, AFTER))
+    said = oracle(port_repository(Path(CORPUS, BEFORE)), Path(CORPUS, AFTER))
     assert said.removed >= 80
     assert said.rate_but_for_options >= 0.95
     assert said.silent == []
@@ -254,7 +257,7 @@ found["pipe"](generator=generator, reload_keys=found["reload_keys"])
 
 @needs(EDITOR)
 def test_the_sites_of_the_editor_are_converted():
-    looked = look(Path(CORPUS, EDITOR))
+    looked = port_repository(Path(CORPUS, EDITOR))
     assert {place.state for place in looked.places} == {"converted"}
     assert looked.left == 0
     assert looked.broken == []

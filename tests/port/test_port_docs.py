@@ -1,4 +1,4 @@
-"""The rules' pages are what the rules say."""
+"""The rules' pages, docs/port, are what `python -m toprope.port.pages` makes of the rules."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""The engine: names, spans, encodings, the import, what is held back, and files that are no Python."""
+"""The engine: names, spans, encodings, the import, edits that are held back, and files that are no Python.
+
+Holds `port.engine` and `port.syntax`.
+"""
 
 import codecs
 import warnings

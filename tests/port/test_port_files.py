@@ -1,4 +1,7 @@
-"""The port of files that are not Python."""
+"""The port of files that are not Python.
+
+Holds `port.files` and `port.write`.
+"""
 
 import pathlib
 import tomllib

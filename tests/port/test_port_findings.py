@@ -1,4 +1,4 @@
-"""The findings say what the diff does: what is called left is found again, what is called rewritten is not."""
+"""Findings agree with the diff: a place that is called left is found again, one that is called rewritten is not."""
 
 import ast
 from collections import Counter

@@ -1,4 +1,7 @@
-"""Folders that are left alone, and [tool.toprope.port]."""
+"""Folders that are left alone, and [tool.toprope.port].
+
+Holds `port.project.folders` and `port.config`.
+"""
 
 import json
 

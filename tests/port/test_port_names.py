@@ -1,4 +1,7 @@
-"""Names of torch and packages for CUDA that a file has by another way than its own `import torch`."""
+"""Names of torch and packages for CUDA that a file has by another way than its own `import torch`.
+
+Holds `port.syntax.scopes` and `port.rules.names`.
+"""
 
 import pytest
 

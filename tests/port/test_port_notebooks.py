@@ -1,4 +1,7 @@
-"""The port of notebooks: cells as one program, commands of IPython, and JSON that stays as it was."""
+"""The port of notebooks: cells as one program, commands of IPython, and JSON that stays as it was.
+
+Holds `port.notebook` and `port.syntax.notebook_json`.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""Operators that the tables decide without a run: on the host, refused, slow, or unknown."""
+"""Operators that the tables decide without a run: on the host, refused, slow, or unknown.
+
+Holds `port.rules.operators`; the tables are those of `toprope.support`.
+"""
 
 import ast
 

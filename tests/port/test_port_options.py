@@ -1,4 +1,7 @@
-"""`toprope port` for CI and beyond: SARIF and HTML, baselines, the vendored file, traces of a run."""
+"""`toprope port` for CI and beyond: SARIF and HTML, baselines, the vendored file, traces of a run.
+
+Holds `port.report` and `port.runtime.vendor`.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Conditions on CUDA in front of what only CUDA has: packages behind a tried import, Triton kernels, extensions."""
+"""Conditions on CUDA in front of what only CUDA has: packages behind a tried import, Triton kernels, extensions.
+
+Holds `port.conditions.compiled`.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Generated programs do on a CUDA that only writes down what it is told the same before and after the port."""
+"""Generated programs make the same calls before and after the port, on a CUDA that records its calls.
+
+The measure of "class P edits keep the meaning on CUDA", for programs that nobody wrote.
+"""
 
 import importlib.util
 import pathlib

@@ -1,4 +1,7 @@
-"""Receivers that may be of a class of the project, what TorchScript compiles, and numbers in the place of devices."""
+"""Receivers that may be of a class of the project, what TorchScript compiles, and numbers in the place of devices.
+
+Holds `port.analysis.receivers`, `port.project.scripted` and `port.rules.numbers`.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The rules' own examples on a CUDA that records what it is asked: call by call the same before and after the port.
+"""The rules' own examples on a CUDA that records its calls: call by call the same before and after the port.
 
 What an example does not define (`model`, `x`) is an object on "cuda:0" that takes any call and records it, and so is
 what torch's functions make where they are given a device. An example that this torch, which has no CUDA, ends with an

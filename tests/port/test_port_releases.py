@@ -1,7 +1,7 @@
-"""What ported code and the vendored file call of torch is there in the oldest release that `--vendor` promises.
+"""Calls of torch in ported code and in the vendored file are there in the oldest release that `--vendor` promises.
 
-A table says in which release each name and argument appeared; what is in neither part of it fails the test, so that
-whoever writes a new call has to look it up.
+A table says in which release each name and argument appeared, by torch's documentation. A name in neither part of it
+fails the test, so that the author of a new call looks it up.
 """
 
 import ast

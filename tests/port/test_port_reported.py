@@ -1,4 +1,4 @@
-"""What the port says of a place: only what is so, with the file's own text, and where there is something to do."""
+"""Reports on a place: only true sentences, with the file's own text, and only where there is something to do."""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""The findings of a port as SARIF and as a page."""
+"""The findings of a port as SARIF and as a page.
+
+Holds `port.report.sarif` and `port.report.html`.
+"""
 
 import json
 from html.parser import HTMLParser

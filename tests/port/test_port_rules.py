@@ -1,4 +1,7 @@
-"""A rule's examples are its test: what is reported, the exact text afterwards, and a second run that does nothing."""
+"""A rule's examples are its test: what is reported, the exact text afterwards, and a second run that does nothing.
+
+Holds every file of `port.rules`, by the examples in it.
+"""
 
 import ast
 import pathlib

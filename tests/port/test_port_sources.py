@@ -1,4 +1,7 @@
-"""CUDA and C++ sources, compiled extensions, and the table of what replaces them."""
+"""CUDA and C++ sources, compiled extensions, and the table of what replaces them.
+
+Holds `port.files.sources` and `port.rules.extensions`.
+"""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a user found who ported programs with the documentation alone: names with numbers, comparisons, the report."""
+"""Problems of a user who ported programs with the documentation alone: names with numbers, comparisons, the report."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""What readers of repositories that the port had never seen found wrong, false, silent or needless: one test each."""
+"""Faults that readers found in ports of repositories the port had never seen: wrong, false, silent or needless ones.
+
+One test each. The measure is the reader's verdict on the public repository that is named or excerpted.
+"""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What a reader of fifteen unseen repositories found silent, false, needless or useless: one test for each fault."""
+"""Faults that a reader of fifteen unseen repositories found: places that are silent, false, needless or useless."""
 
 import json
 from textwrap import dedent

@@ -1,4 +1,4 @@
-"""What a third round of readers found in repositories that the port had never seen: one test each, by what broke."""
+"""Faults that a third round of readers found in ports of unseen repositories: one test each, by what broke."""
 
 from textwrap import dedent
 

@@ -1,6 +1,8 @@
-"""What ported programs call, in both forms, on the CPU, on the simulated card and on a CUDA that is not there.
+"""The runtime of ported programs, in both forms, on the CPU, on the simulated card and on a CUDA that is not there.
 
 One process per form and world answers everything; the tests look at its answers.
+
+Holds `device.portable` and `device._portable_runtime`; the measure is the names and arguments of torch.cuda.
 """
 
 import functools

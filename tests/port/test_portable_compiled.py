@@ -1,4 +1,7 @@
-"""What ported programs call, inside functions that torch.compile takes whole: every name, in both forms."""
+"""The runtime of ported programs inside functions that torch.compile traces as a whole: every name, in both forms.
+
+Holds `device.portable` and `device._portable_runtime`.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The examples of docs/adding.md are whole: what the page shows is taken from it and used."""
+"""The examples of docs/adding.md are whole: their code is taken from the page and used."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The flows of docs/architecture.md: what runs passes the files that the page names."""
+"""The flows of docs/architecture.md: a run of each passes the files that the page names."""
 
 import re
 import sys

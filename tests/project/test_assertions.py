@@ -1,4 +1,7 @@
-"""Assertions of a base commit are found again where they are now, and those on wall-clock times are counted apart."""
+"""Assertions of a base commit are found again where they are now, and those on wall-clock times are counted apart.
+
+Holds scripts/assertions.py.
+"""
 
 import textwrap
 

@@ -1,4 +1,7 @@
-"""benchmarks/run.py and growth.py: what they print, and what they say of a benchmark that gives nothing."""
+"""benchmarks/run.py and growth.py: their output, also for a benchmark that gives nothing.
+
+The figures themselves are not tested: see docs/benchmarks.md.
+"""
 
 import importlib
 import json

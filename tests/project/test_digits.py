@@ -1,4 +1,4 @@
-"""The main job: an ordinary NPU program learns to read digits on the simulated card."""
+"""An ordinary NPU program learns to read digits on the simulated card: the first example of the README."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""What the papers show is run, and what the sources read is documented."""
+"""Snippets of the pages run, links lead somewhere, and every environment variable of the sources is documented."""
 
 import os
 import pathlib
@@ -55,7 +55,7 @@ def test_every_variable_of_the_sources_is_on_the_page():
     files = [ROOT / "tests" / "conftest.py"]
     for kind in ("py", "cpp", "h"):
         files += (ROOT / "src").rglob(f"*.{kind}")
-    # A variable's name stands in quotes; macros of the C++ sources do not.
+    # A variable's name is in quotes; macros of the C++ sources do not.
     used = {
         name for file in files for name in re.findall(r"[\"'](TOPROPE_[A-Z_]+)\b", file.read_text(encoding="utf-8"))
     }
@@ -63,7 +63,7 @@ def test_every_variable_of_the_sources_is_on_the_page():
     assert sorted(name for name in used if f"`{name}" not in page) == []
 
 
-def test_links_between_papers_lead_somewhere():
+def test_links_between_pages_lead_somewhere():
     code = re.compile(r"^(```|~~~~).*?^\1$", re.MULTILINE | re.DOTALL)  # f[x](y) is no link there
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", code.sub("", page.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""A folder of images through the pipeline of the example: what comes out, and what was copied on the way."""
+"""A folder of images through the pipeline of examples/image_pipeline: its results, and the copies on the way."""
 
 import importlib.util
 import json

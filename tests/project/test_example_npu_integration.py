@@ -1,4 +1,7 @@
-"""The six-step example, on two simulated cards and on the CPU; and that a step that fails is seen."""
+"""The six-step example, on two simulated cards and on the CPU; and that a step that fails is seen.
+
+The example is examples/npu_integration.py.
+"""
 
 import re
 import subprocess

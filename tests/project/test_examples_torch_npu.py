@@ -1,4 +1,4 @@
-"""Every program of examples/torch_npu on the simulated card: what it prints."""
+"""Every program of examples/torch_npu on the simulated card, by its output."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How scripts/library_tests reads how tests ended, and what it counts as a difference."""
+"""scripts/library_tests: reading how tests ended, and counting differences."""
 
 import json
 from pathlib import Path

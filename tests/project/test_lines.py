@@ -1,4 +1,7 @@
-"""Code lines are counted without blanks, comments and docstrings, in every language of the repository."""
+"""Code lines are counted without blanks, comments and docstrings, in every language of the repository.
+
+Holds scripts/lines.py.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Who keeps the project is said once, in project.toml, and written from there into the files that name it."""
+"""The owner of the project is in project.toml, and scripts/owner.py writes it into every file that names it."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""The front page reaches every page, and no page calls something missing that is there."""
+"""Pages: all can be reached, nothing is called missing that is there, translations have the blocks of the original."""
 
 import pathlib
 import re

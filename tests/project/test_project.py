@@ -1,4 +1,4 @@
-"""The project's own papers agree with each other and with the house."""
+"""The project's own files: version, constraints, Makefile, README, set-up, contents of wheel and sdist, CI."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The reference is what the docstrings and the help say now."""
+"""docs/api and docs/command_help.md are what scripts/reference.py makes of the docstrings and the help."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""What the terminal sessions of the pages show is what the commands print."""
+"""Terminal sessions of the pages: the commands print what the pages show. Holds scripts/sessions.py."""
 
 import socket
 import subprocess

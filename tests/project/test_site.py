@@ -1,4 +1,7 @@
-"""The site has every page, in the groups of the front page, and loads nothing from elsewhere."""
+"""The site has every page, in the groups of the front page, and loads nothing from elsewhere.
+
+The site is mkdocs.yml over docs/.
+"""
 
 import os
 import re

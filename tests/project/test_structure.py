@@ -1,4 +1,4 @@
-"""Packages stay small enough to be found through: sub-packages, and names that say which module is meant."""
+"""Packages with many modules have sub-packages, and no name of a module occurs in five packages."""
 
 from collections import Counter
 from pathlib import Path

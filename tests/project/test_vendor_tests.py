@@ -1,4 +1,4 @@
-"""How scripts/vendor_tests counts the tests of a file, with its source and the report of a run."""
+"""scripts/vendor_tests: counting the tests of a file, from its source and the report of a run."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What needs no torch, which is an extra: the port, the checker of streams, the pages."""
+"""Parts that need no torch, which is an extra: the port, the checker of streams, the pages."""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""The words that the project avoids are found where they count, and their allowed numbers only become smaller."""
+"""The words that the project avoids are found where they count, and their allowed numbers only become smaller.
+
+Holds scripts/words.py.
+"""
 
 import textwrap
 

@@ -1,4 +1,7 @@
-"""The file in which the processes of a run share their cards, from bytes made by hand."""
+"""The file in which the processes of a run share their cards, from bytes made by hand.
+
+Holds src/toprope/sim/metrics/cards.py.
+"""
 
 import os
 import struct

@@ -1,4 +1,7 @@
-"""Reading of a counters file: what the core writes, and what is no such file."""
+"""Reading of a counters file: values that the core writes, and files that are refused.
+
+Holds src/toprope/sim/metrics/counters.py, from bytes made by hand.
+"""
 
 import struct
 from pathlib import Path
@@ -30,7 +33,7 @@ def packed(
     *, magic=b"TOPROPE\x01", pid=1, chip="910B3", torch="2.13.0", flags=0, mask="", totals=(0,) * 8, cards=(), kinds=(),
     events=0, sites=(), assumed=(), lacks=(), torch_npu="", host_sites=(),
 ) -> bytes:  # fmt: skip
-    """A counters file as csrc/core/counters.h lays it out, written down once more."""
+    """A counters file as toprope/sim/csrc/core/counters.h lays it out, written down once more."""
     out = struct.pack("<8sQ32s32sQ64sQ", magic, pid, chip.encode(), torch.encode(), flags, mask.encode(), len(cards))
     out += struct.pack("<8Q", *totals)
     out += b"".join(struct.pack("<10Q", *card) for card in cards) + bytes(80 * (MAX_CARDS - len(cards)))

@@ -1,8 +1,11 @@
 """torch.distributed between two processes, each with a simulated card: the backend `hccl`.
 
-The cases are functions in tests/simulated/distributed_*.py. A launch runs many of them in one pair of processes, and
-each case is a test here. By hand, with MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE set for each of two processes:
-TOPROPE_SIM=910B3x2 python tests/simulated/distributed_worker.py FOLDER 'backend="hccl"' distributed_cases:case_barrier
+Holds src/toprope/sim/distributed against values computed from both processes' tensors. The cases are functions in
+tests/helpers/distributed_*.py. A launch runs many of them in one pair of processes, and each case is a test here. By
+hand, with MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE set for each of two processes, in one line:
+
+    TOPROPE_SIM=910B3x2 python tests/helpers/distributed_worker.py FOLDER 'backend="hccl"'
+        distributed_cases:case_barrier
 """
 
 import ast

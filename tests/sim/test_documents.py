@@ -1,4 +1,7 @@
-"""The vendor's documents in the form that the C++ core reads."""
+"""The table of refused dtypes in the form that the C++ core reads.
+
+Holds src/toprope/sim/installation/documents.py.
+"""
 
 import os
 from pathlib import Path
@@ -40,7 +43,8 @@ def test_the_vendors_names_of_dtypes_are_there():
 
 
 def test_no_field_holds_what_separates_fields():
-    assert all(line.count("\t") == (2 if line.startswith("dtype") else 6) for line in documents.lines(CHIP))
+    tabs = {"dtype": 2, "rule": 6, "dimensions": 4}
+    assert all(line.count("\t") == tabs[line.partition("\t")[0]] for line in documents.lines(CHIP))
     assert not any("\n" in line for line in documents.lines(CHIP))
 
 

@@ -1,4 +1,7 @@
-"""TOPROPE_SIM_FAULTS as text, and failures where there is no card."""
+"""The variable TOPROPE_SIM_FAULTS as text, and failures where there is no card.
+
+Holds src/toprope/sim/faults.py; failures on a card are in tests/sim/simulated/test_faults.py.
+"""
 
 import subprocess
 import sys

@@ -1,8 +1,8 @@
-"""Public troubles of users that show only in whole processes, each named for its thread.
+"""Public troubles of users that show only in whole processes, each named for its thread (issue).
 
-Those that one process can show are in tests/simulated/test_field_threads.py (and _310p), those of npu-smi in
-tests/test_npu_smi.py, those of pipelines in tests/test_flow_threads.py (and _host), those of pictures in
-tests/simulated/test_images_engine.py. The list at the end holds all of them together.
+Those that one process can show are in tests/sim/simulated/test_field_threads.py (and _310p), those of npu-smi in
+tests/cli/test_npu_smi.py, those of pipelines in tests/flow/test_flow_threads.py (and _host), those of pictures in
+tests/images/simulated/test_images_engine.py. The list at the end holds all of them together.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from toprope.visible import visible_cards
+from toprope.visible_devices import visible_cards
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
 

@@ -1,4 +1,7 @@
-"""The pure parts of graph mode: attributes of nodes in scopes, and numbers of cores as text."""
+"""The pure parts of graph mode: attributes of nodes in scopes, and numbers of cores as text.
+
+Holds src/toprope/sim/air/scopes.py and src/toprope/sim/graph/core_numbers.py (texts of the graph engine's E10001).
+"""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,7 @@
-"""torch's module of graph trees with the card's names: what is renamed, and what is not."""
+"""torch's module of graph trees with the card's names: what is renamed, and what is not.
+
+Holds src/toprope/sim/npu/graph_trees/renaming.py.
+"""
 
 from pathlib import Path
 from types import CodeType

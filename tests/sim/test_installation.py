@@ -1,4 +1,7 @@
-"""Installing the simulated card in a process where TOPROPE_SIM asks for one too."""
+"""Installing the simulated card in a process where TOPROPE_SIM asks for one too.
+
+Holds src/toprope/sim/installation/installer.py; its other cases are in test_sim_install.py.
+"""
 
 import os
 import subprocess

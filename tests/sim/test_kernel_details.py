@@ -1,4 +1,7 @@
-"""Traces in the profiler's columns."""
+"""Traces written as kernel_details.csv, in the columns of the vendor's profiler.
+
+Holds src/toprope/sim/tracing/records.py.
+"""
 
 import csv
 import io

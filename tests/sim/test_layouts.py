@@ -1,4 +1,4 @@
-"""The layouts of Python are those of the headers of C++."""
+"""Layouts that Python reads are those of the C++ headers: layouts.py is what scripts/layouts.py writes."""
 
 import ctypes
 import importlib.util

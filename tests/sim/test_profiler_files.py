@@ -1,4 +1,7 @@
-"""The files of the profiler from records that are written by hand."""
+"""The vendor's profiler files, from records that are written by hand.
+
+Holds src/toprope/sim/profiler; columns and definitions are those of Ascend/pytorch, torch_npu/profiler/analysis.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""The trace as bytes and as Chrome-trace JSON, from records made by hand."""
+"""The trace as bytes and as Chrome-trace JSON, from records made by hand.
+
+Holds src/toprope/sim/tracing/records.py.
+"""
 
 import io
 import json

@@ -1,4 +1,7 @@
-"""The facts of a rehearsal from counters and records made by hand."""
+"""The facts of a rehearsal from counters and records made by hand.
+
+Holds src/toprope/sim/rehearsal/facts.py and record_file.py.
+"""
 
 import dataclasses
 from typing import Any
@@ -102,6 +105,21 @@ def test_a_refusal_is_a_finding_with_its_line_and_a_missing_kernel_here_is_none(
     (one,) = found.findings
     assert (one.kind, one.file, one.line, one.times) == ("refused", "b.py", 3, 3)
     assert found.verdict == "will be refused (1 operator)"
+
+
+@pytest.mark.parametrize(
+    ("lack", "text", "advised"),
+    [
+        (Lack.DIMENSIONS, "The self tensor cannot be larger than 8 dimensions.", "merge dimensions of its tensors"),
+        (Lack.FORMAT, "NPU contiguous operator only supported contiguous memory format.", "leave the memory format"),
+        (Lack.FORMAT, "svd_npu only supported Float, but get double", ""),
+    ],
+)
+def test_whatever_argument_was_refused_the_advice_was_about_memory_formats(lack: Lack, text: str, advised: str) -> None:
+    (one,) = facts(lacks=(LackRecord("aten::clone", lack, None, 1, 1, text),)).findings
+    assert one.kind == "refused"
+    assert one.advice.startswith(advised)
+    assert bool(one.advice) == bool(advised)
 
 
 def loops(*, seen: int, first: int, total: int, kind: str = "training", operation: str = "aten::item") -> bool:

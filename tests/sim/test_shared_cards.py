@@ -1,4 +1,7 @@
-"""One set of cards for all processes of a run: sums, npu-smi, and what a killed process leaves behind."""
+"""One set of cards for all processes of a run: sums, npu-smi, and the state after a process was killed.
+
+Holds csrc/core/cards.h and src/toprope/sim/metrics/cards.py, with whole runs.
+"""
 
 import os
 import re

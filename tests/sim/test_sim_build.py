@@ -1,6 +1,7 @@
-"""Building of the simulator's native part, with a compiler that only pretends: what is run when, kept where, and said.
+"""Build of the simulator's native part, with a stand-in for the compiler: commands, cache, and messages.
 
-The real build is made by the first test that uses the card; tests/test_simulated.py tells when that fails.
+Holds src/toprope/sim/build.py. The real build is made by the first test that uses the card; tests/sim/test_simulated.py
+reports its failure.
 """
 
 import fcntl

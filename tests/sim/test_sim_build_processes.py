@@ -1,4 +1,7 @@
-"""Building of the simulator's native part by several processes, and for users who may not write the cache."""
+"""Build of the simulator's native part by several processes, and for users who may not write the cache.
+
+Holds src/toprope/sim/build.py.
+"""
 
 import fcntl
 import os

@@ -1,4 +1,7 @@
-"""Installing the simulated cards: once, not beside a real torch_npu, and all or nothing. Each case is a process."""
+"""Installing the simulated cards: once, not next to a real torch_npu, and all or nothing. Each case is a process.
+
+Holds src/toprope/sim/installation/installer.py.
+"""
 
 import json
 import os

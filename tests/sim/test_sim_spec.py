@@ -1,4 +1,7 @@
-"""What TOPROPE_SIM and `install` may ask for: pure reading, writing and checking."""
+"""TOPROPE_SIM and the arguments of `install`: pure reading, writing and checking.
+
+Holds src/toprope/sim/spec.py.
+"""
 
 import dataclasses
 

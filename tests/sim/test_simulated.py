@@ -1,7 +1,7 @@
 """The simulated card itself: every module of tests/*/simulated in a process of its own, with a time limit.
 
-A mistake in C++ aborts or hangs a process; then one test here fails, with what the process printed. A module may say
-what it needs as literals at its top, which are read without importing it:
+A mistake in C++ aborts or hangs a process; then one test here fails, with what the process printed. A module may
+declare its needs as literals at its top, which are read without importing it:
 
     SIM = "910B3x2,hbm=64MiB"     the cards (4 of kind 910B3 that refuse no dtype, where it says nothing)
     ENVIRONMENT = {"NAME": "x"}   variables of its process

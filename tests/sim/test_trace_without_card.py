@@ -1,4 +1,7 @@
-"""What tracing says where there is no card to trace."""
+"""The error of tracing where there is no card to trace.
+
+Holds src/toprope/sim/tracing/tracer.py.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""The table of operators against warnings that real cards gave, as public threads show them."""
+"""The table of operators by release, against warnings that real cards gave, as public threads show them.
+
+Holds src/toprope/support/operators_on_card.py; the threads are in tests/data/fallback_warnings.toml.
+"""
 
 import tomllib
 from collections import Counter

@@ -1,4 +1,7 @@
-"""On which cores operators run, and what limits leave them."""
+"""Cores on which operators run, and the blocks that limits leave them.
+
+Holds src/toprope/support/operator_kinds.py and its table.
+"""
 
 import re
 import tomllib

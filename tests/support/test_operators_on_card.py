@@ -1,4 +1,7 @@
-"""Operators by release of torch_npu: the reader, and the table's agreement with public facts."""
+"""Operators by release of torch_npu: the reader, and the table's agreement with public facts.
+
+Holds src/toprope/support/operators_on_card.py.
+"""
 
 import pytest
 

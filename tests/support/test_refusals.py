@@ -1,3 +1,8 @@
+"""Table of refused dtypes: answers against errors that users reported, and rows that are whole, sourced and torch's.
+
+Holds src/toprope/support/refusals.py, refusals.toml and the page docs/refusals.md.
+"""
+
 import datetime
 import pathlib
 import re
@@ -195,8 +200,10 @@ def test_no_dtype_is_both_listed_and_refused(chip, dtype):
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_row_is_whole(entry):
     assert set(entry) <= {
-        *("operators", "kernel", "inplace", "operands", "supported", "refused", "texts", "disputed", "source", "seen")
+        *("operators", "kernel", "inplace", "operands", "supported", "refused", "texts", "disputed", "source", "seen"),
+        "dimensions",
     }
+    assert entry.get("dimensions", 8) == 8
     assert re.fullmatch(r"aclnn\w+", entry["kernel"])
     assert re.fullmatch(r"\d=\S+( \d=\S+)*", entry["operands"])
     assert entry.get("supported") or entry.get("texts")
@@ -211,6 +218,11 @@ def test_every_row_is_whole(entry):
     assert repository in DATA["sources"]
     assert path.endswith(".cpp")
     assert entry.get("seen", "https://").startswith("https://")
+
+
+def test_dimensions_are_decided_where_all_dtypes_are():
+    most = {name: {row.dimensions for row in refusals.rows(chips.get(name))} for name in ("910B3", "950PR", "310P3")}
+    assert most == {"910B3": {0, 8}, "950PR": {0, 8}, "310P3": {0}}
 
 
 def test_no_argument_of_an_operator_is_decided_twice():

@@ -1,4 +1,7 @@
-"""Pages against a reference in plain Python, against torchao, and by their errors on Gaussian weights."""
+"""Quantised tensors (`tiers.pages`) against a reference in plain Python, against torchao, and by their errors.
+
+Held: `quant.codec`, `quant.formats`, `quant.tensor` and the encoding in C++, which must give the same bytes.
+"""
 
 from __future__ import annotations
 

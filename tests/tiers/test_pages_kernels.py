@@ -1,4 +1,7 @@
-"""The kernels of pages on every set of instructions of this CPU, and the layer on top of them."""
+"""The C++ kernels of quantised tensors on every set of instructions of this CPU, and the layer on top of them.
+
+Held: tiers/csrc, `quant.kernels`, `quant.matmul` and `quant.linear`; decoding must give the same bits on all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Weights outside of their modules: metadata works, a visit and an optimizer work, all else raises and names them."""
+"""Weights outside of their modules: metadata works, visits and optimizers work, all else is an error that names them.
+
+Held: `store.absent`, `engine.visit` and the hooks, by ways in which programs reach a weight.
+"""
 
 import copy
 import gc
@@ -286,11 +289,11 @@ def test_a_visit_changes_a_tied_weight_for_all_its_modules(name, place, tmp_path
 def test_a_visit_that_changes_nothing_writes_nothing(tmp_path):
     model = net()
     with attached(model, tmp_path) as handle, torch.no_grad():
-        written = handle._engine.placing.written
+        written = handle._engine.migration.written
         for layer in model:
             with handle.weights(layer):
                 layer.weight.sum()
-        assert handle._engine.placing.written == written
+        assert handle._engine.migration.written == written
 
 
 def test_a_visit_has_gradients():

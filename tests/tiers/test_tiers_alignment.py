@@ -1,4 +1,4 @@
-"""Where weights may begin in memory: never where an operator would give other bits."""
+"""Alignment of weights in memory (`store.alignment`): never one with which an operator would give other bits."""
 
 import pytest
 import torch

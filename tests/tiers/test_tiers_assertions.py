@@ -1,6 +1,6 @@
-"""The 32 assertions about tiers, devices and modes: which tests are each of them, and those that stand nowhere else.
+"""The 32 assertions about tiers, devices and modes: which tests hold each of them, and those that have no other test.
 
-1-4   test_apt_system: which device, what is told of it, memory of machine and cards
+1-4   test_apt_system: which device, what is reported of it, memory of machine and cards
 5     test_apt_system: what is dropped goes back to the system
 6-10  test_apt_backend: backends, streams, one manager
 11    test_apt_system: one seed

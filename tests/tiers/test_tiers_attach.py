@@ -1,4 +1,7 @@
-"""Models whose weights come and go: the same bits as in memory as a whole, whatever the model does."""
+"""Attached models (`tiers.attach`): the same bits as in memory as a whole, whatever the program does with the model.
+
+Held: `tiers.engine` from outside: files, dtypes, adapters, state_dict, tied weights, other orders of layers.
+"""
 
 import copy
 import gc

@@ -1,6 +1,6 @@
-"""benchmarks/tiers.py and tiers_training.py measure what they say, and docs/tiers.md shows what is so.
+"""benchmarks/tiers.py and tiers_training.py measure what they claim, and the code in docs/tiers.md runs.
 
-How fast it is, is not asked here.
+Speed is not tested here.
 """
 
 import importlib.util

@@ -1,4 +1,7 @@
-"""The device's budget is true, and a plan that was accepted can be run."""
+"""The device's budget is kept, and a plan that was accepted can be run: checkpointed blocks, threads, compiled models.
+
+Held: `engine.runtime` and `prefetch.prefetch_buffer` with as few slots as a plan allows.
+"""
 
 import os
 import subprocess

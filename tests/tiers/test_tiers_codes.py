@@ -1,4 +1,7 @@
-"""FP8 weights lie in the file and on the host as codes, cross the link as codes, and have the right values."""
+"""FP8 weights are codes in the file, on the host and on the link, and have the right values on the device.
+
+Held: `store.coded`, `engine.model.weight_files` and `library_loaders`, against the values that transformers gives.
+"""
 
 import contextlib
 import json

@@ -1,6 +1,7 @@
 """Public threads about what could not be done with offloaded weights: it works here, or an error says what to do.
 
-Those of docs and of the first audit are in test_tiers_threads.
+Each test is named for its project and number. Threads of the specification are in test_tiers_threads.py, more in
+test_tiers_reports.py.
 """
 
 import threading

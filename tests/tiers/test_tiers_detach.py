@@ -1,4 +1,4 @@
-"""The way back: `detach` gives a usable model, or one error with nothing changed."""
+"""`Handle.detach` and `close`: a usable model comes back, or there is one error and nothing has changed."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Modules that use the weights of modules in them without calling those: found in their code, and brought for them."""
+"""Modules that use weights of their submodules without calling them (`engine.model.direct_reads`): found and loaded."""
 
 import functools
 

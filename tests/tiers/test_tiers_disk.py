@@ -1,4 +1,4 @@
-"""Models larger than what they may have: of a process's memory, and of a simulated card's."""
+"""Models larger than a process's memory, or a simulated card's, is allowed to be. Peaks of memory are measured."""
 
 import json
 import subprocess

@@ -1,5 +1,7 @@
-"""What goes wrong in training is told by its type at the next call, and nothing is corrupted: from the last checkpoint
-on the run goes on to the same bits. For inference the same is in test_tiers_ring; acceptance 6 of the tiers.
+"""Faults in training: each is an error of its type at the next call, and the last checkpoint leads to the same bits.
+
+Errors of the disk, changed files, a full disk, Ctrl-C at any moment. For inference the same is in test_tiers_ring.py;
+acceptance 6 of the tiers.
 """
 
 import errno
@@ -347,14 +349,14 @@ def test_control_c_while_weights_change_their_places(moment, tmp_path, monkeypat
     attaching.outputs(model)
     smaller = replace(handle._budgets, device=handle._budgets.device - 60 * KB, host=0)
     plan = handle._again(handle._groups, list(handle.plan.traced), False, smaller)
-    place, calls = handle._engine.placing.place, iter(range(100))
+    place, calls = handle._engine.migration.place, iter(range(100))
 
     def interrupted(weight, tier):
         if next(calls) == moment:
             raise KeyboardInterrupt
         return place(weight, tier)
 
-    monkeypatch.setattr(handle._engine.placing, "place", interrupted)
+    monkeypatch.setattr(handle._engine.migration, "place", interrupted)
     with pytest.raises(KeyboardInterrupt):
         handle._apply(plan)
     assert attaching.equal(attaching.outputs(model), want)

@@ -1,4 +1,7 @@
-"""Files that are not those of the model, hold codes, or have other names: read right, or an error that names both."""
+"""Files that are not the model's, hold codes, or have other names: read right, or an error that names both.
+
+Held: `engine.model.weight_files` and `library_loaders`; a weight must never be taken from another one.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""Measurements on a device without memory: an error that says who holds it, not a finding about the device."""
+"""Measurements on a device without memory: an error that says who holds it, not a finding about the device.
+
+Held: `plan.links` and `modes.attention`.
+"""
 
 from unittest import mock
 

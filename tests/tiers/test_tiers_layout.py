@@ -1,4 +1,4 @@
-"""Model folders as groups: families' names, shards, tied heads, damaged files; and nothing of torch."""
+"""Model folders as groups (`plan.layout`, `store.headers`): families' names, shards, tied heads, damaged files."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Which keys move where: held against a list of lists for keys of one size, and against the rules for all sizes."""
+"""Which keys move where in a stack (`stack.levels`): against a simple model for keys of one size, else by rules."""
 
 import ast
 from pathlib import Path

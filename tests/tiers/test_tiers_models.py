@@ -1,4 +1,4 @@
-"""Fourteen architectures that people offload, as a whole and attached, with budgets of 8 to 60 %: the same bits."""
+"""Fourteen architectures that people offload, whole and attached, with budgets of 8 to 60 %: the same bits."""
 
 import pytest
 

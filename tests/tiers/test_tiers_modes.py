@@ -1,4 +1,4 @@
-"""Modes: what each does can be seen, and is gone afterwards. Where a figure decides, the test gives it."""
+"""Modes (`tiers.modes`): the effect of each can be seen, and is gone afterwards. If a figure decides, it is given."""
 
 import copy
 import io

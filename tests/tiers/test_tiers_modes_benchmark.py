@@ -1,4 +1,4 @@
-"""benchmarks/modes.py measures what it says; how fast is not asked here."""
+"""benchmarks/modes.py measures what it claims; speed is not tested here."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Weights larger than the device's budget: computed in pieces of rows, with the bits of the whole, or refused."""
+"""Weights larger than the device's budget (`prefetch.row_pieces`): in pieces with the bits of the whole, or refused."""
 
 import os
 import subprocess

@@ -1,5 +1,7 @@
-"""The bytes and the seconds of one placement, by hand. A KB takes 1 s to the device and 2 s back, 3 s to read, 5 s to
-write, and each group is 8 KB."""
+"""The bytes and the seconds of one placement (`plan.placement`, `plan.clock`), worked out by hand.
+
+A KB takes 1 s to the device and 2 s back, 3 s to read, 5 s to write, and each group is 8 KB.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise

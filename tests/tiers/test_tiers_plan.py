@@ -1,4 +1,7 @@
-"""The planner of tiers: budgets are never passed, loads are right, Belady's hits, seconds against the limit."""
+"""The planner of tiers (`tiers.plan`): budgets are never passed, hits are Belady's, and small models get the best plan.
+
+Random models; plans of small ones are compared with trying every set.
+"""
 
 import re
 from collections import Counter

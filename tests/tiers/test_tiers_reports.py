@@ -1,6 +1,6 @@
 """More public threads about offloaded weights, each as a small program: it works here, or an error says what to do.
 
-Others are in test_tiers_complaints and test_tiers_threads.
+Each test is named for its project and number. Others are in test_tiers_complaints.py and test_tiers_threads.py.
 """
 
 import pytest

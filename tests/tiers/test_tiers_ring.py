@@ -1,4 +1,7 @@
-"""The ring: no schedule of reads gives a wrong number, and what goes wrong is told at the next call."""
+"""The ring of slots (`prefetch.prefetch_buffer`): no schedule of reads gives a wrong number, and faults are reported.
+
+Random schedules of threads, devices and disturbances; values are compared with the model in memory.
+"""
 
 import gc
 import os

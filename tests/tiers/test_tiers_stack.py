@@ -1,4 +1,7 @@
-"""The tier stack: on the CPU in this process, and with real moves on a simulated card in another."""
+"""`TierStack` on the CPU in this process, and with real moves on a simulated card in another.
+
+Held: `tiers.stack`, by failing copies, full levels and what is counted.
+"""
 
 import copy
 import gc

@@ -1,7 +1,7 @@
-"""A stack with a level on a disk: what lies there takes no memory, comes back bit for bit, and is never lost.
+"""A stack with a level on a disk: it takes no memory, comes back bit for bit, and is never lost.
 
-The numbers in names are those of the assertions on the tier stack (12 to 19) that this room keeps; 12, 13 and 17 are
-in test_apt_vgpu_stack.py, the rules of 19 in test_tiers_levels.py.
+The numbers in names are those of the assertions on the tier stack (12 to 19) that are tested here; 12, 13 and 17 are in
+test_apt_vgpu_stack.py, the rules of 19 in test_tiers_levels.py.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""The figures of a model whose weights come and go, held against what really moved; the timeline; progress."""
+"""The figures of an attached model (`engine.stats`, `prefetch.timeline`) against what really moved."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ def settled(handle):
     """What was begun for the next pass has ended."""
     for slot in handle._engine.ring.slots:
         if slot.load is not None:
-            slot.load.settle()
+            slot.load.join()
     return handle.stats()
 
 

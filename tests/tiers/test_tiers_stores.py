@@ -1,4 +1,7 @@
-"""Stores in memory and in a file: the same bytes for any tensor, budgets, and what goes wrong told at the next call."""
+"""Stores in memory and in a file (`tiers.store`): the same bytes for any tensor, budgets, and errors at the next call.
+
+The same tests run on every store of `store.base`.
+"""
 
 import gc
 import mmap

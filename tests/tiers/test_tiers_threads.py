@@ -1,10 +1,11 @@
-"""One test for each public thread about models larger than memory, numbered as the specification of tiers lists them
-(`thread`), and those of Ascend's users as test_doctor_threads numbers them (`field`). Those that need a card, if only a
+"""One test for each public thread about models larger than memory, numbered as the specification of tiers lists them.
+
+`thread` is the number there, `field` that of Ascend's users in test_doctor_threads. Tests that need a card, if only a
 simulated one, are in simulated/test_tiers_threads.py.
 
 The list at the end holds all of them together. What is not tried here of them: how many tokens or TFLOPS a card made
 (19, 22, 24), and how fast their disks were (23): benchmarks/tiers.py and benchmarks/tiers_training.py measure that on
-the machine at hand. Here it is what was at fault: links that stand still, memory that is not used, bytes that go twice.
+the machine at hand. Here it is what was at fault: links that are idle, memory that is not used, bytes that go twice.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from toprope.tiers.store import headers
 from toprope.tiers.store import memory as memory_module
 from toprope.tiers.store.host import HostStore
 from toprope.tiers.store.transfer import Transfers
-from toprope.tiers.training.blocks import settle
+from toprope.tiers.training.blocks import drop_freed
 
 KB = 1000
 MIB = 2**20
@@ -567,8 +568,8 @@ def test_thread_25_activations_neither_leak_nor_lose_their_memory_too_early(tmp_
     def used():
         model.zero_grad()
         for each in (store, handle.training.optimizers.store):
-            settle(each)
-        activations.settle()
+            drop_freed(each)
+        activations.forget_released()
         for _ in range(2000):
             if not store.used:
                 break

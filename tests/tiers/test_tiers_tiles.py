@@ -1,4 +1,8 @@
-"""Pieces of a tensor are updated as the whole is: the same elements in vectors, the same one by one."""
+"""Tiles of a tensor (`training.tiles`): updated as the whole is, with the same elements in vectors and one by one.
+
+A model of the way in which ATen divides work decides; a torch that divides in another way shows in
+test_tiers_training_optimizer.py.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Training a model that does not fit: the same bits as training it resident."""
+"""Training a model that does not fit (`tiers.training`): the same bits as with everything in memory."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Saved tensors in a store: gradients bit for bit, whatever the allocator does with addresses."""
+"""Saved tensors in a store (`training.activations`): the same gradients, whatever the allocator does with addresses."""
 
 import gc
 
@@ -54,7 +54,7 @@ def test_gradients_are_the_same_bits(keep, ahead, retain):
         expected = step(model, seed, retain=retain)
         assert all(map(torch.equal, expected, step(model, seed, activations, retain)))
         gc.collect()
-        activations.settle()
+        activations.forget_released()
         assert not store.tensors
         assert activations.on_device == 0
         assert not activations._entries
@@ -148,5 +148,5 @@ def test_other_dtypes_checkpoints_and_second_derivatives():
     assert all(map(torch.equal, *results))
     assert activations.moved > 4
     gc.collect()
-    activations.settle()
+    activations.forget_released()
     assert not store.tensors

@@ -1,4 +1,4 @@
-"""Optimizers whose states lie in a store: the same bits as torch's own step, whatever the class and its options."""
+"""Optimizers with states in a store (`training.optimizer`, `stepping`): the same bits as torch's own step."""
 
 import copy
 import io
@@ -10,7 +10,7 @@ import torch
 
 from tiers_kept import Done, Kept
 from toprope.errors import TierCapacityError, UnsupportedError, UsageError
-from toprope.tiers.training.blocks import settle
+from toprope.tiers.training.blocks import drop_freed
 from toprope.tiers.training.gradients import Gradients, clip_grad_norm_
 from toprope.tiers.training.offloaded_tensor import StoredTensor
 from toprope.tiers.training.optimizer import Optimizers, kind_of
@@ -198,7 +198,7 @@ def test_accumulation_scaling_clipping_and_schedules(first, clip):
     assert plain.scaler.get_scale() == ours.scaler.get_scale()
     assert all(map(torch.equal, plain.norms, ours.norms))
     assert all(map(torch.equal, plain.values(), ours.values()))
-    settle(ours.optimizers.store)
+    drop_freed(ours.optimizers.store)
     assert not any(key.startswith("gradient") for key in ours.optimizers.store.tensors)
     assert plain.optimizer.param_groups[0]["lr"] == ours.optimizer.param_groups[0]["lr"]
 
@@ -226,7 +226,7 @@ def test_what_is_left_when_gradients_are_moved_no_more():
     ours.moves.close()
     assert type(weight.grad) is torch.Tensor
     assert torch.equal(weight.grad, values)
-    settle(ours.optimizers.store)
+    drop_freed(ours.optimizers.store)
     assert not ours.optimizers.store.tensors
 
 

@@ -1,7 +1,8 @@
 """Data on Ascend chips: memory, cores, dtypes, bandwidth; every figure with the public source it was read from.
 
-Data in TOML, one file per chip family; nothing here imports torch, and the files are read when a chip is first asked
-for. `python -m toprope.chips` prints the table.
+`get("910B3")` is the call; the simulator, estimates, tiers, doctor and cli use it. Data in TOML, one file per chip
+family; nothing here imports torch, and the files are read when a chip is first asked for. `python -m toprope.chips`
+prints the table. A new chip is one TOML entry (docs/adding.md).
 """
 
 from importlib import import_module

@@ -1,4 +1,7 @@
-"""`python -m toprope.chips` prints the chips as Markdown; with a page as argument it renews the table in that page."""
+"""Program `python -m toprope.chips`: print the chips as Markdown, or renew the table in the page that is its argument.
+
+tests/base/test_chips.py fails if docs/chips.md is not renewed.
+"""
 
 from __future__ import annotations
 

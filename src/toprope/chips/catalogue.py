@@ -1,4 +1,8 @@
-"""Reads the chips' TOML files, checks them, and finds a chip by the name a user writes."""
+"""Catalogue of the chips: read and check the TOML files, and find a chip by the name a user writes.
+
+Behind `toprope.chips.get` and `names`. A new field of the files is checked here and declared in model.py. Tests:
+tests/base/test_chips.py.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +58,16 @@ class Catalogue:
         raise UnknownChipError(
             f"{name!r} is not one chip but a family." if len(family) > 1 else f"there is no chip {name!r}.",
             looked_at=f"the chips in toprope/chips: {known}",
-            do=self._advice(key, family),
+            do=self._advice(name, key, family),
         )
 
-    def _advice(self, key: str, family: list[str]) -> str:
+    def _advice(self, name: str, key: str, family: list[str]) -> str:
         import difflib  # only a mistake needs it
 
+        alone, _, count = name.lower().rpartition("x")
+        if count.isdecimal() and _key(alone) in self._by_key:
+            chip = self._by_key[_key(alone)].name
+            return f"name the chip alone, {chip}, and the number of cards as the count: --count {count}"
         close = difflib.get_close_matches(key, self._by_key, n=3, cutoff=0.6)
         meant = family or list(dict.fromkeys(self._by_key[each].name for each in close))
         if not meant:
@@ -72,6 +80,13 @@ def get(name: str) -> Chip:
 
     Raises:
         UnknownChipError: no chip answers to that name, or it is the name of a family.
+
+    Example:
+        >>> chip = get("ascend910b3")
+        >>> chip.name, chip.cube_cores, chip.vector_cores
+        ('910B3', 20, 40)
+        >>> chip.figure("cube_cores").value
+        20
     """
     return _shipped().get(name)
 

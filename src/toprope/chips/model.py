@@ -1,4 +1,7 @@
-"""A chip, its figures, and where each figure comes from."""
+"""Data classes of the catalogue: a chip, its figures, and the source of each figure.
+
+Tests: tests/base/test_chips.py.
+"""
 
 from __future__ import annotations
 

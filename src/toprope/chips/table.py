@@ -1,4 +1,7 @@
-"""The chips as Markdown, for docs/chips.md: what they are, and where every figure comes from."""
+"""Tables of the chips in Markdown for docs/chips.md: an overview, and the source of every figure.
+
+Used by `python -m toprope.chips`. Tests: tests/base/test_chips.py.
+"""
 
 from __future__ import annotations
 

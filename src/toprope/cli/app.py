@@ -1,12 +1,22 @@
-"""The frame of the command line: the table of verbs, `--version`, and how errors end a command."""
+"""The top of the command line: the table of verbs, `--version`, and how errors end a command.
+
+Started as `toprope` or `python -m toprope`. A new verb is a row of `VERBS` and a file with its `app`; its help needs a
+translation in locale/zh.po (scripts/messages.py) and a place in docs/command_help.md (scripts/reference.py).
+tests/cli/test_cli.py holds statuses and that `--help` stays fast.
+"""
 
 from __future__ import annotations
 
+import difflib
+import errno
 import os
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +27,7 @@ from toprope.cli.completion import VARIABLE
 from toprope.cli.group import group
 from toprope.cli.help_text import localize
 from toprope.cli.standard_streams import guarded
-from toprope.errors import PackageError, SettingError, TopropeError
+from toprope.errors import EnvironmentProblem, PackageError, SettingError, TopropeError
 from toprope.messages import Message, local, shown_in
 
 __all__ = ["VERBS", "main"]
@@ -65,13 +75,23 @@ class VerbGroup(TyperGroup):
         command.name = cmd_name
         return localize(command)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that the words begin with; for a word that is none, the error names the ones that may be meant."""
+        if args and args[0] not in VERBS and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], VERBS, n=3, cutoff=0.5)
+            meant = (
+                f"Did you mean {', '.join(map(repr, near))}?" if near else "A program is run by toprope run PROGRAM."
+            )
+            ctx.fail(f"No such command {args[0]!r}. {meant}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the table of verbs into the help."""
-        with formatter.section("Verbs"):
+        with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
 
-app = group(VerbGroup, "VERB ...")
+app = group(VerbGroup, "COMMAND ...")
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,10 +130,22 @@ def _language() -> str:
         setting = Settings.load().lang
     except SettingError:
         setting = "auto"  # the verb that needs the settings reports it
+    if not _can_show("中"):
+        return "en"
     if setting != "auto":
         return setting
     locale = next((text for name in _LOCALE if (text := os.environ.get(name, ""))), "")
     return "zh" if re.match(r"zh(?![a-z])", locale, re.IGNORECASE) else "en"
+
+
+def _can_show(text: str) -> bool:
+    """Return True if both streams take these characters, which another encoding shows as question marks."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 _STEPS = (
@@ -138,23 +170,65 @@ def _begin() -> int:
     return 0
 
 
+_EXTRAS = {"torch": "torch", "PIL": "images", "diffusers": "images", "transformers": "images"}
+"""Packages that commands import where they are needed, with the extra that brings them."""
+
+_SPACE, _RIGHTS, _PATH = "free some space, or name another folder", "name one that is yours", "check the path"
+_OF_FILES = {
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
+    errno.ENOENT: _PATH,
+    errno.ENOTDIR: _PATH,
+    errno.EISDIR: _PATH,
+    errno.ENAMETOOLONG: _PATH,
+    errno.ELOOP: _PATH,
+}
+"""Advice for an error of a file that a command did not expect, by its number."""
+
+
+def _of_the_user(error: BaseException) -> bool:
+    """Return True for an error in code of the user, such as the file of `toprope serve`: its traceback says where."""
+    ours = (str(Path(__file__).parents[1]), sys.prefix, *sysconfig.get_paths().values(), "<")
+    return not all(frame.filename.startswith(ours) for frame in traceback.extract_tb(error.__traceback__))
+
+
 def _run(arguments: Sequence[str] | None) -> int:
-    if VARIABLE in os.environ:
+    """Run the command line: completion, the greeting without arguments, or a verb; errors become an exit status."""
+    if VARIABLE in os.environ:  # the shell asks for completions
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
-    elif not (sys.argv[1:] if arguments is None else arguments):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words and VARIABLE not in os.environ:
         return _begin()
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="toprope")
+        app(args=words, prog_name="toprope")
     except TopropeError as error:
         return _reported(error)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None or _of_the_user(error):
             raise
         from toprope.extras import advice
 
-        return _reported(PackageError("this needs torch, which is not installed.", sys.executable, advice("torch")))
+        package = "Pillow" if error.name == "PIL" else error.name
+        return _reported(PackageError(f"this needs {package}, which is not installed.", sys.executable, advice(extra)))
+    except OSError as error:
+        if error.filename is None or error.errno not in _OF_FILES or _of_the_user(error):
+            raise
+        return _reported(
+            EnvironmentProblem(
+                f"a file or folder cannot be used: {error.strerror}.",
+                os.fspath(error.filename2 or error.filename),
+                _OF_FILES[error.errno],
+            )
+        )
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None  # click ends silently where a pipe was closed

@@ -1,4 +1,8 @@
-"""`toprope cache`: files that toprope keeps on this machine, with their size and age, and their removal."""
+"""`toprope cache`: files that toprope keeps on this machine, with their size and age, and their removal.
+
+A new kind of kept file needs a row in `find`, so that users can see and remove it. Where such a file lies and what it
+is called is decided by the module that writes it; tests/cli/test_cache.py.
+"""
 
 from __future__ import annotations
 
@@ -282,6 +286,7 @@ class _Used:
 
 
 def _paths_of(process: Path) -> Iterator[str]:
+    """Yield the files and folders that a process uses: mapped, open, or named in its variables."""
     for line in _read(process / "maps").splitlines():
         if "/" in line:
             yield line[line.index("/") :].removesuffix(" (deleted)")

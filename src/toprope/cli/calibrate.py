@@ -1,4 +1,8 @@
-"""`toprope calibrate`: rates of a chip, refitted to a profile of a real card."""
+"""`toprope calibrate`: rates of a chip, refitted to a profile of a real card.
+
+cli/app.py imports it as a command. It reads, shows and writes; the fit is toprope.estimate.measured.calibrate. Users'
+page: docs/calibrate.md; tests: tests/cli/test_cli_calibrate.py.
+"""
 
 from __future__ import annotations
 
@@ -106,6 +110,7 @@ def _chip(name: str) -> Chip:
 
 
 def _chip_of(name: str | None, profile: Profile) -> Chip:
+    """Find the chip of a profile: the one that the user names, else the only one with the profile's cores and clock."""
     from toprope import chips
 
     like = []
@@ -181,6 +186,7 @@ def _types_table(made: Calibration) -> Any:
 
 
 def _notes(made: Calibration, profile: Profile, chip: Chip) -> Iterator[str]:
+    """Yield remarks on a calibration that looks doubtful, such as a figure above the chip's peak."""
     if profile.clock is not None and profile.clock != (chip.cube_cores, chip.cube_mhz):
         yield (
             f"info.json: {profile.clock[0]} cores of {profile.clock[1]} MHz; toprope's data of the {chip.name}: "

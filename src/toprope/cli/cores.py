@@ -1,4 +1,8 @@
-"""`toprope cores`: can streams deadlock, which limits prevent it, what it looks like, what codes mean."""
+"""`toprope cores`: can streams deadlock, which limits prevent it, a picture of a run, and what error codes mean.
+
+Options and exit statuses; the proofs are in `toprope.cores`, the text in `cli.output.cores_text` and `cores_sarif`,
+codes in `cli.cores_explain`. Statuses are an interface for CI: docs/cores.md and tests/cli/test_cli_cores.py.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import typer
 from toprope.cli.group import HELP, chip_names, group
 from toprope.cores.model import Discipline
 from toprope.errors import UsageError
+from toprope.whole_file import write_named
 
 if TYPE_CHECKING:
     from toprope.cores.check import Result
@@ -257,9 +262,4 @@ def _write(path: Path, text: str) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
-        ) from None
+    write_named(path, text)

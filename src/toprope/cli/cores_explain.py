@@ -1,4 +1,7 @@
-"""`toprope cores explain`: codes and logs, and what they have to do with core limits."""
+"""`toprope cores explain`: codes and logs, and what they have to do with core limits.
+
+Called by `cli.cores`. What a code means is in `toprope.codes`; here is only what has to do with streams and cores.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rich.text import Text
 
 from toprope.codes import Explanation
 from toprope.codes import explain as explain_code
-from toprope.cores.symptoms import Seen, Symptom, of_code, seen_in, symptoms
+from toprope.cores.diagnosis import Seen, Symptom, of_code, seen_in, symptoms
 from toprope.errors import UsageError
 from toprope.terminal import WIDTH, field
 
@@ -85,6 +88,7 @@ def text(found: Sequence[Found]) -> Group:
 
 
 def _paragraph(found: Found) -> list[RenderableType]:
+    """Lay out one explanation: the code, the line of the log, causes, what to try, sources."""
     items: list[RenderableType] = []
     code, symptom = found.code, found.symptom
     if code is not None:

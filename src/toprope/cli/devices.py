@@ -1,4 +1,7 @@
-"""`toprope devices`: the devices that a program would see here, and why there are no others."""
+"""`toprope devices`: the devices that a program would see here, and why there are no others.
+
+The facts are those of `toprope doctor` (`device.doctor`), in short; the table is in `cli.output.doctor_text`.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ def devices(
     from toprope.cli.doctor import LOOKING
     from toprope.cli.launch import card_build
     from toprope.cli.output.doctor_text import devices_as_dict, devices_text
+    from toprope.device.doctor.collect import collect_facts
     from toprope.device.doctor.diagnosis import diagnose
-    from toprope.device.doctor.facts import gather
     from toprope.terminal import Display, say, show
 
     card_build.ensure_for_environment()
     with Display() as display:
         display.stage(LOOKING)
-        facts = gather(wait=wait, memory=True)
+        facts = collect_facts(wait=wait, memory=True)
     findings = diagnose(facts)
     if as_json:
         say(json.dumps(devices_as_dict(facts, findings), ensure_ascii=False, indent=2) + "\n")

@@ -1,4 +1,8 @@
-"""`toprope doctor`: what is installed, what is visible and why not, what works; and what an error code means."""
+"""`toprope doctor`: what is installed, what is visible and why not, what works; and what an error code means.
+
+Options, streams and exit statuses. Facts and findings are made in `device.doctor`, with `--images` in `images.doctor`;
+codes and logs are explained by `toprope.codes`; `cli.output.doctor_text` writes all of it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,16 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from io import BytesIO
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toprope.cli.group import verb
-from toprope.errors import UsageError
+from toprope.errors import BuildError, UsageError
 from toprope.messages import Message
+
+if TYPE_CHECKING:
+    from toprope.device.doctor.finding import Finding
 
 __all__ = ["LOOKING", "app"]
 
@@ -60,8 +67,8 @@ def doctor(
         return
     from toprope.cli.launch import card_build
     from toprope.cli.output.doctor_text import as_dict, report
+    from toprope.device.doctor.collect import collect_facts
     from toprope.device.doctor.diagnosis import diagnose
-    from toprope.device.doctor.facts import gather
     from toprope.terminal import Display, say, show
 
     card_build.ensure_for_environment()
@@ -72,13 +79,15 @@ def doctor(
             from toprope.images.doctor import checks
 
             with checks.Trial(wait=wait) as trial:  # at the same time as the other processes
-                facts = gather(wait=wait)
+                facts = collect_facts(wait=wait)
                 about = trial.facts()
             more, further = {"images": about.as_dict()}, checks.rows(about)
             findings = (*diagnose(facts), *checks.diagnose(about))
         else:
-            facts = gather(wait=wait)
+            facts = collect_facts(wait=wait)
             findings = diagnose(facts)
+        if not facts.simulated and "torch" in facts.packages:
+            findings = (*findings, *_no_compiler())
     if as_json:
         say(json.dumps(as_dict(facts, findings) | more, ensure_ascii=False, indent=2) + "\n")
     else:
@@ -86,7 +95,31 @@ def doctor(
     raise typer.Exit(int(any(finding.problem for finding in findings)))
 
 
+def _no_compiler() -> tuple[Finding, ...]:
+    """A note where the simulated card, the only one that most machines can have, cannot be built."""
+    from toprope.device.doctor.finding import Finding
+    from toprope.native_build import has_compiler
+    from toprope.sim.build import is_ready
+
+    try:
+        if has_compiler() or is_ready():
+            return ()
+    except BuildError as error:  # CXX cannot be read
+        return (Finding("no-compiler", error.what, (error.do,), error.looked_at, problem=False),)
+    return (
+        Finding(
+            "no-compiler",
+            Message(
+                "programs cannot be rehearsed here: the simulated card is built once, and there is no C++ compiler."
+            ),
+            (Message("install g++ 11 or newer (Debian and Ubuntu: apt install g++), or name a compiler in CXX"),),
+            problem=False,
+        ),
+    )
+
+
 def _explain(words: list[str], *, as_json: bool) -> None:
+    """Print the explanations of codes, messages and logs, as text or as JSON."""
     from toprope.cli.output.doctor_text import codes_as_dict, codes_text, seen_as_dict, seen_text
     from toprope.codes import Seen, explain, in_log, in_text
     from toprope.terminal import say, show

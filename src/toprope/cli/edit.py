@@ -1,4 +1,8 @@
-"""`toprope edit`: pictures edited by instruction, one or many, each with the record that repeats it."""
+"""`toprope edit`: pictures edited by instruction, one or many, each with the record that repeats it.
+
+Options and exit statuses; the work is in `cli.editing` (jobs, execution, console) and `toprope.images`. A knob that is
+added to `images.request` needs an option here.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +173,7 @@ def edit(
     from toprope.cli.editing.console import Console
     from toprope.cli.editing.execution import run_here
     from toprope.cli.editing.jobs import refuse_knobs
-    from toprope.cli.libraries import hush
+    from toprope.cli.libraries import quiet_libraries
     from toprope.cli.stopping import Stopping
     from toprope.images.families import find
     from toprope.images.memory.fallback import rung
@@ -177,7 +181,7 @@ def edit(
     from toprope.images.runs.jobs import Summary, number_jobs
     from toprope.images.runs.output import Output
 
-    hush()
+    quiet_libraries()
     if memory != "auto":
         rung(memory)
     family, _ = find(model)
@@ -203,7 +207,7 @@ def edit(
                 console.stage(f"loading {folder} on {cards} cards")
                 run_on_cards(
                     folder, options, left, output, console, cards=cards, summary=summary,
-                    stopped=stopping.why, ready=stopping.safely, at_once=at_once,
+                    stopped=stopping.signal_name, ready=stopping.stop_at_safe_points, at_once=at_once,
                 )  # fmt: skip
             elif left:
                 run_here(
@@ -211,7 +215,7 @@ def edit(
                     record=record,
                 )  # fmt: skip
         except KeyboardInterrupt:
-            summary.stopped = summary.stopped or stopping.why() or "Ctrl-C"
+            summary.stopped = summary.stopped or stopping.signal_name() or "Ctrl-C"
     _conclude(summary, console, output, quiet=quiet)
     if summary.stopped:
         raise typer.Exit(stopping.exit_status)
@@ -254,10 +258,10 @@ def _repeated(
     engine = record.get("engine") or {}
     if model is None and engine.get("model"):
         model = Path(engine["model"])
-        if not model.is_absolute():  # a picture carries no folders of the machine that made it
+        if not model.is_absolute():  # records in pictures and those of the page have no folders of their machine
             raise UsageError(
-                "the record in a picture says which model it was made with, but not where that is.",
-                looked_at=f"{repeat}: {model}",
+                f"the record names the model {model}, but not the folder that it is in.",
+                looked_at=f"{repeat}; records in pictures, of the page and of the HTTP API have no folders",
                 do="name its folder with --model",
             )
     if dtype == "auto" and engine.get("dtype"):

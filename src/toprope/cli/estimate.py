@@ -1,4 +1,8 @@
-"""`toprope estimate`: parameters, memory and time of a model on a chip, from its configuration alone."""
+"""`toprope estimate`: parameters, memory and time of a model on a chip, from its configuration alone.
+
+Options and their checks; the estimate and its text are `toprope.estimate.model`. Held by
+tests/cli/test_cli_estimate.py.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,13 @@ import typer
 
 from toprope.cli.group import HELP, chip_names, verb
 from toprope.errors import UsageError
+from toprope.messages import Message
 
 __all__ = ["app"]
 
 app = verb()
 
+_COUNTING = Message("the model is made without weights, and its operators are counted")
 _SHAPE = re.compile(r"(?:(\w+)=)?(\d+(?:,\d+)*)?(?::(\w+))?")
 
 
@@ -90,7 +96,7 @@ def estimate(
     """
     from toprope import chips
     from toprope.estimate.model.layout import Layout
-    from toprope.terminal import say, show
+    from toprope.terminal import Display, say, show
 
     found = chips.get(chip)
     layout = Layout(dp, tp, pp, ep, zero, micro_batches)
@@ -114,16 +120,18 @@ def estimate(
     work = Work(
         wanted or "", batch, length, height, width, dtype, checkpointing, optimizer, master, graph, experts, shapes
     )  # fmt: skip
-    one = model_estimate.estimate(
-        model,
-        found,
-        work,
-        layout,
-        steps=steps,
-        arguments=arguments,
-        queue=queue,
-        given=_given(context),
-    )
+    with Display() as display:
+        display.stage(_COUNTING)
+        one = model_estimate.estimate(
+            model,
+            found,
+            work,
+            layout,
+            steps=steps,
+            arguments=arguments,
+            queue=queue,
+            given=_given(context),
+        )
     if as_json:
         say(json.dumps(model_estimate.as_dict(one), ensure_ascii=False, indent=2) + "\n")
     else:

@@ -1,9 +1,14 @@
-"""`toprope explain`: pages of the documentation, which the package has in its folder `docs`."""
+"""`toprope explain`: pages of the documentation, which the package has in its folder `docs`.
+
+Errors, help texts and reports name such pages; src/toprope/docs is a link to docs/, and a wheel has a copy. Held by
+tests/cli/test_explain.py.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Collection
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import PurePath
@@ -21,6 +26,15 @@ __all__ = ["app", "pages"]
 app = verb()
 
 _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]*\.md)(?:#[\w-]*)?\)")
+
+
+def _page_names(incomplete: str) -> list[str]:
+    """The pages whose names begin so, for the shell; the rules of the port in capitals."""
+    names = (name.upper() if _RULE.fullmatch(name) else name for name in sorted(pages()))
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+
+_RULE = re.compile(r"tr\d+[a-z]?")
 _FRONT = {"": "index", "tutorials": "tutorials", "api": "api", "errors": "errors", "port": "rules"}
 """Names of the pages index.md, by their folders."""
 
@@ -31,6 +45,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="[PAGE]",
+            autocompletion=_page_names,
             show_default=False,
             help="Its name, as errors name it after `more`, the class of an error, or a rule of toprope port.",
         ),
@@ -49,15 +64,24 @@ def explain(
     of_class = {error.__name__.lower(): name for name, error in _errors().items()}
     name = of_class.get(page.lower(), PurePath(page.lower()).stem.removesuffix(".zh"))
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        nearest = f"toprope explain {' or '.join(near)}; " if near else ""
-        raise UsageError(
-            f"there is no page {page!r}.",
-            looked_at=f"{len(known)} pages",
-            do=f"{nearest}toprope explain lists all pages, toprope doctor CODE explains a code of the card",
-        )
+        raise UsageError(f"there is no page {page!r}.", looked_at=f"{len(known)} pages", do=_advice(page, name, known))
     translated = pages(language()).get(name) if language() != "en" else None
     say(_LINK.sub(_as_command, (translated or known[name]).read_text(encoding="utf-8")))
+
+
+def _advice(page: str, name: str, known: Collection[str]) -> str:
+    from toprope.codes import explain as explain_code
+
+    try:
+        explain_code(page)
+    except TopropeError:
+        pass
+    else:
+        return f"that is a code of the card, and not a page: toprope doctor {page}"
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    shown = [each.upper() if _RULE.fullmatch(each) else each for each in near]
+    nearest = f"toprope explain {' or '.join(shown)}; " if shown else ""
+    return f"{nearest}toprope explain lists all pages, toprope doctor CODE explains a code of the card"
 
 
 def pages(language: str = "") -> dict[str, Traversable]:
@@ -95,7 +119,7 @@ def _list() -> str:
     translated = pages(language()) if language() != "en" else {}
     for name, file in sorted(pages().items()):
         file = translated.get(name, file)
-        if name not in titles and not re.fullmatch(r"tr\d+[a-z]?", name):
+        if name not in titles and not _RULE.fullmatch(name):
             titles[name] = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     width = max(map(len, titles))
     return "".join(f"{name:<{width}}  {title}\n" for name, title in titles.items())

@@ -1,4 +1,7 @@
-"""The typer applications of the verbs: how they look, and how their help is asked for."""
+"""Makers of the typer applications: one for a single verb, one for a verb with commands below it.
+
+Used by each verb's file, so that all have the same options for help, no rich tracebacks and no completion of their own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Help of the commands in the language that texts are shown in; English stays as typer writes it."""
+"""Help of the commands in the language that texts are shown in; English stays as typer writes it.
+
+Applied by `cli.app` to each command. The texts are collected by scripts/messages.py; the methods follow click's
+HelpFormatter, so a new release of click or typer may need a change here (tests/cli/test_language.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`toprope images`: commands for models to try editing with."""
+"""`toprope images`: commands for models to try editing with.
+
+The models are written by `images.demo` and `images.tiny`.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +63,9 @@ def tiny(
     The weights are random; layout, loading and everything that is done with it are those of real models. DIR also gets
     a picture to edit, example.png.
     """
-    from toprope.cli.libraries import hush
+    from toprope.cli.libraries import quiet_libraries
 
-    hush()
+    quiet_libraries()
     from toprope.images.example import picture
     from toprope.images.tiny import write
 

@@ -1,22 +1,28 @@
-"""Messages of libraries while they are imported: not on the command line, unless it was asked for."""
+"""Quiet imports: diffusers and transformers log errors alone, unless the user asked for more.
+
+Called by the verbs that edit pictures, before they import these libraries.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import warnings
 
-__all__ = ["hush"]
+__all__ = ["quiet_libraries"]
 
 _VERBOSITY = ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY")
 
 
-def hush() -> None:
-    """Let diffusers and transformers tell errors alone, and not which faster package is not installed.
+def quiet_libraries() -> None:
+    """Have diffusers and transformers log errors alone, without hints at faster packages that are not installed.
 
-    Where the user has set TRANSFORMERS_VERBOSITY or DIFFUSERS_VERBOSITY, what they say counts.
+    A level that the user has set in TRANSFORMERS_VERBOSITY or DIFFUSERS_VERBOSITY stays.
     """
     if not any(os.environ.get(name) for name in _VERBOSITY):
         os.environ.update(dict.fromkeys(_VERBOSITY, "error"))
     # diffusers imports torchao where it is installed, which warns of extensions that this torch does not load
     logging.getLogger("torchao").setLevel(logging.ERROR)
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    # Pillow warns of a large picture, with a line of its source; toprope refuses such a picture with an error
+    warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")

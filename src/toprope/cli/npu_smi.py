@@ -1,7 +1,9 @@
-"""`npu-smi` for programs on the simulated card: the vendor's words and layout, the run's cards.
+"""`npu-smi` for programs on the simulated card: the vendor's words and layout, with the cards of the run.
 
 `toprope run` puts a folder with a launcher of this file in front of PATH. It loads neither torch nor the command line,
 and runs in the Python of toprope, whatever Python asks. docs/npu-smi.md says what it knows and what it does not.
+
+What public tools read of npu-smi is the measure: tests/cli/test_npu_smi.py. Tables are in `cli.smi.tables`.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    """Answer the command line from the cards of the run; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         spec = SimSpec.parse(os.environ.get("TOPROPE_SIM", ""))
@@ -102,6 +105,7 @@ def answer(words: Sequence[str], machine: Machine) -> str:
 
 
 def _one_subject(options: Sequence[str], machine: Machine) -> str:
+    """Answer `npu-smi info -t TYPE -i NPU [-c CHIP]`."""
     given: dict[str, str] = dict(zip(options[::2], options[1::2], strict=False))
     if len(options) % 2 or len(given) * 2 != len(options) or not {"-t", "-i"} <= set(given) <= {"-t", "-i", "-c"}:
         raise UsageError(f"'info {' '.join(options)}' is no command of the simulated npu-smi.", do="see npu-smi -h")
@@ -161,6 +165,7 @@ def _memory(machine: Machine, device: Device) -> Iterator[str]:
 
 
 def _usages(machine: Machine, device: Device) -> Iterator[str]:
+    """Yield the lines of `-t usages`: shares of memory and cores in use."""
     ddr = machine.layout is Layout.DDR
     yield field("DDR Capacity(MB)", device.total_mib if ddr else 0)
     yield field("DDR Usage Rate(%)", device.usage if ddr else 0)

@@ -1,4 +1,8 @@
-"""`toprope port`: CUDA-only code becomes code that runs on NPU, CUDA and CPU."""
+"""`toprope port`: CUDA-only code becomes code that runs on NPU, CUDA and CPU.
+
+Options, exit statuses and what is printed; the work is in `toprope.port`. Statuses are an interface for CI:
+docs/port.md, tests/port/test_port_cli.py.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,16 @@ from typer.core import TyperCommand
 
 from toprope.cli.group import chip_names
 from toprope.errors import UsageError
+from toprope.messages import Message
+from toprope.whole_file import write_named
 
 if TYPE_CHECKING:
     from toprope.port.finding import Ported
     from toprope.port.project.folders import Pattern
 
 __all__ = ["app"]
+
+_READING = Message("all files are read before the first one is ported")
 
 
 class PortCommand(TyperCommand):
@@ -138,11 +146,12 @@ def port(
     sites = None if with_trace is None else trace.read(with_trace)
     if baseline is not None:
         baselines.read(baseline)  # before the work: it may be no baseline
-    found = survey(paths, excluded, included)
-    files = found.files
-    vendored = vendoring.plan(paths, files, vendor)
-    runtime = None if vendored is None else vendored.module
     with Display(name) as display:
+        display.stage(_READING)  # the first file is done after all have been read
+        found = survey(paths, excluded, included)
+        files = found.files
+        vendored = vendoring.plan(paths, files, vendor)
+        runtime = None if vendored is None else vendored.module
         progress = Progress(display.step, total=len(files), unit="file", after=1.0)
         done = list(port_files(files, choice=choice, runtime=runtime, jobs=jobs, card=card, progress=progress.step))
     notes = [f"  the pattern {each.text!r} matches nothing" for each in (*excluded, *included) if not each.used]
@@ -182,6 +191,7 @@ def port(
 def _report(
     form: Format, name: str, done: list[Ported], diff: bool, notes: list[str], facts: dict[str, Any], seconds: float
 ) -> str:
+    """The report in the form that was asked for: text with or without diffs, JSON, SARIF or HTML."""
     import toprope
     from toprope.port import all_rules
     from toprope.port.report import summary
@@ -224,9 +234,4 @@ def _say(said: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(said)
         return
-    try:
-        output.write_text(said, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{output} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
-        ) from None
+    write_named(output, said)

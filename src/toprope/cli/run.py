@@ -1,4 +1,8 @@
-"""`toprope run`: a program on a simulated or a real card, with the foreign modules importable, and a report."""
+"""`toprope run`: a program on a simulated or a real card, with the foreign modules importable, and a report.
+
+Only the order of a run is here: `cli.launch` chooses the card and starts the program, `toprope.compat` and
+`toprope.sim` act in its processes, `cli.reports` says what happened. docs/run.md, tests/cli/test_run.py.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,8 @@ import typer
 from typer.core import TyperCommand
 
 from toprope.cli.group import chip_names, verb
-from toprope.cli.launch.select_target import Asked, Choice, choose
-from toprope.errors import UsageError
+from toprope.cli.launch.select_target import Choice, DeviceOption, choose
+from toprope.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from toprope.functions.deployment.start_options import Deployment
@@ -43,6 +47,8 @@ class RunCommand(TyperCommand):
             if args[place] == "--check-cores":  # its value is optional, and only a `=` gives it
                 args[place] = "--check-cores=D0b"
             place += 2 if args[place] in takes_value else 1
+        if place >= len(args) > 1 and args[-2] in takes_value and not ctx.resilient_parsing:
+            ctx.fail(f"Missing argument 'PROGRAM': {args[-1]} is the value of {args[-2]}.")
         if place < len(args) and args[place] != "--":
             args = [*args[:place], "--", *args[place:]]
         return super().parse_args(ctx, args)
@@ -66,7 +72,7 @@ def run(
         ),
     ],
     device: Annotated[
-        Asked | None,
+        DeviceOption | None,
         typer.Option(
             help="auto: a real card, else the simulated one. npu: a real card or an error. sim: the simulated card "
             "even if there is a real one. cuda, cpu: no simulated card. [default: auto]",
@@ -175,6 +181,8 @@ def run(
     )  # fmt: skip
     if trace is not None:
         trace_file.check(trace, choice)
+    if trace_cuda is not None:
+        trace_file.try_file(trace_cuda)
     if check_cores is not None:
         run_cores.check(choice)
     troubles = rehearsal_file.check(report_to or (), fail_on, choice)
@@ -192,6 +200,19 @@ def run(
         except OSError:
             pass  # nobody listens any more; the program's exit status still counts
     raise typer.Exit(end_as(status))
+
+
+def _write_trace_cuda(path: Path, text: str) -> str:
+    """Write the file of --trace-cuda, and return what there is to say about it on stderr."""
+    from toprope.cli.reports.trace_file import failure
+    from toprope.whole_file import writing_named
+
+    try:
+        with writing_named(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        return failure(path, error.strerror or type(error).__name__)
+    return ""
 
 
 def _without_effect(choice: Choice) -> tuple[str, ...]:
@@ -235,7 +256,7 @@ def _run(
     from toprope.cli import npu_smi, yr
     from toprope.cli.launch.child_process import environment_for, make_toolkit, run_program
     from toprope.cli.reports import rehearsal_file, run_cores, trace_file
-    from toprope.cli.reports.failure import read_endings
+    from toprope.cli.reports.failure import read_fatal_errors
     from toprope.cli.reports.run_report import Outcome, as_json_line, as_text
     from toprope.compat import cuda, run_remarks
     from toprope.compat.cuda_sites import merge
@@ -246,7 +267,7 @@ def _run(
     from toprope.sim.rehearsal.record_file import read_run as read_records
     from toprope.sim.tracing.timing import of_run as times_of_run
     from toprope.terminal import columns, wants_colour
-    from toprope.visible import VARIABLE
+    from toprope.visible_devices import VARIABLE
 
     folder = tempfile.mkdtemp(prefix="toprope-run-")
     try:
@@ -271,16 +292,17 @@ def _run(
         status = run_program(command, environment)
         seconds = time.monotonic() - start
         written = None if trace is None else trace_file.write(trace, Path(folder))
+        lost = trace_file.failure(trace, written.error) if trace and written and written.error and quiet else ""
         cores = run_cores.of_run(Path(folder), choice, check_cores) if check_cores is not None else None
         told = run_remarks.read(Path(folder)) + _without_effect(choice)
         if from_cuda or trace_cuda is not None:
             told += (cuda.NOTE,)
         if trace_cuda is not None:
-            trace_cuda.write_text(json.dumps(merge(Path(folder)), indent=1) + "\n", encoding="utf-8")
+            lost += _write_trace_cuda(trace_cuda, json.dumps(merge(Path(folder)), indent=1) + "\n")
         processes = tuple(read_run(Path(folder)))
         outcome = Outcome(
             choice, seconds, status, processes, written, told,
-            environment.get(VARIABLE), cores, read_endings(Path(folder)), os.getcwd(),
+            environment.get(VARIABLE), cores, read_fatal_errors(Path(folder)), os.getcwd(),
             read_records(Path(folder), {one.pid: one.sampled for one in processes}), times_of_run(Path(folder)),
             *read_deviations(Path(folder)),
         )  # fmt: skip
@@ -289,11 +311,16 @@ def _run(
         shutil.rmtree(folder, ignore_errors=True)
     if cores is not None and not status:
         status = cores.exit_status
-    text = rehearsal_file.write(report_to, outcome)
+    lost += rehearsal_file.write(report_to, outcome)
     found = "" if status else rehearsal_file.failures(outcome, troubles)
     if found:
         status = 1
-    if not quiet:
+    if not status and (lost or (written is not None and written.error)):
+        status = EnvironmentProblem.exit_status  # what was asked for is not there
+    text = lost
+    if quiet:
+        text = run_cores.reason(cores) + text
+    else:
         text = (
             as_json_line(outcome)
             if as_json

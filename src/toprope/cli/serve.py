@@ -1,4 +1,7 @@
-"""`toprope serve`: a graph of `toprope.flow` as an HTTP service."""
+"""`toprope serve`: a graph of `toprope.flow` as an HTTP service.
+
+Options and finding the graph in a file; the server is `toprope.flow.service`. docs/serve.md.
+"""
 
 from __future__ import annotations
 

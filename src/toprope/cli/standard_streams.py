@@ -1,4 +1,7 @@
-"""Standard streams that are closed or full: a command ends with one line and exit status 1, without a traceback."""
+"""Standard streams that are closed or full: a command ends with one line and exit status 1, without a traceback.
+
+Around the commands `toprope`, `npu-smi` and `yr`; tests/cli/test_standard_streams.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`toprope start`, and `yr start` under `toprope run`: settings and cards for later programs."""
+"""`toprope start`, and `yr start` under `toprope run`: settings and cards for later programs.
+
+The deployment is written and read in `functions.deployment`; option names follow openYuanrong's `yr start`.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,10 @@ def start(
     }  # fmt: skip
     idle = leftover(context.args)
     if not master and address is None:
-        raise UsageError("start where?", do="give --master for this machine, or --master_address to join a Ray")
+        raise UsageError(
+            "neither --master nor --master_address is given.",
+            do="give --master for this machine, or --master_address to join a Ray",
+        )
     if block.lower() not in ("true", "false"):
         raise UsageError(f"--block {block!r} is neither true nor false.")
     try:

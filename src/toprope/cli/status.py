@@ -1,4 +1,7 @@
-"""`toprope status`, and `yr status` under `toprope run`: the deployment, the instances, and the users of the cards."""
+"""`toprope status`, and `yr status` under `toprope run`: the deployment, the instances, and the users of the cards.
+
+Reads what `functions.deployment` and the cards' shared memory say, and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +64,7 @@ def cards_of(deployment: Deployment) -> str:
 
 
 def _rows(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    """Yield label and value of each fact about the deployment."""
     yield "since", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(deployment.since))
     yield "mode", f"npu_collection_mode={deployment.mode}"
     yield "cards", cards_of(deployment)

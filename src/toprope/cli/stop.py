@@ -1,4 +1,7 @@
-"""`toprope stop`, and `yr stop` under `toprope run`: ends the deployment of `start`."""
+"""`toprope stop`, and `yr stop` under `toprope run`: ends the deployment of `start`.
+
+The deployment's file is `functions.deployment.state_file`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM for work that ends at a safe point: the first asks for it, the second ends at once."""
+"""Ctrl-C and SIGTERM for work that ends at a safe point: the first asks for it, the second ends at once.
+
+Used by `cli.edit` around its run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopping:
-    """A context in which signals take effect at safe points, once `safely` was called; before, they end at once.
+    """A context in which signals end the work at once; after `stop_at_safe_points`, at its next safe point.
 
     Args:
         tell: gets a line on what the first signal does.
@@ -26,11 +29,11 @@ class Stopping:
         self._number: int | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def safely(self) -> None:
-        """From here on, the program asks `why` at its safe points."""
+    def stop_at_safe_points(self) -> None:
+        """From here on, the program asks `signal_name` at its safe points."""
         self._safe = True
 
-    def why(self) -> str:
+    def signal_name(self) -> str:
         """The signal that asked for the end; empty before one did."""
         return "" if self._number is None else _NAMES[signal.Signals(self._number)]
 

@@ -1,4 +1,7 @@
-"""`toprope tiers`: what a model that does not fit would do on this machine, before anything is moved."""
+"""`toprope tiers`: what a model that does not fit would do on this machine, before anything is moved.
+
+Options, and the sizes and links of this machine; the plan is `toprope.tiers.plan`. Held by tests/cli/test_cli_tiers.py.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import typer
 
 from toprope.cli.group import HELP, chip_names, group
 from toprope.errors import UsageError
+from toprope.whole_file import write_named
 
 if TYPE_CHECKING:
     from toprope.chips import Chip
@@ -160,9 +164,4 @@ def _write(path: Path, text: str) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
-        ) from None
+    write_named(path, text)

@@ -1,4 +1,7 @@
-"""`toprope ui`: a page in the browser that edits pictures by instruction."""
+"""`toprope ui`: a page in the browser that edits pictures by instruction.
+
+Options and the start of the server; the work is `images.web`. docs/images.md.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +74,14 @@ def ui(
     The model loads while the page is served already. Ctrl-C stops after the step that runs.
     More: toprope explain images.
     """
-    from toprope.cli.libraries import hush
+    from toprope.cli.libraries import quiet_libraries
     from toprope.images.families import find
     from toprope.images.web import Controller, Limits, serve
     from toprope.images.web.serving import is_local
     from toprope.settings import Settings
     from toprope.sizes import parse_size
 
-    hush()
+    quiet_libraries()
     limits = Limits(
         upload=parse_size(max_upload), files=max_files, waiting=max_waiting, uploads=max(max_uploads, 2 * max_files)
     )

@@ -1,4 +1,8 @@
-"""`toprope verify`: a program that measures a card, and the comparison of its file with toprope's tables."""
+"""`toprope verify`: a program that measures a card, and the comparison of its file with toprope's tables.
+
+The program that users run on a card is `estimate/measured/verify_card.py`, copied as it is; the comparison is
+`estimate.measured.verification`. Held by tests/cli/test_cli_verify.py.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import typer
 from toprope.cli.calibrate import figures_table, store
 from toprope.cli.group import HELP, chip_names, verb
 from toprope.errors import UsageError
+from toprope.whole_file import write_named
 
 if TYPE_CHECKING:
     from toprope.chips import Chip
@@ -74,22 +79,17 @@ def verify(
 
 
 def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) -> None:
+    """Write the measuring program for a chip and a release of torch_npu."""
     from toprope.estimate.measured.verification import program
     from toprope.support.operators_on_card import find_release
     from toprope.terminal import say
 
     release = find_release(torch_npu)
-    try:
-        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
-            file.write(program(chip, release))
-    except FileExistsError:
+    if path.exists() and not overwrite:
         raise UsageError(
             f"{path} is there already.", do="name another file: toprope verify FILE.py; or add --overwrite"
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
-        ) from None
+        )
+    write_named(path, program(chip, release))
     say(
         f"wrote {path}: it tries refusals of the {chip.name} and fallbacks of {release.text}\n"
         f"on the machine with the card: python {path.name}\n"
@@ -98,6 +98,7 @@ def _write(path: Path, chip: Chip, torch_npu: str | None, *, overwrite: bool) ->
 
 
 def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
+    """Compare a file that the measuring program wrote with toprope's tables; return the exit status."""
     from toprope import chips
     from toprope.estimate.cost.rates import rates_of, shipped_rates
     from toprope.estimate.measured.verification import compare, differing, fitted, queue_factors, read_measured
@@ -139,6 +140,7 @@ def _read(path: Path, chip: str | None, *, keep: bool, as_json: bool) -> int:
 
 
 def _report(path: Path, chip: Chip, measured: Measured, findings: Sequence[Finding]) -> list[Any]:
+    """Lay out the comparison: the card, then each finding with its figures."""
     from toprope.estimate.measured.verification import differing
     from toprope.terminal import table
 

@@ -1,6 +1,8 @@
 """`yr` for programs and scripts under `toprope run`: `yr start`, `yr status` and `yr stop`, as openYuanrong has them.
 
 `toprope run` puts a launcher of this file in front of PATH, where no real `yr` is installed.
+
+Each command is handed to the verb of the same name (`cli.start`, `cli.status`, `cli.stop`); `cli.run` calls `install`.
 """
 
 from __future__ import annotations

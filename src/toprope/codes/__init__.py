@@ -1,7 +1,10 @@
 """Meaning of the vendor's error codes and messages: usual causes, what to try, and the public sources of it.
 
-Data in TOML; nothing here imports torch, and the files are read when a code is first asked for.
+For `toprope doctor` and `toprope cores explain`. Data in TOML; nothing here imports torch, and the files are read when
+a code is first asked for.
 """
+
+# Tests: tests/base/test_codes.py, tests/device/test_doctor_families.py.
 
 from importlib import import_module
 from typing import TYPE_CHECKING

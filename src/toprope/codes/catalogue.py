@@ -1,4 +1,7 @@
-"""Reads the files of codes, and finds the explanation of a code."""
+"""Catalogue of codes: read the TOML files, and find the explanation of a code.
+
+Behind `toprope.codes.explain`; messages.py takes its patterns from here. Tests: tests/base/test_codes.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Finds codes and known messages in texts and in logs of any size."""
+"""Search for codes and known messages in texts and in logs of any size.
+
+Behind `toprope.codes.in_text` and `in_log`, which `toprope doctor FILE` calls. The patterns are data (texts.toml,
+families*.toml, cases.toml, fallbacks.toml). Tests: tests/base/test_codes.py, tests/device/test_doctor_kinds.py.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +80,10 @@ def in_text(text: str) -> tuple[Explanation, ...]:
     """The explanations of the codes and known messages in a text, in the order in which they come, each once.
 
     Numbers of six digits count where they are said to be a code, or have an entry.
+
+    Example:
+        >>> [each.code for each in in_text("libhccl.so: cannot open shared object file, error code 507034")]
+        ['libhccl', '507034']
     """
     search = _Search(lenient=True)
     lines = [line.encode(errors="replace") + b"\n" for line in text.splitlines()]
@@ -267,10 +275,12 @@ class _Search:
             yield from _explained(match.start(), code, "own" if code.startswith("ERR") else "letters")
         for match in _DIGITS.finditer(line):
             code = match[0]
-            if (self._lenient and code in self._entries) or (_RANGES.fullmatch(code) and _said(line, *match.span())):
+            if (self._lenient and code in self._entries) or (
+                _RANGES.fullmatch(code) and _is_announced(line, *match.span())
+            ):
                 yield from _explained(match.start(), code, "digits")
         for match in _INNER.finditer(line):
-            if self._lenient or _said(line, *match.span()):
+            if self._lenient or _is_announced(line, *match.span()):
                 code = match[0] if match[0][1] == "x" else hex(int(match[0]))
                 yield from _explained(match.start(), code, "inner")
 
@@ -311,7 +321,7 @@ def _decoded(raw: bytes) -> str:
     return _COLOURS.sub("", line) if "\x1b" in line else line
 
 
-def _said(line: str, begin: int, end: int) -> bool:
+def _is_announced(line: str, begin: int, end: int) -> bool:
     """True if the text before a number says that it is a code, or the number is all of its line."""
     return _SAID.search(line[max(0, begin - 24) : begin]) is not None or not (line[:begin] + line[end:]).strip()
 

@@ -1,4 +1,7 @@
-"""The facts known of a code."""
+"""Data classes of the catalogue: an explanation of a code, its sources, and a place where a code was seen.
+
+Tests: tests/base/test_codes.py.
+"""
 
 from __future__ import annotations
 

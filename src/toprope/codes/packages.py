@@ -1,4 +1,8 @@
-"""The package that a module, header or variable belongs to, and the one in which an exception was raised. Pure."""
+"""Package that a module, header or variable belongs to, and the one in which an exception was raised; pure.
+
+For texts of families (families.toml: {owner}, {caller}), filled by messages.py. Tests:
+tests/device/test_doctor_families.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The reason that a log itself gives next to a code, and explanations computed from values of a line. Pure."""
+"""Reason that a log itself gives next to a code, and explanations computed from values of a line; pure.
+
+Called by messages.py. Tests: tests/base/test_codes_reasons.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Foreign module names (torch_npu, yr, dataflow and others), importable where the real packages are not.
+"""Foreign module names (torch_npu, torchair, yr, dataflow, apt_model, device_utils), importable without those packages.
 
-`toprope run` installs them in the program and in its children; `install` does it for the process that calls it.
+A module that stands in for a foreign one is called a facade. `toprope run` installs the facades in the program and in
+its children; `install` does it for the process that calls it.
 """
+
+# Only cli imports this package. Facades pass names on to toprope.functions, flow, device, tiers or torch.npu.
 
 from toprope.compat.finder import install, uninstall
 

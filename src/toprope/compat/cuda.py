@@ -1,12 +1,13 @@
-"""A program written for CUDA, unmodified, on the device in use; and what it asks of CUDA, with the stacks.
+"""Run a program written for CUDA, unmodified, on the device in use, and record what it asks of CUDA, with stacks.
 
-`toprope run --from cuda PROGRAM` is for a first look, `--trace-cuda FILE` for finding what is left to port. Both
-redefine torch.cuda within the program's processes and undo it at their exit: the one exception to our rule that torch
-stays as it is, and the report says so. Nothing here runs unless one of the two was asked for.
+`toprope run --from cuda PROGRAM` is for a first look, `--trace-cuda FILE` finds what is left to port;
+toprope.compat.finder calls `install_for_run` in each process of such a run. Both redefine torch.cuda within the
+program's processes and undo it at their exit: the one exception to our rule that torch stays as it is, and the report
+says so.
 
 The program takes its device for CUDA: `torch.device("cuda")` means the device in use wherever torch takes a device
 (`toprope.compat.cuda_patches` has the list), `torch.cuda`'s functions are those of `toprope.device.portable`, and a
-tensor that the program asks says that it is on CUDA. What is asked in C++ and in TorchScript is not seen.
+tensor says that it is on CUDA. Requests from C++ and TorchScript are not seen. Tests: tests/compat/test_compat_cuda.py.
 """
 
 from __future__ import annotations
@@ -287,7 +288,7 @@ def _move(log: Log | None, own: Callable[..., Any] | None) -> Callable[..., Any]
 
 
 def _answer(patches: Patches, kind: str) -> None:
-    """Have a tensor on a device of this kind say to the program that it is on CUDA; torch itself hears the truth."""
+    """Have tensors on a device of this kind tell the program that they are on CUDA; torch gets the real device."""
     import torch
 
     device: Any = torch.Tensor.device

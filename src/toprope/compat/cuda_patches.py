@@ -3,7 +3,7 @@
 Shared by `--from cuda` (`toprope.compat.cuda`) and `torch_npu.contrib.transfer_to_npu`. The functions are those of the
 latter's list (Ascend/pytorch, torch_npu/contrib/transfer_to_npu.py). Functions and classes are redefined and no mode is
 entered, so that all threads see the same. A part of torch that the program has not imported is redefined after its
-import.
+import. Tests: tests/compat/test_compat_cuda.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The places from which a program asked something of CUDA, with their stacks: see `toprope.compat.cuda`."""
+"""Log of the program's lines that asked something of CUDA, with their stacks, for `toprope run --trace-cuda FILE`.
+
+toprope.compat.cuda records into it in each process; cli/run.py merges the processes' files into one. Tests:
+tests/compat/test_compat_cuda.py.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ class Log:
         self._process = os.getpid()
 
     def note(self, what: str, text: str, direct: bool = False) -> None:
-        """Something was asked of CUDA.
+        """Record a request to CUDA.
 
         Args:
             what, text: as `Site` has them.

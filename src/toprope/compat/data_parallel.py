@@ -1,9 +1,9 @@
 """Scatter, gather and broadcast of torch.nn.DataParallel for simulated cards: torch has them for CUDA alone.
 
-torch_npu has brought its own since its release 6.0.rc2 (Ascend/pytorch 9e73e708, initCommMethods in
-torch_npu/csrc/npu/Module.cpp).
-
-Each function has the name and the arguments of torch's in torch.nn.parallel, after the one it stands in for.
+`toprope.compat.parallel_import` puts them in the place of torch's functions in torch.nn.parallel, whose names and
+arguments they have, after the function that they replace. torch_npu has had its own since its release 6.0.rc2
+(Ascend/pytorch 9e73e708, initCommMethods in torch_npu/csrc/npu/Module.cpp). Values:
+tests/sim/simulated/test_data_parallel.py.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def parallel_apply(
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
     devices: Sequence[Any] | None = None,
 ) -> Any:
-    """Calls modules, each on its card in a thread of its own; torch's, which forgets autocast on all but CUDA."""
+    """Call modules, each on its card in a thread of its own; torch's, which forgets autocast on all but CUDA."""
     if torch.is_autocast_enabled("npu"):
         dtype = torch.get_autocast_dtype("npu")
         modules = [torch.autocast("npu", dtype)(module) for module in modules]

@@ -1,7 +1,8 @@
-"""toprope's stand-in for `device_utils`, the device manager of a port of an image editor to Ascend NPUs.
+"""Facade of `device_utils`, the device manager of a port of an image editor to Ascend NPUs.
 
-It is importable as `device_utils` where toprope's finder serves it, unless the program brings its own file of that
+It is importable as `device_utils` where toprope.compat.finder serves it, unless the program brings its own file of that
 name. Everything is asked of `toprope.device`; importing it imports no torch, prints nothing and configures no logging.
+Names are those of the port; tests/compat/test_device_utils.py holds them.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def _whole(seed: Any) -> Any:
 
 
 def _report_without_effect() -> None:
-    """Say once of each variable that is set and that nobody reads; the report of a run says it too."""
+    """Warn once of each variable that is set and has no effect; the report of a run says it too."""
     for name, why in WITHOUT_EFFECT.items():
         with _lock:
             if name not in os.environ or name in _reported:

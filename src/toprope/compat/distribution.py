@@ -1,4 +1,7 @@
-"""The distributions that importlib.metadata shows for facades: libraries ask for torch-npu's version there."""
+"""Package metadata of facades for importlib.metadata: libraries ask there for the version of torch-npu.
+
+toprope.compat.finder calls it when a program lists distributions; tests/compat/test_finder.py has the cases.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The finders on sys.meta_path that make foreign module names importable.
+"""Finders on sys.meta_path that make foreign module names importable, and their installation in a process.
 
-A facade is a file or folder of this folder that is importable under a foreign name. `FacadeFinder` is at the end
-of sys.meta_path, so a real package always wins. In a process that is to have the simulated card, `CardFinder` is
-in front, for two names only: a real torch_npu and the simulated card cannot live in one process.
+A facade is a file or folder of this package that is importable under a foreign name; `FACADES` lists them.
+`FacadeFinder` is at the end of sys.meta_path, so a real package always wins. In a process that is to have the simulated
+card, `CardFinder` is in front, for two names only: a real torch_npu and the simulated card cannot be in one process.
 
-This file is read at the start of every Python process of a run: it imports nothing but the import system.
+Called by site/sitecustomize.py at the start of every Python process of a run (so it imports nothing but the import
+system), by `toprope.compat.install` and by the pytest plugin. Tests: tests/compat/test_finder.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from toprope.compat import ending, parallel_import
+from toprope.compat import fatal_error, parallel_import
 from toprope.compat.parallel_import import ParallelFinder
 from toprope.compat.torch_import import CARD_NAMES, TorchFinder
 from toprope.errors import InstallError
@@ -182,7 +183,7 @@ def install_for_run() -> None:
         Settings.load().apply_log()
     simulated = bool(os.environ.get("TOPROPE_SIM"))
     if simulated:
-        ending.install_for_run()
+        fatal_error.install_for_run()
     install(simulated_card=simulated)
     kind = os.environ.get("TOPROPE_DEVICE", "").partition(":")[0]
     # a real torch_npu gives torch.npu itself, and refuses to when there is one already

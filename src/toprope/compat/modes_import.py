@@ -1,6 +1,7 @@
-"""Has the mode that ENABLE_VIRTUAL_BLACKWELL and VB_MODE ask for act in a process of a run, once torch is imported.
+"""Enable the memory mode that ENABLE_VIRTUAL_BLACKWELL and VB_MODE ask for, once a process of a run has imported torch.
 
-This file is read at the start of every Python process of a run: it imports no more than it must.
+toprope.compat.finder calls it at the start of every Python process of a run, so it imports no more than it must. The
+mode itself is apt_model/optimization/vb_global.py. Tests: tests/compat/test_apt_vb_global.py.
 """
 
 from __future__ import annotations

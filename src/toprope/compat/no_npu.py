@@ -1,7 +1,9 @@
-"""`torch.npu` where there is no card, real or simulated: it says so, as torch_npu does on a machine without a card.
+"""The module `torch.npu` where there is no card, real or simulated: it says so, as torch_npu does on such a machine.
 
-Questions have an answer (no card, not initialised, nothing in memory), seeds and caches have nothing to do, and what
-needs a card raises RuntimeError. `install` makes this file `torch.npu`.
+Questions have an answer (no card, not initialised, nothing in memory), seeds and caches have nothing to do, and any
+function that needs a card raises RuntimeError. toprope.compat.torch_import and the torch_npu facade call `install`,
+which makes this file `torch.npu`. With a card, `toprope.sim.npu` is in its place and must have these names too. Tests:
+tests/compat/test_finder.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Gives torch.nn.DataParallel its way to the cards, when and if torch.nn.parallel is imported.
+"""Import hook that gives torch.nn.DataParallel its way to simulated cards, when torch.nn.parallel is imported.
 
 torch's own scatter, gather and broadcast are CUDA's; torch_npu brings its own. The functions are in data_parallel.py;
-this file is read at the start of every Python process of a run and imports no more than it must.
+toprope.compat.finder installs the hook at the start of every Python process of a run, so it imports no more than it
+must. Tests: tests/sim/simulated/test_data_parallel.py.
 """
 
 from __future__ import annotations

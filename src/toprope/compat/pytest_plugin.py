@@ -1,7 +1,8 @@
-"""A pytest plugin: `pytest --npu 910B3x2` runs tests on simulated cards, with torch_npu importable.
+"""Pytest plugin: `pytest --npu 910B3x2` runs tests on simulated cards, with torch_npu importable.
 
 The entry point `pytest11` loads it into every pytest where toprope is installed. Without --npu it does nothing until a
-test asks for the fixture `npu`: no torch is imported and nothing is changed. docs/pytest.md has the whole story.
+test asks for the fixture `npu`: no torch is imported and nothing is changed. Users' page: docs/pytest.md; tests:
+tests/compat/test_pytest_plugin.py.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Npu:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --npu."""
+    """Add --npu."""
     parser.getgroup("toprope", "simulated Ascend NPU").addoption(
         "--npu",
         metavar="CARDS",
@@ -83,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Makes the cards ready before the first conftest.py, which may import torch or torch_npu."""
+    """Make the cards ready before the first conftest.py, which may import torch or torch_npu."""
     text = early_config.known_args_namespace.npu
     if text is not None:
         try:
@@ -93,7 +94,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Gives the variables back as they were; a card that torch has stays until the process ends."""
+    """Give the variables back as they were; a card that torch has stays until the process ends."""
     before = config.stash.get(_before, None)
     if before is not None:
         finder.uninstall()
@@ -105,13 +106,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Says on which cards the tests run."""
+    """Say on which cards the tests run."""
     text = config.getoption("npu")
     return None if text is None else f"npu: {text}, simulated by toprope {__version__}"
 
 
 def _simulate(config: pytest.Config, text: str) -> None:
-    """Lets this process and its children have these cards as soon as they import torch."""
+    """Let this process and its children have these cards as soon as they import torch."""
     import sys
     from dataclasses import replace
 
@@ -163,7 +164,7 @@ def npu(request: pytest.FixtureRequest) -> Iterator[Npu]:
 
 
 def _load_real() -> None:
-    """Loads a real torch_npu where one is installed, since torch may be set not to do so itself."""
+    """Load a real torch_npu where one is installed, since torch may be set not to do so itself."""
     if finder.real_spec("torch_npu") is not None and not _is_simulated():
         try:
             import_module("torch_npu")

@@ -1,4 +1,8 @@
-"""Remarks of a run's report on the program, other than figures: one file each in the run's folder."""
+"""Remarks on a program for the report of its `toprope run`: one file each in the run's folder.
+
+Facades call `note` in the program's processes; cli/run.py calls `read` at the end of the run. Tests:
+tests/compat/test_run_remarks.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Import of torch in a process of a run: with the simulated card, or with a torch.npu that says there is none."""
+"""Import hook for torch in a process of a run: it adds the simulated card, or a torch.npu that says there is none.
+
+toprope.compat.finder installs it. The card is made by `toprope.sim`, the module without a card is no_npu.py. Tests:
+tests/compat/test_finder.py.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,7 @@ def _load_backends() -> None:
     try:
         _autoload()
     except TopropeError as error:
-        # it says what to do; where in the simulator it arose helps nobody and hides that
+        # it says what to do; its place in the simulator would only hide that
         raise error.with_traceback(None) from None
     if os.environ.get(TRANSFER, "0") != "0":
         import_module("torch_npu")  # a real one is loaded here in any case

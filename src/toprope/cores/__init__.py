@@ -1,4 +1,9 @@
-"""Core limits: can a set of streams deadlock, why, and which limits make it safe."""
+"""Core limits: can a set of streams deadlock, why, and which limits make it safe.
+
+For users, and for `toprope cores`. Only the public names are here. `record` reads a schedule into a `Program`
+(`model`), `check` decides if it can deadlock (`proof`), `planning` finds limits, `simulation` runs it on a virtual
+clock. Nothing here needs torch or a card. docs/cores.md describes it, docs/core_proof.md proves it.
+"""
 
 from toprope.cores.check import Fix, Result, Verdict, check
 from toprope.cores.model import Card, Collective, Communicator, Cores, Discipline, Op, OpId, Program, Stream

@@ -1,8 +1,10 @@
 """Can a program deadlock for want of cores: safe with what proves it, deadlock with a witness, or unknown; pure.
 
-The tests are tried in the order of what they cost: circular waits; the sums S1, S2 and, for D1 and D2, S3; the exact
-test in plain Python; the exact test by CP-SAT where the extra `plan` is installed. Nothing is guessed: what none of
-them decides in the time given is unknown.
+For `toprope cores check`, the report of `toprope run`, and the plans of `cores.planning`. The tests are tried in the
+order of their cost: circular waits; the sums S1, S2 and, for D1 and D2, S3 (`proof.bounds`); the exact test in
+plain Python (`proof.exact`); the exact test by CP-SAT if the extra `plan` is installed. Nothing is guessed: if none of
+them decides in the time given, the verdict is unknown. Held by tests/cores/test_cores_check.py and, against exhaustive
+search, test_cores_exact.py.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ FIX_SECONDS = 5.0
 
 
 class Verdict(StrEnum):
-    """Answer of a check."""
+    """Answer of a check: safe, deadlock or unknown."""
 
     SAFE = "safe"
     """No order of things ends in a deadlock."""
@@ -55,7 +57,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a check.
+    """Result of `check`: the verdict, its proof or witness, findings and fixes.
 
     Attributes:
         verdict: the answer.
@@ -266,10 +268,10 @@ class _Checker:
         """The verdicts under the other disciplines."""
         verdicts = {discipline: self.known[discipline].verdict}
         for other in (Discipline.D0, Discipline.D1, Discipline.D2, Discipline.D0B):
-            _imply(verdicts, self._parts)
+            _add_implied(verdicts, self._parts)
             if other not in verdicts:
                 verdicts[other] = self.decide(other, min(deadline, time.thread_time() + SIDE_SECONDS)).verdict
-        _imply(verdicts, self._parts)
+        _add_implied(verdicts, self._parts)
         return {other: verdicts[other] for other in Discipline if other is not discipline}
 
     @cached_property
@@ -294,7 +296,7 @@ class _Checker:
         return parts
 
 
-def _imply(verdicts: dict[Discipline, Verdict], parts: list[tuple[Discipline, Discipline]]) -> None:
+def _add_implied(verdicts: dict[Discipline, Verdict], parts: list[tuple[Discipline, Discipline]]) -> None:
     """Add what follows from verdicts."""
     for part, whole in parts:
         if verdicts.get(part) is Verdict.DEADLOCK and verdicts.get(whole) in (None, Verdict.UNKNOWN):

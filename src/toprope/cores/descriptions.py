@@ -1,4 +1,7 @@
-"""A moment of a program in words: how much each operator holds, and what it waits for; pure."""
+"""A moment of a program in words: how much each operator holds, and what it waits for; pure.
+
+For the output of `toprope cores` (`cli.output`) and the pictures of a run: both say the same in the same words.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def wait_text(state: State, wait: Wait) -> str:
     absent = program.missing(collective) if collective is not None else ()
     cards = [*dict.fromkeys(program.card_of(each).name for each in wait.on), *absent]
     peers = "its peer on card" if len(cards) == 1 else "its peers on cards"
-    return f"waits for {peers} {_some(cards)}" + (", which never comes" if absent and not wait.on else "")
+    return f"waits for {peers} {_names_text(cards)}" + (", which never comes" if absent and not wait.on else "")
 
 
 def cycle_texts(state: State) -> tuple[str, ...]:
@@ -79,9 +82,9 @@ def _lacking(lacking: Cores, cores: Cores) -> str:
 
 
 def _names(program: Program, ids: tuple[OpId, ...]) -> str:
-    return _some([program.describe(each) for each in ids])
+    return _names_text([program.describe(each) for each in ids])
 
 
-def _some(names: list[str], most: int = 3) -> str:
+def _names_text(names: list[str], most: int = 3) -> str:
     shown = names if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"]
     return " and ".join([*([", ".join(shown[:-1])] if len(shown) > 1 else []), *shown[-1:]])

@@ -1,4 +1,8 @@
-"""Faults of a program other than a lack of cores: the checks besides the proof of deadlocks; pure."""
+"""Faults of a program other than a lack of cores, such as collectives that two cards run in different order; pure.
+
+`check` adds them to its result; the commands print them. A new check is a function and a row of `RULES`, a case in
+tests/cores/test_cores_findings.py and a line in docs/cores.md.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ __all__ = ["RULES", "Finding", "Level", "assuming_cores", "barriers_over_limit",
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     """The program hangs, or the card refuses it."""
@@ -79,7 +83,7 @@ def findings(program: Program) -> tuple[Finding, ...]:
 
 
 def unknown_cores(program: Program) -> tuple[OpId, ...]:
-    """Operators that use cores of which the record does not say how many.
+    """Operators that use cores, but the record does not say how many.
 
     A collective of a communicator whose engine is known, and is not "aiv", is none of them: it uses no cores.
     """
@@ -123,7 +127,7 @@ def _finding(rule: str, text: str, ops: Iterable[OpId]) -> Finding:
     return Finding(RULES[rule], rule, text, tuple(ops))
 
 
-def _alike(
+def _merge_alike(
     rule: str, found: Iterable[tuple[object, tuple[OpId, ...]]], text: Callable[[tuple[OpId, ...]], str]
 ) -> Iterator[Finding]:
     """One finding for each group that is alike, with the text of its first."""
@@ -147,7 +151,7 @@ def _missing_ranks(program: Program) -> Iterator[Finding]:
         cards = ", ".join(program.missing(collective))
         return f"{program.describe(ops[0])} is {collective}, which has no member on card {cards}: it never finishes."
 
-    yield from _alike("missing-rank", found(), text)
+    yield from _merge_alike("missing-rank", found(), text)
 
 
 def _on_one_card(program: Program) -> Iterator[Finding]:
@@ -166,7 +170,7 @@ def _on_one_card(program: Program) -> Iterator[Finding]:
 
 
 def _different_collectives(program: Program) -> Iterator[Finding]:
-    """The how manieth collective of a communicator is another one on another card."""
+    """Two cards run different collectives as number N of the same communicator."""
 
     def found() -> Iterator[tuple[object, tuple[OpId, ...]]]:
         for collective, ops in program.members.items():
@@ -178,7 +182,7 @@ def _different_collectives(program: Program) -> Iterator[Finding]:
         collective = program.op(ops[0]).collective
         return f"{collective} is not the same collective on all cards: {', '.join(map(program.describe, ops))}."
 
-    yield from _alike("desync", found(), text)
+    yield from _merge_alike("desync", found(), text)
 
 
 def _different_order(program: Program) -> Iterator[Finding]:
@@ -240,11 +244,11 @@ def _over_limit(program: Program) -> Iterator[Finding]:
         op = program.op(ops[0])
         assert op.limit is not None
         return (
-            f"{program.describe(ops[0])} has a barrier over {_text(op.cores)} and a limit of {_text(op.limit)}: "
+            f"{program.describe(ops[0])} has a barrier over {_text_of(op.cores)} and a limit of {_text_of(op.limit)}: "
             "its blocks never are there at the same time."
         )
 
-    yield from _alike("sync-all-over-limit", found(), text)
+    yield from _merge_alike("sync-all-over-limit", found(), text)
 
 
 def _two_aiv_communicators(program: Program, graph: Graph) -> Iterator[Finding]:
@@ -301,12 +305,12 @@ def _unequal_limits(program: Program) -> Iterator[Finding]:
 
     def text(ops: tuple[OpId, ...]) -> str:
         each = (
-            f"{program.describe(id)} {'may use' if op.limit is not None else 'uses'} {_text(op.limit or op.cores)}"
+            f"{program.describe(id)} {'may use' if op.limit is not None else 'uses'} {_text_of(op.limit or op.cores)}"
             for id, op in ((id, program.op(id)) for id in ops)
         )
         return f"the ranks of a collective differ in their cores: {', '.join(each)}."
 
-    yield from _alike("unequal-limits", found(), text)
+    yield from _merge_alike("unequal-limits", found(), text)
 
 
 def _below_minimum(program: Program) -> Iterator[Finding]:
@@ -333,7 +337,7 @@ def _below_minimum(program: Program) -> Iterator[Finding]:
             f"{card.chip}."
         )
 
-    yield from _alike("below-hccl-minimum", found(), text)
+    yield from _merge_alike("below-hccl-minimum", found(), text)
 
 
 def _unknown(program: Program) -> Iterator[Finding]:
@@ -347,6 +351,6 @@ def _unknown(program: Program) -> Iterator[Finding]:
         )
 
 
-def _text(cores: Cores) -> str:
+def _text_of(cores: Cores) -> str:
     parts = [f"{number} {kind}" for number, kind in zip(cores, ("cube", "vector"), strict=True) if number]
     return f"{' and '.join(parts) or 'no'} cores"

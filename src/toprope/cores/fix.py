@@ -1,4 +1,7 @@
-"""Fix for a deadlock: the largest limit of one operator that makes the program safe; pure."""
+"""Fix for a deadlock: the largest limit of one operator that makes the program safe; pure.
+
+`check` calls it with its own tests as the judge of a limit. Limits for whole streams are `cores.planning`.
+"""
 
 from __future__ import annotations
 

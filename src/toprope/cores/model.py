@@ -1,12 +1,14 @@
 """A program as the cores of its cards see it: streams of operators, events between them, collectives; pure.
 
-The model is one first-in-first-out queue per stream. An operator asks for cores of its card and never gives any
-back before it has finished. What it must hold *at the same time* to finish is what matters for deadlocks (`Op.need`):
+Readers (`cores.formats`) and users make a `Program`; all of `toprope.cores` works on it. The model is one
+first-in-first-out queue per stream. An operator asks for cores of its card and never gives any back before it has
+finished. What it must hold *at the same time* to finish is what matters for deadlocks (`Op.need`):
 
 - a collective, and an operator with a barrier over all of its blocks (SyncAll), need every block resident at once;
 - any other operator is elastic: its blocks may run one after the other, so one core to run them on is enough.
 
-A member of a collective finishes only together with the members on the other cards.
+A member of a collective finishes only together with the members on the other cards. The proofs (docs/core_proof.md)
+rest on these rules.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Discipline(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card.
+    """A card with its cube and vector cores.
 
     Attributes:
         name: how the program's records call it, such as "0".

@@ -1,7 +1,8 @@
 """Operators that can be active together, as far as streams, events and collectives order them; pure.
 
-An operator begins, and may hold cores, before its peers on other cards do; all members of a collective finish
-together. So what one operator must wait for is what has *finished* before it may begin.
+Only for `findings`: proofs have their own, faster ways (`proof.antichain`). An operator begins, and may hold cores,
+before its peers on other cards do; all members of a collective finish together. So an operator must wait for what has
+*finished* before it may begin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Reads schedules from files, whichever kind they are, and writes them; docs/cores.md describes them."""
+"""Reads schedules from files of every kind that `cores.formats` knows, and writes them as JSON.
+
+For `toprope cores` and the report of `toprope run`. The kind is found by the content of a file, not by its name;
+docs/cores.md lists them. A new format is a module of `cores.formats` and a branch of `read`.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +103,7 @@ def _files(paths: tuple[str | os.PathLike[str], ...]) -> list[Path]:
     files: list[Path] = []
     for given in map(Path, paths):
         if given.is_dir():
-            files += _of_folder(given)
+            files += _files_of_ranks(given)
         elif "*" in given.name and not given.exists():
             found = sorted(given.parent.glob(given.name))
             if not found:
@@ -113,7 +117,7 @@ def _files(paths: tuple[str | os.PathLike[str], ...]) -> list[Path]:
     return files
 
 
-def _of_folder(folder: Path) -> list[Path]:
+def _files_of_ranks(folder: Path) -> list[Path]:
     """The profiler's file of each rank: of one folder `kernel_details.csv`, where that names streams."""
     ranks: dict[Path, list[Path]] = {}
     for pattern in _PROFILED:

@@ -1,4 +1,8 @@
-"""A moment of a program: what has finished, who holds which cores, and why nothing can go on; pure."""
+"""A moment of a program: what has finished, who holds which cores, and why nothing can go on; pure.
+
+Witnesses of deadlocks are `State`s: proofs and runs make them, the commands and pictures show them. When a moment is
+stuck is defined here once (`is_stuck`).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class State:
-    """A moment of a program.
+    """A moment of a program: what has finished, and the cores that are held.
 
     Attributes:
         program: what runs.

@@ -9,6 +9,10 @@
 Importing it imports no torch; the first call does.
 """
 
+# For maintainers: the names of `__all__` are public: docs/device.md, docs/api. How they find a device: `select`,
+# `kinds`, and a file for each kind (`npu`, `cuda`, `cpu`, `accelerator` for others). No other package calls torch.npu
+# or torch.cuda (tests/device/test_device_boundary.py).
+
 from toprope.device.api import best_dtype, load, seed_all, why_not
 from toprope.device.base import Availability, Capabilities, Device, FallbackWarning, Memory, Properties, State
 from toprope.device.kinds import kinds

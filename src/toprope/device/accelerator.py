@@ -2,6 +2,9 @@
 
 torch.accelerator (https://docs.pytorch.org/docs/stable/accelerator.html) serves one kind in a process. Another one,
 such as CUDA next to a simulated NPU, is asked through its own module, whose functions have the same names.
+
+The base class of `npu` and `cuda`, and the class of kinds without a file here (`kinds`). Its methods are those of
+`base.Device`.
 """
 
 from __future__ import annotations

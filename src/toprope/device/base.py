@@ -6,6 +6,9 @@ A new kind of device is one file with a subclass of `Device` and an entry point 
     mine = "my_package.my_file:MyDevice"
 
 The name of the entry point is the kind: the part before the colon in "mine:0".
+
+A method that is added to `Device` needs an implementation in `accelerator` and `cpu`, or one here that all kinds can
+use; tests/device/test_device_backends.py has a kind of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The CPU: the fallback of every program; its memory and stream functions never raise."""
+"""The CPU: the fallback of every program; its memory and stream functions never raise.
+
+Found by `kinds`; the methods are those of `base.Device`, the host's figures come from `memory.HostMemory`.
+"""
 
 from __future__ import annotations
 
@@ -168,6 +171,7 @@ def _empty_pinned_cache() -> None:
 
 
 def _processor() -> str:
+    """The processor's name as Linux gives it; "" where it does not."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

@@ -1,4 +1,8 @@
-"""GPUs through `torch.cuda`: NVIDIA's, and AMD's where torch is built for them."""
+"""GPUs through `torch.cuda`: NVIDIA's, and AMD's where torch is built for them.
+
+Found by `kinds`; most of it is in `accelerator`. It has not run on a GPU in CI: tests/device/test_device_cuda.py
+compares its calls with the signatures of torch.cuda.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parsing of device arguments: "npu", "npu:1", a number, a torch.device, a `Device`."""
+"""Parsing of device arguments: "npu", "npu:1", a number, a torch.device, a `Device`.
+
+Called by `select` for every argument and setting that names a device, and by `portable`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 from toprope.errors import DeviceNameError
 
-__all__ = ["AUTO", "Asked", "read_name"]
+__all__ = ["AUTO", "DeviceRequest", "read_name"]
 
 AUTO = "auto"
 """The name that leaves the choice to toprope."""
@@ -16,7 +19,7 @@ _NAME = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
 
 
 @dataclass(frozen=True)
-class Asked:
+class DeviceRequest:
     """A parsed device argument.
 
     Attributes:
@@ -31,7 +34,7 @@ class Asked:
         return self.kind if self.index is None else f"{self.kind}:{self.index}"
 
 
-def read_name(device: object) -> Asked:
+def read_name(device: object) -> DeviceRequest:
     """Parse a device argument.
 
     Args:
@@ -43,22 +46,22 @@ def read_name(device: object) -> Asked:
 
     Example:
         >>> read_name(" NPU:1 ")
-        Asked(kind='npu', index=1)
+        DeviceRequest(kind='npu', index=1)
         >>> read_name(1)
-        Asked(kind='auto', index=1)
+        DeviceRequest(kind='auto', index=1)
     """
     if isinstance(device, str):
         found = _NAME.fullmatch(device.strip().lower())
         if found:
-            return Asked(found[1], None if found[2] is None else int(found[2]))
+            return DeviceRequest(found[1], None if found[2] is None else int(found[2]))
     elif isinstance(device, int) and not isinstance(device, bool):
         if device >= 0:
-            return Asked(AUTO, device)
+            return DeviceRequest(AUTO, device)
     else:
         kind = getattr(device, "kind", getattr(device, "type", None))
         index = getattr(device, "index", None)
         if isinstance(kind, str) and (index is None or isinstance(index, int)):
-            return Asked(kind, index)
+            return DeviceRequest(kind, index)
     if isinstance(device, str) and device.strip().isdecimal():
         number = int(device.strip())  # int() alone knows fewer blanks
         raise DeviceNameError(

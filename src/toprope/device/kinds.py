@@ -1,4 +1,8 @@
-"""Kinds of device: toprope's own, those of the entry points `toprope.backends`, other accelerators."""
+"""Kinds of device: toprope's own, those of the entry points `toprope.backends`, other accelerators.
+
+Called by `select` and doctor's child process. A kind of toprope's own is a row of `_OWN`; others come by entry points
+(docs/adding.md).
+"""
 
 from __future__ import annotations
 
@@ -85,6 +89,7 @@ def _others() -> dict[str, EntryPoint]:
 
 
 def _other(kind: str) -> type[Device]:
+    """The class of a kind that is not toprope's own: of an entry point, or by torch.accelerator."""
     if kind not in _others():
         _others.cache_clear()  # the package may have come onto sys.path since
     entry = _others().get(kind)

@@ -1,4 +1,8 @@
-"""Errors that say that memory ran out, processes that hold it, and the host's own memory."""
+"""Errors that say that memory ran out, processes that hold it, and the host's own memory.
+
+Used by `base`, `cpu` and `probing`, and by `tiers`, which needs the same answers. The texts that mean "out of memory"
+are those of torch, torch_npu and the vendor's codes; tests/device/test_device_cpu.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Ascend NPUs, through `torch.npu`: torch_npu's, or the same names of the simulated card.
 
 The calls are held against the published torch_npu by a static test; with torch_npu on a real card they have never run.
+
+Found by `kinds`. Most of it is in `accelerator`; here is what only torch_npu has, and why there is no card (`host`). A
+call that is added must be in the published wheel: tests/device/test_device_torch_npu.py.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from toprope.device.host.libraries import advice, reason
 from toprope.device.host.software import installed_version
 from toprope.device.seeds import draws_random_numbers
 from toprope.messages import Message, joined
-from toprope.visible import VARIABLE
+from toprope.visible_devices import VARIABLE
 
 __all__ = ["NpuDevice"]
 
@@ -170,6 +173,7 @@ def _is_a_name_to_torch() -> bool:
 
 
 def _only_made_by_hand(npu: Any) -> Availability:
+    """The answer for a `torch.npu` that some program put there, such as a mock."""
     return Availability(
         "npu",
         State.BROKEN,
@@ -223,6 +227,7 @@ def _import_torch_npu() -> Availability | None:
 
 
 def _gives_no_npu(origin: str) -> Availability:
+    """The answer for a torch_npu that was imported and did not give torch its `npu`."""
     return Availability(
         "npu",
         State.BROKEN,
@@ -239,6 +244,7 @@ def _gives_no_npu(origin: str) -> Availability:
 
 
 def _not_installed() -> Availability:
+    """The answer where there is no torch_npu."""
     return Availability(
         "npu",
         State.NOT_INSTALLED,
@@ -264,9 +270,10 @@ def _facts(npu: ModuleType) -> str:
 
 
 def _why_no_card(npu: ModuleType) -> tuple[str, str]:
+    """The reason why working software shows no card, and advice."""
     if _is_simulated(npu):
         mask = os.environ.get(VARIABLE, "")
-        from toprope.visible import visible_cards
+        from toprope.visible_devices import visible_cards
 
         problem = visible_cards(mask, 16).problem or Message("it lists none of the simulated cards")
         return Message("{variable}={mask}: {problem}", variable=VARIABLE, mask=mask, problem=problem), Message(

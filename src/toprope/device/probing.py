@@ -1,4 +1,8 @@
-"""Probe of dtypes on a device: runs matmul, convolution and attention there, and checks the results."""
+"""Probe of dtypes on a device: runs matmul, convolution and attention there, and checks the results.
+
+Called through `Device.probe`, `best_dtype`, `choose_dtype` and `why_not`. What counts as working is decided by the
+three trials here, on the device itself and never by a table.
+"""
 
 from __future__ import annotations
 
@@ -193,6 +197,7 @@ def _without_autocast(kind: str) -> AbstractContextManager[object]:
 
 
 def _probe(device: _Device, dtype: torch.dtype) -> DtypeProbe:
+    """Run the three trials of a dtype, and compare their numbers; an out-of-memory error is raised."""
     import torch
 
     name = _name(dtype)

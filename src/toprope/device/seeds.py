@@ -1,4 +1,7 @@
-"""Seeds and generators: which seed was used is always known, and where the numbers are drawn too."""
+"""Seeds and generators: which seed was used is always known, and where the numbers are drawn too.
+
+Used by all kinds of device, and public as `toprope.device.seed_all`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The choice of a device: argument > context > TOPROPE_DEVICE > PREFERRED_DEVICE > [tool.toprope] > NPU, CUDA, CPU.
 
 What is asked for is granted or refused with the reasons; another device in its place only where that was allowed.
+
+Public through `toprope.device`; `tiers`, `images` and `compat` call it too. The order above is documented in
+docs/device.md and held by tests/device/test_device_select.py.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from toprope.device.base import Availability, Device, FallbackWarning, State
-from toprope.device.device_string import AUTO, Asked, read_name
+from toprope.device.device_string import AUTO, DeviceRequest, read_name
 from toprope.device.kinds import device_class, kinds, look
 from toprope.device.torch_import import check_torch
 from toprope.errors import (
@@ -145,6 +148,10 @@ def available(kind: str | None = None) -> list[Device]:
 
     Raises:
         DeviceNameError: there is no such kind.
+
+    Example:
+        >>> [each.kind for each in available("cpu")]
+        ['cpu']
     """
     check_torch()
     names = kinds() if kind is None else (read_name(kind).kind,)
@@ -152,7 +159,12 @@ def available(kind: str | None = None) -> list[Device]:
 
 
 def survey() -> list[Availability]:
-    """The state of every kind of device in this process, with the reason, in the order in which they are tried."""
+    """The state of every kind of device in this process, with the reason, in the order in which they are tried.
+
+    Example:
+        >>> [each.kind for each in survey()]
+        ['npu', 'cuda', 'cpu']
+    """
     check_torch()
     return [look(kind) for kind in kinds()]
 
@@ -199,8 +211,9 @@ class use(ContextDecorator):  # noqa: N801 - reads as a verb, as torch's own con
 
 
 def _chosen(device: DeviceLike | None, fallback: bool | None, first: tuple[str, ...]) -> Choice:
+    """Grant what was asked for, or choose; fall back where that is allowed."""
     asked, source = _asked(device)
-    if asked == Asked(AUTO):
+    if asked == DeviceRequest(AUTO):
         return _automatic(source, first)
     try:
         return Choice(_grant(asked, first), str(asked), source)
@@ -210,24 +223,25 @@ def _chosen(device: DeviceLike | None, fallback: bool | None, first: tuple[str, 
         return _fallen_back(asked, source, error, first)
 
 
-def _asked(device: DeviceLike | None) -> tuple[Asked, str]:
+def _asked(device: DeviceLike | None) -> tuple[DeviceRequest, str]:
     """A wish for a device, and its origin."""
     if device is not None:
         return read_name(device), "argument"
     inside = _inside.get()
     if inside is not None:
-        return Asked(inside.kind, inside.index), "context"
+        return DeviceRequest(inside.kind, inside.index), "context"
     settings = Settings.load()
     origin = settings.origins["device"]
     preferred = os.environ.get(PREFERRED, "").strip()
     if preferred and not origin.startswith("environment"):
         return _read_setting(preferred, PREFERRED), f"environment variable {PREFERRED}"
     if settings.device is None:
-        return Asked(AUTO), "automatic"
+        return DeviceRequest(AUTO), "automatic"
     return _read_setting(settings.device, origin), origin
 
 
-def _read_setting(text: str, source: str) -> Asked:
+def _read_setting(text: str, source: str) -> DeviceRequest:
+    """Parse a device from a variable or a file; errors name it."""
     try:
         asked = read_name(text)
         if asked.kind not in (AUTO, SIMULATED):
@@ -255,7 +269,7 @@ def _device(kind: str, index: int) -> Device:
     return known[0]
 
 
-def _grant(asked: Asked, first: tuple[str, ...] = ()) -> Device:
+def _grant(asked: DeviceRequest, first: tuple[str, ...] = ()) -> Device:
     """The device that was asked for, or the error that says why not."""
     kind = "npu" if asked.kind == SIMULATED else asked.kind
     if kind == AUTO:
@@ -289,12 +303,13 @@ def _grant(asked: Asked, first: tuple[str, ...] = ()) -> Device:
 
 
 def _automatic(source: str, first: tuple[str, ...]) -> Choice:
+    """Take the first kind that works, and keep the reasons against those before it."""
     passed: list[Availability] = []
     for kind in (*first, *(kind for kind in kinds() if kind not in first)):
         _check_mask(kind)
         stand = look(kind)
         if stand.state is State.WORKS:
-            device = _grant(Asked(kind))
+            device = _grant(DeviceRequest(kind))
             for each in passed:
                 if each.surprising and (each.text, str(device)) not in _told:
                     _told.add((each.text, str(device)))
@@ -304,7 +319,8 @@ def _automatic(source: str, first: tuple[str, ...]) -> Choice:
     raise DeviceNotVisibleError("there is no device at all.", looked_at="; ".join(each.text for each in passed))
 
 
-def _fallen_back(asked: Asked, source: str, error: TopropeError, first: tuple[str, ...]) -> Choice:
+def _fallen_back(asked: DeviceRequest, source: str, error: TopropeError, first: tuple[str, ...]) -> Choice:
+    """Take another device than the one asked for, with one warning for each reason."""
     choice = _automatic(source, first)
     reason = error.what.rstrip(".")
     key = (str(asked), str(choice.device), reason)
@@ -340,6 +356,7 @@ def _with_source(error: TopropeError, source: str) -> TopropeError:
 
 
 def _no_index(cls: type[Device], index: int, count: int) -> DeviceIndexError:
+    """The error for an index beyond the devices that the process sees."""
     names = [str(_device(cls.kind, each)) for each in range(count)]
     shown = names if len(names) <= 4 else [names[0], names[1], "...", names[-1]]
     number = f"{len(names)} device{'s' if len(names) > 1 else ''}"
@@ -361,6 +378,8 @@ def _check_mask(kind: str) -> None:
 
 
 def _late_mask(variable: str, mask: str | None) -> DeviceMaskError:
+    """The error for a mask that was changed after the process had used a card."""
+
     def shown(text: str | None) -> str:
         return "not set" if text is None else repr(text)
 

@@ -1,4 +1,7 @@
-"""`import torch`, and what to do where that fails: torch loads torch_npu with it, and a broken one ends both."""
+"""`import torch`, and what to do where that fails: torch loads torch_npu with it, and a broken one ends both.
+
+Called by `select` and `api` before anything else of torch.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ def check_torch() -> None:
 
 
 def _explained(error: Exception) -> TopropeError:
+    """The error for a torch that cannot be imported: missing, broken, or ended by a backend."""
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return DeviceNotInstalledError("torch is not installed.", looked_at=sys.executable, do="install torch")
     if isinstance(error.__cause__, TopropeError):

@@ -1,6 +1,8 @@
 """Files of weights: mapped into memory as the CPU's, then copied to the device piece by piece.
 
 The mapped pages are given back as they are copied, so that a file larger than the host's memory can be loaded too.
+
+Called by `Device.load` and `toprope.device.load`. The files are read by safetensors and torch.load.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ def load_file(path: str | os.PathLike[str], device: torch.device, *, dtype: torc
 
 
 def _load_safetensors(file: Path, move: _Mover) -> dict[str, torch.Tensor]:
+    """Load the tensors of a safetensors file in the file's order, and return them in its own."""
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             in_the_order_of_the_file = opened.offset_keys() if hasattr(opened, "offset_keys") else opened.keys()
@@ -61,6 +64,7 @@ def _load_safetensors(file: Path, move: _Mover) -> dict[str, torch.Tensor]:
 
 
 def _load_checkpoint(file: Path, move: _Mover, *, mapped: bool) -> Any:
+    """Load what torch.save wrote, weights alone."""
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:

@@ -1,8 +1,10 @@
 """Estimates of how long a card takes, as ranges: for each operator of a run, and for models on paper.
 
-`record` says what ran, `cost` what that is in operations and bytes, how fast a chip does it and when: the host
-launches, streams compute, and both wait for each other. `model` estimates a model from its configuration, and
-`measured` takes the rates from a card's own profiles.
+`cost` is the arithmetic: operations and bytes of a call, a chip's speed, and a timeline, in which the host launches,
+streams compute, and both wait for each other. `record` records what a model would call. `model` estimates a model from
+its configuration (`toprope estimate`), `measured` fits the rates to a card's own profiles (`toprope calibrate`,
+`toprope verify`). toprope.sim.tracing.timing estimates a run. Errors against public measurements:
+docs/estimate_errors.md.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,8 @@
-"""Conversion of fed values into messages, and of messages into fetched values."""
+"""Conversion of fed values into messages, and of messages into fetched values.
+
+`FlowGraph` calls it in the program's process, for `feed` and `fetch`; stages convert by `worker.calls`. Types and codes
+are those of the dataflow API (`flow.exceptions`).
+"""
 
 from __future__ import annotations
 

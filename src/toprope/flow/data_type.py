@@ -1,4 +1,7 @@
-"""The dtypes of the dataflow API, and descriptions of tensors; pure."""
+"""The dtypes of the dataflow API (`DT_FLOAT`, ...), and descriptions of tensors; pure.
+
+Public names and numbers are the reference's; all of `toprope.flow` reads them. Imports neither numpy nor torch.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A dtype.
+    """A dtype of the dataflow API, with its names in numpy and torch.
 
     Attributes:
         name: "DT_FLOAT".

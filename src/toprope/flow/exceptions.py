@@ -1,6 +1,7 @@
 """Errors of the dataflow API, and the codes that its calls return.
 
-Building a graph raises; feeding and fetching return codes. What a decorator or an argument's type refuses is a
+For users; all of `toprope.flow` raises and returns them. Names and numbers are the reference's. Building a graph
+raises; feeding and fetching return codes. If a decorator or an argument's type is refused, the error is a
 `DfException`, as the manual says, and at the same time the TypeError, ValueError or AssertionError that the reference
 raises.
 """

@@ -1,4 +1,7 @@
-"""All names of the dataflow API."""
+"""All names of the dataflow API.
+
+`toprope.flow` and the facade `dataflow` export exactly this list.
+"""
 
 from toprope.flow import data_type, utils
 from toprope.flow.data_type import (

@@ -1,4 +1,9 @@
-"""`FlowGraph`: the user's class of a graph, which is fed and fetched from."""
+"""`FlowGraph`: the user's class of a graph, which is fed and fetched from.
+
+Public API with the reference's names, codes and quirks, and toprope's own calls (`submit`, `stream`, `results`, ...);
+the HTTP service and `toprope serve` call it, too. What runs is `executor.runner`; conversion of values is
+`flow.convert`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +52,7 @@ _PATIENCE = 60.0
 
 
 class FlowGraph(GraphSettings):
-    """A graph.
+    """A graph of stages between inputs and outputs, fed and fetched from in this program.
 
     Args:
         outputs: the fetched outputs, in this order; an output may occur several times.
@@ -78,7 +83,7 @@ class FlowGraph(GraphSettings):
         self.set_start_timeout(start_timeout_ms)
         self.name = unique_name(name, "FlowGraph")
         self._lock = threading.Lock()
-        self._settled = threading.Event()  # started, failed or closed
+        self._start_ended = threading.Event()  # started, failed or closed
         self._runner: Runner | None = None
         self._futures: Futures | None = None
         self._closed = False
@@ -102,11 +107,11 @@ class FlowGraph(GraphSettings):
                     runner.start()
                 except Exception as error:
                     self._last_error = error
-                    self._settled.set()
+                    self._start_ended.set()
                     logger.error("%s cannot run: %s", self.name, with_notes(error))
                     return None
                 self._runner = runner
-                self._settled.set()
+                self._start_ended.set()
                 weakref.finalize(self, runner.close)
         return self._runner if not self._closed else None
 
@@ -167,7 +172,7 @@ class FlowGraph(GraphSettings):
             return error.error_code
         self._fed = True
         if is_compile_only(self._options):
-            self._settled.set()
+            self._start_ended.set()
             return SUCCESS
         runner = self._started()
         return FAILED if runner is None else runner.feed(messages, timeout, partial=partial)
@@ -247,7 +252,7 @@ class FlowGraph(GraphSettings):
         if timeout < -1:
             return FAILED
         until = None if timeout < 0 else time.monotonic() + timeout / 1000
-        if not self._settled.is_set() and not self._wait_for_start(until):
+        if not self._start_ended.is_set() and not self._wait_for_start(until):
             return MODEL_EXECUTE_TIMEOUT if timeout else QUEUE_EMPTY
         runner = self._runner
         if runner is None or self._closed:
@@ -268,14 +273,14 @@ class FlowGraph(GraphSettings):
             return True
         began = time.monotonic()
         left = None if until is None else until - began
-        if self._settled.wait(_PATIENCE if left is None else min(_PATIENCE, left)):
+        if self._start_ended.wait(_PATIENCE if left is None else min(_PATIENCE, left)):
             return True
         if time.monotonic() - began >= _PATIENCE and not self._fed:
             _log.warning(
                 "fetch from %s has waited for %.0f s, and nothing was fed. do: feed before, or in another thread",
                 self.name, _PATIENCE,
             )  # fmt: skip
-        return self._settled.wait(None if until is None else until - time.monotonic())
+        return self._start_ended.wait(None if until is None else until - time.monotonic())
 
     def _places(self, indexes: Any) -> list[int]:
         order = list(self._plan.order)
@@ -404,7 +409,7 @@ class FlowGraph(GraphSettings):
         with self._lock:
             self._closed = True
             runner, self._runner = self._runner, None
-        self._settled.set()
+        self._start_ended.set()
         if self._futures is not None:
             self._futures.close()
         if runner is not None:

@@ -1,4 +1,8 @@
-"""Futures and streams of a graph's results: a thread fetches, and delivers each result to its input's receiver."""
+"""Futures and streams of a graph's results: a thread fetches, and delivers each result to its input's receiver.
+
+`FlowGraph.submit` and `stream`, and with them the HTTP service, are built on it; it calls the runner. A receiver that
+has given up must never stop the others: tests/flow/test_flow_run.py and test_serve_graph.py.
+"""
 
 from __future__ import annotations
 
@@ -271,7 +275,7 @@ class Futures:
         if receiver is None:
             return _nothing  # its receiver has given up
         if isinstance(receiver, Future):
-            return functools.partial(_settle, receiver, result)
+            return functools.partial(_set_result, receiver, result)
         stream = receiver()
         if stream is None:
             self._waiting[transaction] = receiver, until  # `_left` has it
@@ -358,7 +362,7 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _settle(future: Future[list[Any]], result: FlowResult) -> None:
+def _set_result(future: Future[list[Any]], result: FlowResult) -> None:
     try:
         values = result.get()
     except BaseException as error:

@@ -1,4 +1,8 @@
-"""Registry of message types: serialization of values, and their reconstruction."""
+"""Registry of message types: serialization of values, and their reconstruction.
+
+Users register classes (`msg_type_register`); `convert`, stages and the UDF interface make messages of values by `wrap`
+and values of messages by `unwrap`. The numbers of types are the reference's (`stage.spec`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`FlowResult`: values, flow info, code and error of a result."""
+"""`FlowResult`: values, flow info, code and error of a result.
+
+For users, of `FlowGraph.fetch_result`; futures and streams get their results in it. Not in the reference.
+"""
 
 from __future__ import annotations
 

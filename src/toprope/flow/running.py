@@ -1,4 +1,7 @@
-"""Location of the calling stage: its card, its instance number, and the number of instances."""
+"""Location of the calling stage: its card, its instance number, and the number of instances.
+
+For users, in functions of a stage (`get_running_device_id`, ...). The stage's process sets it for its threads.
+"""
 
 from __future__ import annotations
 

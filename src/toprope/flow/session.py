@@ -1,4 +1,8 @@
-"""Start and end of the dataflow API, and its options."""
+"""Start and end of the dataflow API, and its options.
+
+`init` and `finalize`, for users; graphs read the options and register to be closed. Option names are the reference's.
+`toprope.strict` turns on quirks of the reference that toprope leaves out otherwise.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ _graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def init(flow_options: dict[str, str]) -> None:
-    """Begin.
+    """Begin the use of the dataflow API, with options for all graphs.
 
     Args:
         flow_options: options by their names; "ge.graphRunMode" is set in it, as the reference does. A second call

@@ -1,4 +1,7 @@
-"""Tensors of the dataflow API on the host: an array with a description."""
+"""Tensors of the dataflow API on the host: an array with a description.
+
+For users (`Tensor`, `alloc_tensor`); stages and the service use it for tensors that are not torch's.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _ALIGNMENTS = (32, 64, 128, 256, 512, 1024)
 
 
 class Tensor:
-    """A tensor.
+    """A tensor on the host: an array of numpy with a dtype and a shape of the dataflow API.
 
     Args:
         data: a number, a list, an array or a Tensor; it is copied.

@@ -1,4 +1,7 @@
-"""Helpers of the dataflow API."""
+"""Helper of the dataflow API: writes a template of a deploy file.
+
+For users, under the reference's name; the format is in `graph.deploy_file`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Typed interface of the backends: local processes, Ray, and a worker's relay to its driver."""
+"""`Backend`, the interface between the yr API and what runs it: local processes, Ray, or a relay to the driver.
+
+`functions.api` calls it; `local.session.Session`, `ray.backend.RayBackend` and `local.worker.relay.Relay` implement it.
+A method that is added here is added to all three, and the assertions in tests/functions run on each backend.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Pickling of exceptions between processes: by their parts, without a call of their constructor.
 
-Python pickles an exception as its class and `args`, and calls the class with them. A constructor that takes other
-arguments fails then, or changes the text; notes, causes and what a group's members hold are lost. Here an exception is
-its class, `args`, attributes, notes, cause, context and, for a group, its members. A class that says itself how it is
-pickled is pickled so, where that works.
+`functions.exceptions` sends errors of workers by it, and so does `toprope.flow`. Python pickles an exception as its
+class and `args`, and calls the class with them. A constructor that takes other arguments fails then, or changes the
+text; notes, causes and what a group's members hold are lost. Here an exception is its class, `args`, attributes, notes,
+cause, context and, for a group, its members. A class that defines its own pickling is pickled that way, if it works.
+Held for every exception class of Python by tests/functions/test_functions_exception_library.py.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Portable:
             self._parts = _as_text(error), (), None, None, False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _linked, self._parts
+        return _with_context, self._parts
 
     def _of(self, error: BaseException, above: tuple[int, ...]) -> tuple[Any, ...]:
         """The core of an exception, its notes, cause and context, and whether the context is hidden."""
@@ -96,14 +97,14 @@ class _Part:
         self._parts = parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _linked, self._parts
+        return _with_context, self._parts
 
 
 class _Core(_Part):
     """Class, arguments and attributes of an exception, and the members of a group."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, self._parts
+        return _construct, self._parts
 
 
 def built_in_attributes(kind: type[BaseException]) -> list[str]:
@@ -139,7 +140,7 @@ def notes_of(error: BaseException) -> list[str]:
     return list(found) if isinstance(found, list | tuple) else []
 
 
-def _linked(
+def _with_context(
     error: BaseException,
     notes: Sequence[str],
     cause: BaseException | None,
@@ -155,7 +156,7 @@ def _linked(
     return error
 
 
-def _made(
+def _construct(
     kind: type[BaseException],
     arguments: tuple[Any, ...],
     attributes: Mapping[str, Any],

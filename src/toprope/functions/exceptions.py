@@ -1,12 +1,14 @@
 """The exceptions of the yr API, with its codes.
 
+For users, who catch them; all of `toprope.functions` raises them. Classes, codes and texts are openYuanrong's.
+
 YRError
 ├── YRRuntimeError (RuntimeError)
 │   ├── YRTimeoutError (TimeoutError)     a wait is over
 │   │   └── GetTimeoutError
-│   ├── MissingInstanceError (TimeoutError)  there is no instance of a name, not in time either
-│   ├── YRInvokeError                     the user's code raised; also is the class of what it raised
-│   └── YRequestError                     an instance or a call could not be brought about
+│   ├── MissingInstanceError (TimeoutError)  no instance has this name, or none got it in time
+│   ├── YRInvokeError                     the user's code raised; also an instance of the class that it raised
+│   └── YRequestError                     an instance could not be created, or a call could not reach it
 ├── YRValueError (ValueError)
 ├── YRTypeError (TypeError)
 └── CancelError                           the call was cancelled
@@ -65,7 +67,7 @@ CODES = {
     "finalized": 9000,
     "generator finished": 9005,
 }
-"""The vendor's codes that we raise, by what they mean."""
+"""The vendor's codes that we raise, by their meaning."""
 
 _CORE, _CREATE, _INVOKE, _DATA = 10, 21, 22, 30
 
@@ -111,7 +113,7 @@ class YRError(Exception):
 
 
 class YRRuntimeError(YRError, RuntimeError):
-    """An operation failed."""
+    """An operation of the session failed; `code` says which failure it is."""
 
 
 class YRValueError(YRError, ValueError):
@@ -259,7 +261,7 @@ def _both(kind: type[BaseException]) -> type[YRInvokeError]:
 
 def _make_both(kind: type[BaseException]) -> type[YRInvokeError]:
     if not issubclass(kind, Exception) or issubclass(YRInvokeError, kind):
-        return YRInvokeError  # SystemExit and the like are not to end the caller
+        return YRInvokeError  # SystemExit and its kind must not end the caller
     try:
         return type(f"YRInvokeError({kind.__name__})", (YRInvokeError, kind), {})
     except Exception:  # a class that cannot be a base next to another, or does not want to be one

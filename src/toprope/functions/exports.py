@@ -1,4 +1,8 @@
-"""All names of the yr API: those that toprope has, and placeholders for those that it does not have."""
+"""All names of the yr API: those that toprope has, and placeholders for those that it does not have.
+
+`toprope.functions` and the facade `yr` export exactly this list. A new name of the API is added here and, if toprope
+lacks it, in `api.unavailable`; tests/functions/test_functions_unavailable.py checks that none is missing.
+"""
 
 from toprope.functions.api import function_groups as fcc
 from toprope.functions.api.function_groups import (

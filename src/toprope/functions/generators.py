@@ -1,4 +1,7 @@
-"""Results of generator functions and methods: references to the items, in order."""
+"""Results of generator functions and methods: references to the items, in order.
+
+Users iterate over an `ObjectRefGenerator`; each backend has a class of `Items` that waits for the next reference.
+"""
 
 from __future__ import annotations
 
@@ -112,13 +115,13 @@ async def signalled(ask: Callable[[Callable[[], None]], None]) -> None:
     loop = asyncio.get_running_loop()
     news: asyncio.Future[None] = loop.create_future()
 
-    def settle() -> None:
+    def deliver() -> None:
         if not news.done():
             news.set_result(None)
 
     def callback() -> None:
         try:
-            loop.call_soon_threadsafe(settle)
+            loop.call_soon_threadsafe(deliver)
         except RuntimeError:
             pass  # the loop has ended
 

@@ -1,4 +1,7 @@
-"""Count of the handles to each instance in this process."""
+"""Count of the handles to each instance in this process.
+
+The proxies of `functions.api` count; both backends ask, and end an instance that nobody can call any more.
+"""
 
 from __future__ import annotations
 

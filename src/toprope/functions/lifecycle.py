@@ -1,8 +1,9 @@
 """Life cycles of instances, instance groups and function calls: pure state machines, driven by the backends.
 
-A backend calls a method for each event, and carries out the commands that it returns, in their order. The machines
-decide; they start, send and wait for nothing. A command may bring about further events before the next one is carried
-out: every state is final before its commands are returned.
+A backend (`local.instance_manager`, `local.pools`, `ray.instances`, ...) calls a method for each event, and carries out
+the commands that it returns, in their order. The machines decide; they start, send and wait for nothing. A command may
+cause further events before the next one is carried out: every state is final before its commands are returned. Rules
+for both backends belong here; tests/functions/test_functions_lifecycle.py tries every order of events.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ _LONGEST_ID = 64
 
 
 class State(StrEnum):
-    """State of an instance."""
+    """State of an instance, from its request to its end."""
 
     WAITING = "waits for resources"
     STARTING = "its constructor runs"
@@ -95,7 +96,7 @@ class State(StrEnum):
 
 
 class Stage(StrEnum):
-    """State of an instance group."""
+    """State of an instance group, from its first member to its end."""
 
     GATHERING = "waits until Group.invoke starts it"
     WAITING = "waits for the resources of all its members"
@@ -105,7 +106,7 @@ class Stage(StrEnum):
 
 
 class Do(Enum):
-    """Commands without arguments."""
+    """Commands to the backend that need no arguments."""
 
     START = "have a process run the constructor"
     GIVE_BACK = "release resources that were granted too late"
@@ -121,7 +122,7 @@ class Do(Enum):
 
 @dataclass(frozen=True)
 class Fail(Generic[C]):
-    """Have calls raise an error."""
+    """Command: have these calls raise an error."""
 
     calls: Sequence[C]
     error: BaseException
@@ -129,7 +130,7 @@ class Fail(Generic[C]):
 
 @dataclass(frozen=True)
 class Gone:
-    """Tell the group of an instance that it has ended, of itself (`crashed`) or because it was asked to."""
+    """Command: report the end of an instance to its group: by itself (`crashed`), or because it was requested."""
 
     error: BaseException
     crashed: bool
@@ -145,7 +146,7 @@ class End:
 
 @dataclass(frozen=True)
 class Kill(Generic[W]):
-    """End workers by force."""
+    """Command: end workers by force."""
 
     workers: Sequence[W]
 
@@ -155,7 +156,7 @@ Command = Do | Fail[Any] | Gone | End | Kill[Any]
 
 @dataclass(eq=False)
 class Life(Generic[C]):
-    """Life of an instance.
+    """State machine of one instance: events in, commands out.
 
     Attributes:
         lives: number of times that it may still be brought back.

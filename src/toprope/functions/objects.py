@@ -1,4 +1,8 @@
-"""References to objects, and the session's entry for each object."""
+"""References to objects (`yr.ObjectRef`), and the session's entry for each object.
+
+Users hold references; an `Entry` has the value or error, or those who wait for it. `ObjectBackend` is the part of
+`Backend` that references need. On Ray, `ray.refs` has entries of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ __all__ = ["Entry", "ObjectBackend", "ObjectRef", "SharedValue", "Value", "given
 
 
 class Value:
-    """A pickled value.
+    """A pickled value, as the driver keeps it for readers.
 
     Attributes:
         data, spec, parts: as in `serialization.Packed`.
@@ -105,7 +109,7 @@ class Entry:
         if self._callbacks is not None:
             with _callbacks_lock:
                 callbacks, self._callbacks = self._callbacks, None
-            _follow(callbacks or [])
+            _run_callbacks(callbacks or [])
 
     def event(self) -> threading.Event:
         """Return an event that is set when it is done."""
@@ -146,7 +150,7 @@ class _Following(threading.local):
 _following = _Following()
 
 
-def _follow(callbacks: Sequence[Callable[[], None]]) -> None:
+def _run_callbacks(callbacks: Sequence[Callable[[], None]]) -> None:
     """Run callbacks. Those that become due meanwhile are queued, not nested: chains may be of any length."""
     queue = _following.queue
     if queue is not None:
@@ -266,13 +270,13 @@ class ObjectRef:
 
     def on_complete(self, callback: Callable[[ObjectRef], None]) -> None:
         """Call back, in a thread of its own, when it is done."""
-        self._backend.when_done(self._entry, lambda: _apart(lambda: callback(self)))
+        self._backend.when_done(self._entry, lambda: _run_in_thread(lambda: callback(self)))
 
     def get_future(self) -> Future[Any]:
         """The object as a future of concurrent.futures."""
         future: Future[Any] = Future()
 
-        def settle() -> None:
+        def deliver() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
@@ -280,7 +284,7 @@ class ObjectRef:
             except Exception as error:
                 future.set_exception(error)
 
-        self._backend.when_done(self._entry, lambda: _apart(settle))
+        self._backend.when_done(self._entry, lambda: _run_in_thread(deliver))
         return future
 
     def as_future(self) -> asyncio.Future[Any]:
@@ -290,7 +294,7 @@ class ObjectRef:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
-        def settle() -> None:
+        def deliver() -> None:
             if future.done():
                 return
             try:
@@ -298,7 +302,7 @@ class ObjectRef:
             except Exception as error:
                 future.set_exception(error)
 
-        self._backend.when_done(self._entry, lambda: _soon(loop, settle))
+        self._backend.when_done(self._entry, lambda: _call_in_loop(loop, deliver))
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -317,15 +321,15 @@ class ObjectRef:
         if local.refs is None:
             return self._backend.reduce_ref(self)
         local.refs.append(self)
-        return _meant, (len(local.refs) - 1,)
+        return _reference_at, (len(local.refs) - 1,)
 
 
-def _apart(action: Callable[[], None]) -> None:
+def _run_in_thread(action: Callable[[], None]) -> None:
     """Run an action in its own thread: the thread that sets results must go on reading."""
     threading.Thread(target=action, name="toprope callback", daemon=True).start()
 
 
-def _soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
     try:
         loop.call_soon_threadsafe(action)
     except RuntimeError:
@@ -343,7 +347,7 @@ def parted(refs: Sequence[ObjectRef], ready: Sequence[int]) -> tuple[list[Object
     return [refs[place] for place in ready], [ref for place, ref in enumerate(refs) if place not in chosen]
 
 
-def _meant(index: int) -> Any:
+def _reference_at(index: int) -> Any:
     """Resolve a reference where its pickle is read."""
     assert local.values is not None
     return local.values[index]

@@ -1,4 +1,8 @@
-"""Options of calls, instances and sessions: names and defaults of the yr API, checked when they are used."""
+"""Options of calls, instances and sessions: names and defaults of the yr API, checked when they are used.
+
+Public dataclasses (`yr.InvokeOptions`, `yr.Config`, ...), read by all of `toprope.functions`. Names, defaults and
+messages are openYuanrong's (its Python API, master of 2026-08); held by tests/functions/test_functions_options.py.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +194,7 @@ class OperatorType:
 
 @dataclass
 class LabelOperator(_Options):
-    """One comparison of a label.
+    """One comparison of a label of a node or an instance, such as "exists" or "in".
 
     Attributes:
         operator_type: of `OperatorType`.

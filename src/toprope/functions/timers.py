@@ -1,4 +1,8 @@
-"""Delayed actions; cancelling one frees it at once."""
+"""Delayed actions; cancelling one frees it at once.
+
+`Timers` belong to a thread that runs them, such as the reactor of a local session; `Clock`, for sessions on Ray, has a
+thread of its own.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,9 @@
 Importing it imports no torch, diffusers or Pillow; the first use does.
 """
 
+# For maintainers: called by `toprope edit`, `toprope ui` and users' programs. The names of `__all__` are public:
+# docs/images.md describes them, and tests/images hold them.
+
 from importlib import import_module
 from typing import TYPE_CHECKING
 

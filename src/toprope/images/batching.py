@@ -1,4 +1,8 @@
-"""Group pictures of the same size with the same knobs into batches. Pure, no torch."""
+"""Group pictures of the same size with the same knobs into batches. Pure, no torch.
+
+Called by `images.engine` between `images.resolve`, which makes a `ResolvedRequest`, and the pipeline. Everything that
+must be the same for all pictures of a batch belongs in `Row.kind`; tests/images/test_images_request.py.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from toprope.images.picture.geometry import Frame
 from toprope.images.picture.masks import Mask
 from toprope.images.request import KNOBS, EditRequest
 
-__all__ = ["Row", "Settled", "batches", "rows_of"]
+__all__ = ["ResolvedRequest", "Row", "batches", "rows_of"]
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedRequest:
     """A request with all values chosen.
 
     Attributes:
@@ -41,27 +45,27 @@ class Row:
 
     Attributes:
         at: index of its request.
-        settled: its request.
+        resolved: its request.
         seed: seed of its noise.
     """
 
     at: int
-    settled: Settled
+    resolved: ResolvedRequest
     seed: int = field(default=0)
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Properties that must be the same for all pictures of a batch."""
-        request = self.settled.request
+        request = self.resolved.request
         knobs = tuple(getattr(request, name) for name in KNOBS if name != "negative")
-        return self.settled.frame.model, request.generator_device, request.sampler, request.like, knobs
+        return self.resolved.frame.model, request.generator_device, request.sampler, request.like, knobs
 
 
-def rows_of(settled: Sequence[Settled]) -> list[Row]:
+def rows_of(resolved: Sequence[ResolvedRequest]) -> list[Row]:
     """Make a row for every picture of every request; seeds count up from the request's seed."""
     return [
         Row(at, each, (each.seed + number) % 2**64)
-        for at, each in enumerate(settled)
+        for at, each in enumerate(resolved)
         for number in range(each.request.num_images)
     ]
 

@@ -1,4 +1,9 @@
-"""Callbacks of an engine: stages and notices, and each step of denoising, where numbers are checked."""
+"""Callbacks of an engine: stages and notices, and each step of denoising, where numbers are checked.
+
+`images.engine` makes both objects; families call `StepCallback` after each step, `images.resolve` and
+`images.pipeline_manager` report through `Notices`. A new text of a notice needs its translation in
+`images.web.messages`.
+"""
 
 from __future__ import annotations
 

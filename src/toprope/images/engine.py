@@ -1,7 +1,10 @@
 """The engine: a model on a device that edits pictures, one after the other or several at once.
 
-Seams for the parts that it is made of: `families` (what a model is), `placement` (where its parts lie; the rungs of
-the memory ladder), `lora`, `refine` (of instructions), `guard`, `attention`, `host_operators`.
+Made with `Engine.open` by `toprope edit` (`cli.editing.execution`), the page (`images.web.worker`), a process for each
+card (`images.runs.cards`) and users' programs. It has the order of the work only. The parts do it: `families` (a file
+for each kind of model), `pipeline_manager` and `memory` (where the parts of the pipeline lie), `lora`, `refining` (of
+instructions), `execution` (attention, host operators, checks of the result). Its errors and notices are also shown on
+the page: a new text needs its translation in `images.web.messages`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from toprope import device as devices
 from toprope.errors import EditError, UsageError
 from toprope.images import samplers
-from toprope.images.batching import Row, Settled, batches, rows_of
+from toprope.images.batching import ResolvedRequest, Row, batches, rows_of
 from toprope.images.callbacks import Notices, StepCallback
 from toprope.images.execution.attention_path import FUSED, AttentionWatch
 from toprope.images.execution.dtypes import read_dtype
@@ -31,7 +34,7 @@ from toprope.images.pipeline_manager import PipelineManager
 from toprope.images.prompts import PromptCache
 from toprope.images.repeat import differences
 from toprope.images.request import KNOBS, EditRequest
-from toprope.images.resolve import settle
+from toprope.images.resolve import resolve_request
 from toprope.images.results import EditResult, files_of, make_record
 from toprope.progress import Step
 
@@ -194,7 +197,10 @@ class Engine:
     def edit(
         self, request: EditRequest, *, on_step: OnStep | None = None, cancelled: Cancelled | None = None
     ) -> EditResult:
-        """Edit a picture.
+        """Edit a picture. Several pictures of it (`num_images`) are made one after the other.
+
+        Each has the bytes of a separate edit with its seed, also by `toprope edit`; in one batch, larger products
+        would be rounded differently.
 
         Args:
             request: the request.
@@ -208,7 +214,7 @@ class Engine:
             EditGuardError: the result is no picture, also in the next safer dtype.
             EditError: memory ran out, and there is no lower rung.
         """
-        return self.edit_all([request], on_step=on_step, cancelled=cancelled)[0]
+        return self.edit_all([request], on_step=on_step, cancelled=cancelled, at_once=1)[0]
 
     def edit_all(
         self,
@@ -232,17 +238,17 @@ class Engine:
             self._check_pipeline()
             self._notices.kept, self._manager.guarded = [], []
             self.device.reset_peak_memory()
-            settled = [settle(self.loaded, request, self._refiner, self._notices) for request in requests]
-            rows = rows_of(settled)
+            resolved = [resolve_request(self.loaded, request, self._refiner, self._notices) for request in requests]
+            rows = rows_of(resolved)
             groups = list(batches(rows, at_once if self.family.batches else 1))
-            pictures: dict[int, list[Image]] = {at: [] for at in range(len(settled))}
+            pictures: dict[int, list[Image]] = {at: [] for at in range(len(resolved))}
             progress = StepCallback(len(groups), on_step, cancelled)
             for group in groups:
                 progress.check()
-                for row, picture in zip(group, self._safely(group, progress), strict=True):
-                    pictures[row.at].append(_finished(picture, row.settled))
+                for row, picture in zip(group, self._compute_batch(group, progress), strict=True):
+                    pictures[row.at].append(_finished(picture, row.resolved))
                 progress.batch_done()
-            return [EditResult(pictures[at], self._record(each, progress.seconds)) for at, each in enumerate(settled)]
+            return [EditResult(pictures[at], self._record(each, progress.seconds)) for at, each in enumerate(resolved)]
 
     # LoRAs
 
@@ -300,8 +306,12 @@ class Engine:
         if self.loaded.pipeline is None:
             raise EditError("the model could not be loaded again after an error.", do="open another engine")
 
-    def _safely(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
-        """Compute a batch; if memory runs out or numbers overflow, compute it again in another way."""
+    def _compute_batch(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
+        """Compute a batch, and again after an error that the engine can do something about.
+
+        If memory runs out, a batch of several pictures is computed in two halves, one after the other, and a picture
+        alone on a lower rung of the memory ladder. If numbers overflow, the model is loaded in a safer dtype.
+        """
         while True:
             try:
                 return self._run(group, progress)
@@ -309,34 +319,35 @@ class Engine:
                 failed = error
             if len(group) > 1 and self.device.is_out_of_memory(failed):
                 del failed
-                return self._in_halves(group, progress)
+                return self._compute_in_halves(group, progress)
             try:
-                self._manager.answer(failed)
+                self._manager.recover(failed)
             finally:
                 del failed  # its frames refer to this frame, which would keep it alive
             self._prompts.clear()
             progress.restart()
 
-    def _in_halves(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
+    def _compute_in_halves(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
+        """Compute the first half of a batch, then the second; each may be halved again."""
         half = len(group) // 2
         self._notices.notice(f"memory ran out with {len(group)} pictures at once, going on with {len(group) - half}")
         self._manager.collect()
         progress.restart(batches=2)
-        first = self._safely(group[:half], progress)
+        first = self._compute_batch(group[:half], progress)
         progress.batch_done()
-        return first + self._safely(group[half:], progress)
+        return first + self._compute_batch(group[half:], progress)
 
     def _run(self, group: Sequence[Row], progress: StepCallback) -> list[Image]:
         """Compute the pictures of a batch."""
         import torch
 
         loaded = self.loaded
-        shown = [fit_in(row.settled.opened.picture, row.settled.frame) for row in group]
-        first = group[0].settled.request
+        shown = [fit_in(row.resolved.opened.picture, row.resolved.frame) for row in group]
+        first = group[0].resolved.request
         where: Literal["device", "cpu"] = "device" if first.generator_device == "device" else "cpu"
         with torch.no_grad(), self._host or nullcontext():
             progress.check()  # before texts are encoded, which nothing can interrupt
-            prompt = self._prompt([row.settled.request for row in group], shown)
+            prompt = self._prompt([row.resolved.request for row in group], shown)
             progress.check()
             generators = [loaded.device.generator(row.seed, on=where) for row in group]
             with (
@@ -389,8 +400,8 @@ class Engine:
                         found[key] = self._prompts.put(key, made)
         return stack_prompts([prompt for key in keys if (prompt := found[key])]).to(loaded.device.torch_device)
 
-    def _record(self, settled: Settled, seconds: float) -> dict[str, Any]:
-        return make_record(settled, self.describe(), self._files) | {
+    def _record(self, resolved: ResolvedRequest, seconds: float) -> dict[str, Any]:
+        return make_record(resolved, self.describe(), self._files) | {
             "seconds": round(seconds, 3),
             "peak_memory": self.device.max_memory_allocated(),
             "guard": list(self._manager.guarded),
@@ -398,9 +409,9 @@ class Engine:
         }
 
 
-def _finished(made: Image, settled: Settled) -> Image:
+def _finished(made: Image, resolved: ResolvedRequest) -> Image:
     """Fit the model's picture to the size of the request, and apply the mask."""
-    result = fit_back(made, settled.frame)
-    if settled.mask is None:
+    result = fit_back(made, resolved.frame)
+    if resolved.mask is None:
         return result
-    return settled.mask.keep_outside(result, settled.opened.picture, settled.frame.crop)
+    return resolved.mask.keep_outside(result, resolved.opened.picture, resolved.frame.crop)

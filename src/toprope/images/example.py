@@ -1,4 +1,7 @@
-"""A picture to edit where none is at hand: a house on a hill, drawn here."""
+"""A picture to edit where none is at hand: a house on a hill, drawn here.
+
+Used by the page's button, `toprope images` and doctor's tiny edit. Nothing depends on what it shows.
+"""
 
 from __future__ import annotations
 

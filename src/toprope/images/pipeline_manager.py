@@ -2,6 +2,9 @@
 
 When memory runs out, the pipeline goes down one rung of the memory ladder. When the model gives numbers that are not
 finite, or a black picture, it is loaded again in a safer dtype.
+
+Made by `images.engine`, which calls `recover` after each error. The rungs are in `images.memory`, the dtypes in
+`images.execution.dtypes`; tests/images/test_images_memory.py holds the order of both.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class PipelineManager:
         """Load the pipeline and its LoRAs and place it, on a lower rung if memory runs out."""
         loaded = self.loaded
         if not self.falls:
-            self._look_ahead()
+            self._check_weights_fit()
         self._notices.stage(f"loading {loaded.folder} in {loaded.dtype_name} for {loaded.device}")
         loaded.pipeline = loaded.family.load(loaded.folder, loaded.dtype)
         try:
@@ -68,7 +71,7 @@ class PipelineManager:
             self.drop()
             raise
 
-    def _look_ahead(self) -> None:
+    def _check_weights_fit(self) -> None:
         """Check, before anything is loaded, that the weights fit into the device's free memory on a fixed rung.
 
         Raises:
@@ -106,8 +109,8 @@ class PipelineManager:
             if not keeps:
                 self._place()
 
-    def answer(self, error: Exception) -> None:
-        """Handle an error of the pipeline, so that the caller can try again.
+    def recover(self, error: Exception) -> None:
+        """Change the placement or the dtype after an error of the pipeline, so that the caller can compute again.
 
         Raises:
             EditError: memory ran out, and there is no lower rung.
@@ -115,22 +118,23 @@ class PipelineManager:
             Exception: the error itself if it is of another kind.
         """
         if isinstance(error, NoPicture):
-            self._go_safer(error)
+            self._reload_in_safer_dtype(error)
         else:
-            self._lower(error)
+            self._choose_lower_rung(error)
             self._place()
 
     def _place(self) -> None:
+        """Place the pipeline, on lower rungs while memory runs out."""
         while True:
             try:
                 self.placement.place(self.loaded)
                 return
             except Exception as error:
                 failed = error
-            self._lower(failed)
+            self._choose_lower_rung(failed)
             del failed
 
-    def _lower(self, error: Exception) -> None:
+    def _choose_lower_rung(self, error: Exception) -> None:
         """Undo the placement and choose the next lower one, without placing it. Raises errors not about memory."""
         loaded, rung = self.loaded, self.placement.rung
         if not loaded.device.is_out_of_memory(error):
@@ -145,7 +149,7 @@ class PipelineManager:
         self.collect()
         self.placement = make_placement(lower)
 
-    def _go_safer(self, wrong: NoPicture) -> None:
+    def _reload_in_safer_dtype(self, wrong: NoPicture) -> None:
         """Load the model again in a safer dtype."""
         loaded = self.loaded
         wrong.__traceback__ = None  # its frames hold tensors

@@ -1,4 +1,7 @@
-"""Cache of encoded texts, so that a batch with one instruction encodes it once."""
+"""Cache of encoded texts, so that a batch with one instruction encodes it once.
+
+Used by `images.engine`. Whatever changes what a text encoder computes must be a part of the key, or clear the cache.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 """Request for the engine: one edit of one picture, with all knobs. No torch and no Pillow here.
 
 A knob that is None is left to the model's family. `validate` finds invalid values before anything is loaded.
+
+Made by the command line, a jobs.jsonl, the page and the HTTP API; read by the engine and the families. A new knob also
+needs an option of `toprope edit`, a field in `images.web.form` and `images.web.api`, and its texts in
+`images.web.texts`.
 """
 
 from __future__ import annotations
@@ -178,6 +182,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
 
 
 def _number(name: str, value: Any) -> Any:
+    """Check a knob's number against its range, and return it in its type."""
     kind, least, most = RANGES[name]
     if value is None and name != "num_images":
         return None

@@ -1,4 +1,7 @@
-"""Choose all values that a request leaves open: the family's defaults, the picture, its frame, seed, instruction."""
+"""Choose all values that a request leaves open: the family's defaults, the picture, its frame, seed, instruction.
+
+Called by `images.engine` once for each request of a call; what it chose is in the record.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 from toprope import device
 from toprope.errors import UsageError
-from toprope.images.batching import Settled
+from toprope.images.batching import ResolvedRequest
 from toprope.images.callbacks import Notices
 from toprope.images.memory.placement import Loaded
 from toprope.images.picture.files import open_picture
@@ -16,10 +19,10 @@ from toprope.images.picture.masks import open_mask
 from toprope.images.request import EditRequest
 from toprope.images.truncation import truncated
 
-__all__ = ["settle"]
+__all__ = ["resolve_request"]
 
 
-def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices) -> Settled:
+def resolve_request(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices) -> ResolvedRequest:
     """Choose the open values of a request.
 
     Args:
@@ -73,4 +76,4 @@ def settle(loaded: Loaded, request: EditRequest, refiner: Any, notices: Notices)
             notices.notice(said)
     for said in family.remarks(loaded.pipeline, request):
         notices.notice(said)
-    return Settled(request, opened, frame, closed["seed"], refinement, mask)
+    return ResolvedRequest(request, opened, frame, closed["seed"], refinement, mask)

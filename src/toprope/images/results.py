@@ -1,4 +1,8 @@
-"""Result of an edit: pictures, and the record with everything needed to repeat it."""
+"""Result of an edit: pictures, and the record with everything needed to repeat it.
+
+Made by `images.engine`, written by `images.runs.output`, read again by `images.repeat`, `toprope edit --repeat` and the
+page. They read records of earlier versions too, so names in it are added and never changed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from toprope.images.batching import Settled
+    from toprope.images.batching import ResolvedRequest
 
 __all__ = ["EditResult", "files_of", "make_record", "versions"]
 
@@ -32,29 +36,29 @@ class EditResult:
     record: dict[str, Any] = field(default_factory=dict)
 
 
-def make_record(settled: Settled, engine: dict[str, Any], files: dict[str, Any]) -> dict[str, Any]:
+def make_record(resolved: ResolvedRequest, engine: dict[str, Any], files: dict[str, Any]) -> dict[str, Any]:
     """Make the record of an edit, as far as it is known before the edit, for JSON.
 
     Args:
-        settled: the request.
+        resolved: the request.
         engine: result of `Engine.describe`.
         files: result of `files_of` for the model.
     """
-    request, frame = settled.request, settled.frame
+    request, frame = resolved.request, resolved.frame
     return {
         "request": request.as_json() | {"refine": False},
-        "seeds": [(settled.seed + number) % 2**64 for number in range(request.num_images)],
-        "source": {"name": settled.opened.name, "size": list(frame.source), "notes": list(settled.opened.notes)},
+        "seeds": [(resolved.seed + number) % 2**64 for number in range(request.num_images)],
+        "source": {"name": resolved.opened.name, "size": list(frame.source), "notes": list(resolved.opened.notes)},
         "frame": {
             "model": list(frame.model),
             "crop": list(frame.crop),
             "inner": list(frame.inner),
             "script": None if frame.script is None else asdict(frame.script),
         },
-        "mask": None if settled.mask is None else settled.mask.as_json(),
+        "mask": None if resolved.mask is None else resolved.mask.as_json(),
         "engine": engine,
         "model_files": files,
-        "refinement": settled.refinement,
+        "refinement": resolved.refinement,
         "versions": versions(),
     }
 
@@ -98,6 +102,7 @@ def files_of(folder: Path, *others: Path, full: bool = False) -> dict[str, dict[
 
 
 def _hash(file: Path, part: str) -> str | None:
+    """The SHA-256 of a file, or of its header alone; None if nothing of it is hashed."""
     if part == "nothing":
         return None
     digest = hashlib.sha256()

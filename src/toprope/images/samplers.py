@@ -2,6 +2,9 @@
 
 A sampler keeps the noise schedule of the model's own configuration; it decides how a step goes from one noise level to
 the next. Distilled LoRAs (LCM, Lightning) need another one than the model's.
+
+`images.engine` wraps each edit in `used`. The names are `request.SAMPLERS`; one more needs its class of diffusers in
+the table below. Families name those that they take.
 """
 
 from __future__ import annotations

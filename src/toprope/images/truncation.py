@@ -1,4 +1,7 @@
-"""Report the parts of texts that are too long for a text encoder, instead of cutting them silently."""
+"""Report the parts of texts that are too long for a text encoder, instead of cutting them silently.
+
+Called by `images.resolve`; each family names its tokenizers in `Family.readers`.
+"""
 
 from __future__ import annotations
 

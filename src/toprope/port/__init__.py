@@ -7,6 +7,10 @@ Example:
     print(ported.after.decode(), [finding.rule.code for finding in ported.findings])
 """
 
+# For maintainers: called by `toprope port` (`cli.port`) and by programs. The order of the work: `scan` finds files,
+# `engine` ports one (or `notebook`, `files`), `rules` find the places, `conditions` decide what stays, `report` and
+# `write` show and store.
+
 from toprope.port.engine import port
 from toprope.port.family import Family
 from toprope.port.finding import Finding, Ported

@@ -1,4 +1,7 @@
-"""The table [tool.toprope.port] of pyproject.toml: what `toprope port` is asked for where the command says nothing."""
+"""The table [tool.toprope.port] of pyproject.toml: defaults of the options of `toprope port`.
+
+Called by `cli.port`. A key that is added is documented in docs/port.md; unknown keys are an error.
+"""
 
 from __future__ import annotations
 

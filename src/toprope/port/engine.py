@@ -5,6 +5,9 @@ goes to the functions that are registered for it. The edits change the bytes the
 
 An answer is what a question about CUDA gives: `torch.cuda.is_available()`, and every name, attribute or function that
 has its value, in this file or another one.
+
+Called by `scan` for files and by `notebook` for cells. Rules are added in `port.rules`, never here;
+tests/port/test_port_engine.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A family of rules: the rules of one file, and the functions that find their places."""
+"""A family of rules: the rules of one file, and the functions that find their places in a tree.
+
+Every file of `port.rules` makes one; `registry` collects them, `engine` calls their functions.
+"""
 
 from __future__ import annotations
 

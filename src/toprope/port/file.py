@@ -1,4 +1,7 @@
-"""A file as rules see it: meaning of names, code around a node, and functions to report and rewrite a place."""
+"""A file as rules see it: meaning of names, the code around a node, and functions to report and rewrite a place.
+
+Made by `engine`; the first argument of every rule. What rules may ask is here, so it may grow; it decides nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Findings: results of the port for one place of a file, and for a file."""
+"""Findings: what the port found and did at one place of a file, and for a whole file.
+
+Made by `file`, `files` and `engine`; read by `report`, `write`, `cli.port` and benchmarks. Fields are in the JSON of
+the report, so names stay.
+"""
 
 from __future__ import annotations
 

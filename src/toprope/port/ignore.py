@@ -1,4 +1,7 @@
-"""Comments that leave a line as it is: `# toprope: ignore[TR012, TR034]`, or `# toprope: ignore` for every rule."""
+"""Comments that leave a line as it is: `# toprope: ignore[TR012, TR034]`, or `# toprope: ignore` for every rule.
+
+Called by `engine` and `files`; docs/port.md shows the comment to users.
+"""
 
 from __future__ import annotations
 

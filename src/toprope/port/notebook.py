@@ -2,6 +2,9 @@
 
 What IPython understands and Python does not (`!`, `%`, `?`) is set aside and put back afterwards; commands of the shell
 are looked at as scripts are. A cell that is no Python is reported where it says CUDA, and the others are done.
+
+Called by `scan`; a cell goes through `engine` like a file, the JSON through `syntax.notebook_json`.
+tests/port/test_port_notebooks.py.
 """
 
 from __future__ import annotations

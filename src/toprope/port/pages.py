@@ -1,6 +1,8 @@
 """The rules' pages of the documentation, made from the rules: `python -m toprope.port.pages docs/port`.
 
 A rule's examples are its tests, so that what a page shows is what happens.
+
+Run by hand after a change of a rule; tests/port/test_port_docs.py fails until then.
 """
 
 from __future__ import annotations

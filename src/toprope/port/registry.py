@@ -1,4 +1,7 @@
-"""All rules: the families of `toprope/port/rules`, a dispatch table of their functions, and rules of other files."""
+"""All rules: the families of `toprope/port/rules`, a dispatch table of their functions, and rules of other files.
+
+Used by `engine`, `scan` and `pages`. A file in `port/rules` with a `FAMILY` is found by being there.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,12 @@ def python_rules() -> dict[str, Rule]:
 
 @cache
 def all_rules() -> dict[str, Rule]:
-    """Every rule by its code, in the order of the codes: also those about other files, and about what a trace saw."""
+    """Every rule by its code, in the order of the codes: also those about other files, and about what a trace saw.
+
+    Example:
+        >>> all_rules()["TR055"].code
+        'TR055'
+    """
     found = [*python_rules().values(), *text_rules().values(), AT_RUN_TIME]
     return {rule.code: rule for rule in sorted(found, key=lambda rule: rule.code)}
 

@@ -1,4 +1,8 @@
-"""Rules: a code, a kind, the reason, and examples that are both its test and its page."""
+"""A rule: a code such as TR012, a kind, the reason, and examples that are both its test and its page.
+
+Made by the files of `port.rules` and `port.files.rules`. Codes are an interface: users name them in comments and
+options, so a code keeps its meaning.
+"""
 
 from __future__ import annotations
 

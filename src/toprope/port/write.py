@@ -1,4 +1,7 @@
-"""Ported files onto the disk: whole or not at all, with the old one kept where that is wanted, and only where asked."""
+"""Write ported files to the disk: whole or not at all, with the old one kept where that is wanted, only where asked.
+
+Called by `cli.port --write` alone; everything before it leaves the disk as it is.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ def _put(place: Path, data: bytes) -> None:
 def _replace(target: Path, data: bytes, backup: bool) -> None:
     kept = target.with_name(target.name + ".orig")
     if backup and not kept.exists():
-        shutil.copy2(target, kept)
+        with writing_whole(kept) as file:  # whole, since a part would be taken for the old file from then on
+            file.write(target.read_bytes())
+            file.flush()
+            shutil.copystat(target, file.name)
     with writing_whole(target) as file:
         file.write(data)
         file.flush()

@@ -1,7 +1,11 @@
 """The simulated Ascend NPU: a real PyTorch device named `npu` on a machine that has none.
 
-Every process that imports torch imports this package: what only some programs use is loaded when it is named.
+Every process of a run that imports torch imports this package, so what only some programs use is loaded when it is
+named. The device itself is C++ and is built at the first use.
 """
+
+# csrc/ is the C++, build.py builds it, installation/installer.py puts the device into torch. toprope.compat and the
+# entry point torch.backends import this package. Users' page: docs/simulator.md.
 
 from importlib import import_module
 from typing import TYPE_CHECKING

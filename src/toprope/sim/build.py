@@ -1,8 +1,10 @@
-"""Builds the simulator's native part once for each torch, and keeps it in the user's cache directory.
+"""Build of the simulator's native part, once for each torch, in the user's cache directory.
 
-A build is two shared objects (the core without torch, and the torch glue), found again by a hash of the sources,
-torch's version and the compiler. It needs nothing but g++: no Python headers, no ninja. `python -m toprope.sim.build`
-makes it.
+Called when the card is installed (installation/installer.py) and by `toprope run` before it starts a program
+(cli/launch/card_build.py). A build is two shared objects (the core without torch, and the torch glue), found again by a
+hash of the sources in csrc/, torch's version and the compiler: any change of a C++ file, even of a comment, is a new
+build. It needs nothing but g++: no Python headers, no ninja. `python -m toprope.sim.build` makes it. Tests:
+tests/sim/test_sim_build.py.
 """
 
 from __future__ import annotations

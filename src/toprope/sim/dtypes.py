@@ -1,4 +1,8 @@
-"""The numbers and names that torch's C++ side (c10::ScalarType) gives to dtypes; pure."""
+"""Numbers and names that torch's C++ side (c10::ScalarType) gives to dtypes; pure.
+
+The C++ core knows dtypes by these numbers: files for it, traces and counters use them. Tests:
+tests/sim/test_documents.py.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Failures of the simulated card on demand, to try what a program does when the card does not do its part.
+"""Failures of the simulated card on demand, to test a program's reaction to them.
 
-Each function is a context manager; the failure is there inside the block. For a program that is not to be changed,
+Each function is a context manager; the card fails so inside the block. For a program that is not to be changed,
 TOPROPE_SIM_FAULTS names the same functions, separated by semicolons, for the whole process:
 `TOPROPE_SIM_FAULTS="fail(aten::add, 507015, after=3); slow_link(2GB)"`.
 """
+
+# csrc/core/faults.h carries the failures out. Tests: tests/sim/simulated/test_faults.py; page: docs/faults.md.
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def unhealthy(card: int, code: int = 507033) -> Iterator[None]:
 
 @contextmanager
 def slow_link(per_second: int | str) -> Iterator[None]:
-    """Copies between the host and the cards take as long as over a link of this speed.
+    """Make copies between the host and the cards take as long as over a link of this speed.
 
     Args:
         per_second: bytes a second, or a size such as "2GB".
@@ -190,7 +192,7 @@ _for_the_process = ExitStack()
 
 
 def enter_from_environment() -> None:
-    """Lets the failures that TOPROPE_SIM_FAULTS spells begin; they stay until the process ends.
+    """Let the failures that TOPROPE_SIM_FAULTS spells begin; they stay until the process ends.
 
     Raises:
         SettingError: the variable cannot be read, or its calls have the wrong arguments.

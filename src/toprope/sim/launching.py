@@ -1,4 +1,8 @@
-"""Kernels of one's own on the simulated card: queued work that takes cores, to see what streams do to each other."""
+"""Kernels of one's own on the simulated card, `toprope.sim.launch`: queued work that takes cores of a stream.
+
+For programs that study how streams compete for cores (docs/simulator.md, examples/core_deadlock.py). The C++ scheduler
+grants the cores (csrc/core/kernels.h). Tests: tests/sim/simulated/test_kernels.py.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +137,7 @@ def launch(
     collective: Collective | None = None,
     microseconds: float | None = None,
 ) -> None:
-    """Queues a kernel, which takes cores of its card before it runs and gives them back when it has ended.
+    """Queue a kernel, which takes cores of its card before it runs and gives them back when it has ended.
 
     It gets what it wishes for, at most what the limit of its stream allows now. A kernel whose blocks do not wait for
     each other runs as soon as it has one of them; with `sync_all`, or as a member of a collective, it needs all of them
@@ -158,6 +162,9 @@ def launch(
         RuntimeError: the vendor's, where there is no such card or the process cannot use one.
 
     Example:
+        >>> import toprope.sim
+        >>> toprope.sim.install("910B1")
+        >>> import torch
         >>> toprope.sim.launch("vector", vector=48, sync_all=True, name="NonZero")
         >>> torch.npu.synchronize()
     """
@@ -237,12 +244,12 @@ def _body(key: int) -> Any:
         return BODY(0)
     if not _ready:
         _ready.append(BODY(_run))
-        atexit.register(_settle)
+        atexit.register(_end_kernels)
     return _ready[0]
 
 
 def _run(key: int, run: int) -> int:
-    """Runs a body, or forgets it. Called in the thread of its stream."""
+    """Run a body, or drop it. Called in the thread of its stream."""
     body, code = _bodies.pop(key)
     if not run:
         return 0
@@ -254,8 +261,8 @@ def _run(key: int, run: int) -> int:
     return 0
 
 
-def _settle() -> None:
-    """Ends kernels before Python does: a body that is called afterwards finds no interpreter."""
+def _end_kernels() -> None:
+    """End kernels before Python does: a body that is called afterwards finds no interpreter."""
     library = _library()
     end = time.monotonic() + _AT_EXIT
     while _bodies and time.monotonic() < end and any(each.state in ("runs", "queued") for each in kernels()):

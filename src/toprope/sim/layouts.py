@@ -1,4 +1,8 @@
-"""Layouts of what the C++ core keeps in memory and files: written by scripts/layouts.py from its headers."""
+"""Layouts of the memory and files that the C++ core keeps: written by scripts/layouts.py from its headers.
+
+The readers of traces, counters, cards and rehearsals use it. Change the header in csrc/core, then run the script;
+tests/sim/test_layouts.py compares.
+"""
 
 from __future__ import annotations
 
@@ -167,6 +171,7 @@ class Lack(IntEnum):
     FORMAT = 6
     INDEX = 7
     NAME = 8
+    DIMENSIONS = 9
 
 
 class LackRecord(ctypes.LittleEndianStructure):

@@ -1,4 +1,8 @@
-"""The simulator's C functions, with their types."""
+"""The C functions of the simulator's native part, with their types: `native()` loads both shared objects.
+
+All of toprope.sim that talks to C++ calls it, and so does every test on a card. A new C function in csrc/core/api.cpp
+or csrc/torch needs its types here.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +207,7 @@ class Native:
 
 
 def load(core: Path, glue: Path) -> Native:
-    """Loads both objects; torch knows the device from here on."""
+    """Load both objects; torch knows the device from here on."""
     if not _loaded:
         _loaded.append(Native(core, glue))
     return _loaded[0]

@@ -1,4 +1,8 @@
-"""Counters, trace and cards of this process in the folder of its run, TOPROPE_RUN_DIR."""
+"""Counters, trace and cards of this process in the folder of its run, TOPROPE_RUN_DIR.
+
+Called when the card is installed in a process of `toprope run`; cli reads the files at the end of the run. Tests:
+tests/sim/simulated/test_counters_file.py.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ _joined = 0
 
 
 def trace_fork() -> None:
-    """Keeps a trace of this process too, where it is a fork of one that keeps one.
+    """Keep a trace of this process too, where it is a fork of one that keeps one.
 
     A fork keeps none by itself: most of them soon become another program, and a trace's file is large.
     """
@@ -68,7 +72,7 @@ def _keep_trace(library: Native, stem: Path, capacity: int) -> None:
 
 
 def join_run(library: Native) -> None:
-    """Keeps counters, and a trace where one is wanted, in the run's folder, and shares its cards with its processes.
+    """Keep counters, and a trace where one is wanted, in the run's folder, and share its cards with its processes.
 
     The files outlive a process that is killed. A process that starts after its run has ended finds no folder, and
     keeps all to itself.

@@ -1,9 +1,10 @@
 """Device tensors handed from process to process: the receiver sees the sender's memory, nothing is copied.
 
-A piece of device memory moves into a file without a name when it is first shared; the receiver opens that file by the
-sender's process and number, and maps it. The sender keeps a block from reuse while a receiver holds it. A receiver
-keeps its view when the sender ends. What a pickle carries has the layout of torch_npu's, where programs that send it
-themselves replace the device (`torch_npu/multiprocessing/reductions.py`).
+Registered with torch.multiprocessing when the card is installed; the memory work is csrc/core/sharing.h. A piece of
+device memory moves into a file without a name when it is first shared; the receiver opens that file by the sender's
+process and number, and maps it. The sender does not reuse a block while a receiver holds it. A receiver keeps its view
+when the sender ends. The pickled form has torch_npu's layout, since programs that send it themselves replace the device
+in it (`torch_npu/multiprocessing/reductions.py`). Tests: tests/sim/simulated/test_sharing.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _lock = threading.Lock()
 
 
 def collect() -> None:
-    """Releases storages that no receiver holds any more; `torch.npu.ipc_collect`."""
+    """Release storages that no receiver holds any more; `torch.npu.ipc_collect`."""
     with _lock:
         _kept[:] = [storage for storage in _kept if native().references(storage.data_ptr())]
 

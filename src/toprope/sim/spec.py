@@ -1,4 +1,7 @@
-"""The simulated cards that a process is to have: pure reading and writing of TOPROPE_SIM."""
+"""`SimSpec`: the simulated cards that a process is to have; reading and writing of the variable TOPROPE_SIM; pure.
+
+`toprope.sim.install`, `toprope run --sim` and the child processes of a run read it. Tests: tests/sim/test_sim_spec.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The simulated cards of this process."""
+"""The `SimSpec` of the cards that are installed in this process, None where there are none.
+
+installer.py sets it; all of toprope.sim asks it. Tests: tests/sim/test_sim_install.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,7 @@
-"""Data on what the card supports, with a source for each row: dtypes by operator, and cores by operator."""
+"""Data on what the card supports, each row with its source: operators by release, refused dtypes, kinds of operators.
+
+One TOML file and one module that reads it for each table; modules import no torch. Read by toprope.sim, toprope.port,
+toprope.cores, toprope.estimate and cli. A new row is data alone (docs/adding.md).
+"""
 
 __all__: list[str] = []

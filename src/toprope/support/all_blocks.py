@@ -1,4 +1,8 @@
-"""Kernels that need all of their blocks at once; the data with their sources are in all_blocks.toml."""
+"""Kernels that need all of their blocks at once, by the profiler's names; pure, from all_blocks.toml.
+
+toprope.cores asks it when it reads a graph, a profile or a schedule: such kernels can deadlock under core limits. For a
+kernel without a row the answer is None, and the checker assumes the worst. Tests: tests/cores/test_cores_findings.py.
+"""
 
 from __future__ import annotations
 

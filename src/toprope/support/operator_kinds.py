@@ -1,4 +1,8 @@
-"""Cores that operators run on, and the blocks that a core limit leaves them; pure, from operator_kinds.toml."""
+"""Cores that operators run on, and the blocks that a core limit leaves them; pure, from operator_kinds.toml.
+
+For traces (sim/tracing/records.py), launches, core checks and reports. Tests: tests/support/test_operator_kinds.py;
+users' page: docs/limits.md.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Dtypes that a chip's kernels refuse, by operator, with the vendor's error text; pure, from refusals.toml.
 
-Every row has a public source. What no source says is not there: such a pair runs, and counts as assumed. Nothing here
-imports torch, and the file is read when it is first asked.
+The simulated card raises the same error (sim/installation/documents.py gives the table to C++); port and cli report by
+it. Every row has a public source; a pair without a row runs, and counts as assumed. Nothing here imports torch, and the
+file is read when it is first asked. Tests: tests/support/test_refusals.py; page: docs/refusals.md (`refusals_page`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ CODE = 161002
 
 SENTENCE = "Tensor {parameter} not implemented for {dtype}, should be in dtype support list {list}."
 """CANN's error text for rows that have none of their own."""
+
+TOO_MANY_DIMENSIONS = "The {parameter} tensor cannot be larger than {most} dimensions."
+"""CANN's error text for a tensor with more dimensions than its kernel takes."""
 
 VENDOR_NAMES = {
     "float64": "DT_DOUBLE",
@@ -78,6 +82,9 @@ class Row:
 
     operands: tuple[Operand, ...]
     """In the vendor's order."""
+
+    dimensions: int
+    """The most dimensions that each operand may have; 0 where the source says nothing of them."""
 
     supported: tuple[str, ...]
     """Dtypes that the vendor's error text lists, in its order; empty if it lists none."""
@@ -245,6 +252,7 @@ def _row(entry: Mapping[str, Any], short: str, data: Mapping[str, Any]) -> Row |
         operands=tuple(
             Operand(int(position), name) for position, name in re.findall(r"(\d+)=(\S+)", entry["operands"])
         ),
+        dimensions=0 if "decided" in family else entry.get("dimensions", 0),
         supported=tuple((supported or "").split()),
         refused=frozenset(refused - set(entry.get("disputed", "").split())),
         sentence=sentence or SENTENCE,

@@ -1,4 +1,7 @@
-"""The refusals as Markdown: `python -m toprope.support.refusals_page docs/refusals.md` renews the page."""
+"""The refusals as Markdown: `python -m toprope.support.refusals_page docs/refusals.md` renews the page.
+
+tests/support/test_refusals.py fails if the page does not agree with refusals.toml.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,8 @@ def _line(of_chip: dict[str, Row]) -> list[str]:
     kernel = f"[{row.kernel}]({row.source})"
     return [
         "<br>".join(f"`{operator}`" for operator in row.operators),
-        ", ".join(f"{operand.position}: {operand.parameter}" for operand in row.operands),
+        ", ".join(f"{operand.position}: {operand.parameter}" for operand in row.operands)
+        + (f"<br>up to {row.dimensions} dimensions" if row.dimensions else ""),
         _taken(new),
         "the same" if new and newest and _taken(new) == _taken(newest) else _taken(newest),
         ", ".join(old),

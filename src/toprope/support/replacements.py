@@ -1,4 +1,8 @@
-"""Replacements on Ascend NPUs for packages and kernels that are written for CUDA; pure, from replacements.toml."""
+"""Replacements on Ascend NPUs for packages and kernels that are written for CUDA; pure, from replacements.toml.
+
+The port's rules and its report ask it (port/rules/kernels.py, extensions.py, attention.py). Tests:
+tests/port/test_port_sources.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Names that the vendors' packages export, for errors of names that are missing here."""
+"""Names that the vendors' packages export, and the nearest one to a misspelled name; from vendor_names.toml.
+
+For error messages of names that are missing in a facade or in torch.npu. scripts/vendor_names.py writes the table.
+Tests: tests/compat/test_vendor_names.py.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ Example:
     pages.product(x, page)                          # x @ weight.T from the codes
     pages.QuantisedLinear.from_linear(layer)        # a layer that does this
     pages.measure().speedup                         # speed relative to torch's bf16 product on this machine
+
+Only the public names are here; the code is in `tiers.quant`.
 """
 
 import warnings

@@ -1,4 +1,4 @@
-"""Tests of torch_npu's operators: in this process and without a card.
+"""Set-up of the tests of torch_npu's operators: in this process and without a card, with seeds by test.
 
 `make test` runs the files in QUICK. The others are left to `make check`, a quarter of the tests at a time.
 """

@@ -1,4 +1,7 @@
-"""Activations and their gradients against autograd and plain formulas."""
+"""Activations and their gradients against autograd and plain formulas.
+
+Holds activation.py and activation_backward.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,8 @@
-"""The attention operators of torch.ops.atb, npu_ring_mla, npu_multi_head_latent_attention and npu_attention_update."""
+"""Attention operators of torch.ops.atb and npu_attention_update, against attention of one sequence in float64.
+
+Holds atb_flash_attention.py, atb_paged_attention.py, latent_attention.py and packed_attention.py in
+src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

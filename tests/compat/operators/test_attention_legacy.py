@@ -1,4 +1,7 @@
-"""Older fused attention, against compositions in float64 and their autograd."""
+"""Older fused attention, against compositions in float64 and their autograd.
+
+Holds attention_legacy.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""npu_block_sparse_attention and npu_fused_floyd_attention, against loops and autograd."""
+"""npu_block_sparse_attention and npu_fused_floyd_attention, against loops and autograd.
+
+Holds block_sparse_attention.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

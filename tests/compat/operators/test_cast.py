@@ -1,4 +1,7 @@
-"""Casts between dtypes and their gradients."""
+"""Casts between dtypes and their gradients.
+
+Holds cast.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Cross entropy against torch's, and over a vocabulary in parts."""
+"""Cross entropy against torch's, and over a vocabulary in parts.
+
+Holds cross_entropy.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""The gated delta rule and causal convolutions, against loops over every token."""
+"""The gated delta rule and causal convolutions, against loops over every token.
+
+Holds causal_conv1d.py and delta_rule.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Dropout with masks, softmax with masks, and their gradients."""
+"""Dropout with masks, softmax with masks, and their gradients.
+
+Holds dropout.py and softmax.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

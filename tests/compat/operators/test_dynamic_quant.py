@@ -1,4 +1,7 @@
-"""Dynamic quantisation of tokens, channels and blocks, against plain loops."""
+"""Dynamic quantisation of tokens, channels and blocks, against plain loops.
+
+Holds dynamic_quant.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""npu_fusion_attention_v2 and _v3, and the backward operators, against loops and against autograd."""
+"""npu_fusion_attention_v2 and _v3, and the backward operators, against loops and against autograd.
+
+Holds fusion_attention.py and fusion_attention_grad.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

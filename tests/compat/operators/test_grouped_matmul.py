@@ -1,4 +1,7 @@
-"""npu_grouped_matmul and its relatives against loops in float64."""
+"""npu_grouped_matmul and its relatives against loops in float64.
+
+Holds grouped_matmul.py, grouped_matmul_fused.py and integer_matmul.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

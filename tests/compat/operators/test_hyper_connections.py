@@ -1,4 +1,7 @@
-"""Hyper-connections and the fused matrix product, kernels of the Ascend 950, against loops and autograd."""
+"""Hyper-connections and the fused matrix product, kernels of the Ascend 950, against loops and autograd.
+
+Holds fused_matmul.py and hyper_connections.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

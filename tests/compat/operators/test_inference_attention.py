@@ -1,4 +1,8 @@
-"""npu_fused_infer_attention_score and its relatives against softmax over plain loops in float64."""
+"""npu_fused_infer_attention_score and its relatives against softmax over plain loops in float64.
+
+Holds fused_infer_attention.py, inference_attention.py, inference_layout.py and sequence_attention.py in
+src/toprope/compat/torch_npu/operators.
+"""
 
 import math
 
@@ -122,6 +126,16 @@ def test_whole_masks_bands_and_biases(facade):
                 return not mask[b, 0, i, j] and (mode == 1 or i - 1 <= j <= i + 3)
 
             close(found[b], reference(query[b], key[b], key[b], 0.25, allowed, pse[0])[0])
+
+
+def test_a_bias_or_mask_with_another_number_of_heads_was_taken_for_all(facade):
+    query, key = tensors((1, 4, 1, 16), (1, 4, 7, 16))
+    given = {"num_heads": 4, "scale": 0.25, "input_layout": "BNSD"}
+    for shape in ((1, 1, 1, 7), (1, 2, 1, 7), (1, 1, 7)):
+        with pytest.raises(RuntimeError, match=r"pse_shift is .*; the kernel takes \[B or 1, 4 heads, queries, keys\]"):
+            facade.npu_fused_infer_attention_score(query, key, key, pse_shift=torch.zeros(shape).half(), **given)
+    with pytest.raises(RuntimeError, match="one mask for all heads"):
+        facade.npu_fused_infer_attention_score(query, key, key, atten_mask=torch.zeros(1, 4, 1, 7).bool(), **given)
 
 
 def test_single_tokens_have_a_mask_for_each_batch_and_no_band(facade):

@@ -1,4 +1,9 @@
-"""Operators of KV caches: writing, reading, indexed updates and the step of a decoding loop."""
+"""Operators of KV caches: writing, reading, indexed updates and the step of a decoding loop.
+
+Holds indexed_update.py and kv_cache_transfer.py in src/toprope/compat/torch_npu/operators.
+
+Held against plain indexing of tensors.
+"""
 
 import pytest
 import torch

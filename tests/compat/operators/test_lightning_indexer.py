@@ -1,4 +1,7 @@
-"""The lightning indexer, its training and its quantised form, against loops over every query."""
+"""The lightning indexer, its training and its quantised form, against loops over every query.
+
+Holds lightning_indexer.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""npu_linear, npu_bmmV2, npu_transpose_batchmatmul, npu_ffn and others."""
+"""Matrix products npu_linear, npu_bmmV2, npu_transpose_batchmatmul, npu_ffn and others, against numpy and float64.
+
+Holds feed_forward.py and linear.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Prolog of latent attention against its steps in float64."""
+"""Prolog of latent attention against its steps in float64.
+
+Holds mla_prolog.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

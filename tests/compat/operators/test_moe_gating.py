@@ -1,4 +1,7 @@
-"""Choice of experts and of candidates, against numpy and loops."""
+"""Choice of experts and of candidates, against numpy and loops.
+
+Holds moe_gating.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

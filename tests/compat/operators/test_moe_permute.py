@@ -1,4 +1,7 @@
-"""npu_moe_token_permute and its relatives against loops over tokens."""
+"""npu_moe_token_permute and its relatives against loops over tokens.
+
+Holds moe_permute.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

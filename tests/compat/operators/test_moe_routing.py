@@ -1,4 +1,7 @@
-"""npu_moe_init_routing and its relatives against loops over slots."""
+"""npu_moe_init_routing and its relatives against loops over slots.
+
+Holds moe_routing.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""MX quantisation: values against the nearest of all values of a dtype, and scales against logarithms."""
+"""MX quantisation: values against the nearest of all values of a dtype, and scales against logarithms.
+
+Holds mx_quant.py and swiglu_quant.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import itertools
 import math

@@ -1,4 +1,7 @@
-"""Normalisations and their gradients against float64 and autograd."""
+"""Normalisations and their gradients against float64 and autograd.
+
+Holds layer_norm.py and norm.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

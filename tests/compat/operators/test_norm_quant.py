@@ -1,4 +1,7 @@
-"""Normalisation that is quantised, against float64."""
+"""Normalisation that is quantised, against float64.
+
+Holds norm_quant.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import itertools
 

@@ -1,4 +1,7 @@
-"""Native sparse attention, against loops over windows, queries and blocks."""
+"""Native sparse attention, against loops over windows, queries and blocks.
+
+Holds nsa.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Optimizer steps against Adam and AdamW of torch, batch statistics, quantisation and the check of gradients."""
+"""Optimizer steps against Adam and AdamW of torch, batch statistics, quantisation and the check of gradients.
+
+Holds affine_quantize.py, batch_norm.py and optimizer.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import math
 

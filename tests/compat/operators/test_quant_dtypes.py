@@ -1,4 +1,9 @@
-"""Dtypes that only the card has: their numbers, casts, packed weights and lossless compression."""
+"""Dtypes that only the card has: their numbers, casts, packed weights and lossless compression.
+
+Holds hans.py, int4.py and low_precision.py in src/toprope/compat/torch_npu/operators.
+
+Held against the vendor's numbers (torch_npu.hifloat8 and others) and all values of a dtype.
+"""
 
 import math
 

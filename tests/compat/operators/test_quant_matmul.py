@@ -1,4 +1,8 @@
-"""npu_quant_matmul, npu_weight_quant_batchmatmul and their relatives against numpy."""
+"""npu_quant_matmul, npu_weight_quant_batchmatmul and their relatives against numpy.
+
+Holds integer_matmul.py, microscaling.py, quant_matmul.py and weight_quant_matmul.py in
+src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

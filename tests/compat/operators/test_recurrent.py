@@ -1,4 +1,7 @@
-"""Recurrent operators against torch.nn's layers, which have the transposed weights, and their backward operators."""
+"""Recurrent operators against torch.nn's layers, which have the transposed weights, and their backward operators.
+
+Holds recurrent.py, recurrent_layers.py and recurrent_steps.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

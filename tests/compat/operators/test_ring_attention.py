@@ -1,4 +1,7 @@
-"""npu_ring_attention_update against attention over all keys at once."""
+"""npu_ring_attention_update against attention over all keys at once.
+
+Holds ring_attention.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Rotary embeddings and the caches that they are written to, against loops over tokens."""
+"""Rotary embeddings and the caches that they are written to, against loops over tokens.
+
+Holds kv_rope_cache.py, rope.py and rotary.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""npu_sparse_flash_attention, its gradient and its quantised form, against a loop over every query."""
+"""npu_sparse_flash_attention, its gradient and its quantised form, against a loop over every query.
+
+Holds sparse_flash_attention.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Quantisation by given scales, against numpy."""
+"""Quantisation by given scales, against numpy.
+
+Holds static_quant.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""SwiGLU that is quantised, and rotary embedding into quantised caches, against plain loops."""
+"""SwiGLU that is quantised, and rotary embedding into quantised caches, against plain loops.
+
+Holds rope_quant.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""Gradients of torch's own operators against autograd, and small operators without arithmetic."""
+"""Gradients of torch's own operators against autograd, and small operators without arithmetic.
+
+Holds memory_hints.py and torch_backward.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Operators about boxes against formulas of their own: coding, overlap, suppression and choice."""
+"""Operators about boxes against formulas of their own: coding, overlap, suppression and choice.
+
+Holds box_coding.py, box_overlap.py, box_rotated.py and box_selection.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import itertools
 import math

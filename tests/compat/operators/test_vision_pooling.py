@@ -1,4 +1,7 @@
-"""Pooling of regions and the convolutions against loops and against torch."""
+"""Pooling of regions and the convolutions against loops and against torch.
+
+Holds convolution.py, deformable_convolution.py and roi_pooling.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import itertools
 import math

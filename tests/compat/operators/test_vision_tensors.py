@@ -1,4 +1,7 @@
-"""Operators that move elements or work on values for vision models, and torch_npu.contrib.function, against numpy."""
+"""Operators that move elements or work on values for vision models, and torch_npu.contrib.function, against numpy.
+
+Holds tensor_layout.py and tensor_values.py in src/toprope/compat/torch_npu/operators.
+"""
 
 import itertools
 import math

@@ -1,4 +1,7 @@
-"""toprope.device on a real GPU; skipped, with the reason, where torch sees none."""
+"""toprope.device on a real GPU; skipped, with the reason, where torch sees none.
+
+Holds `device.cuda` and `device.accelerator`. The project's CI has no GPU, so these run by hand where there is one.
+"""
 
 import concurrent.futures
 import gc

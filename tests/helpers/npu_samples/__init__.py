@@ -1,6 +1,7 @@
-"""One call of every operator of the facade of torch_npu, with tensors on the CPU: `samples()` of each module here.
+"""One call of every operator of the torch_npu facade, with tensors on the CPU: `samples()` of each module here.
 
-A test runs them on the simulated card and under FakeTensorMode.
+tests/sim/simulated/test_npu_operators.py runs them on the simulated card and under FakeTensorMode. A new operator needs
+a sample in one of these modules.
 """
 
 import importlib

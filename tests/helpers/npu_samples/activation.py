@@ -1,3 +1,5 @@
+"""Sample calls of activations and their gradients; see the package."""
+
 import torch
 
 from . import Sample

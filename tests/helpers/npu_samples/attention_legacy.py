@@ -1,3 +1,5 @@
+"""Sample calls of the older fused attention operators; see the package."""
+
 import torch
 
 from . import Sample

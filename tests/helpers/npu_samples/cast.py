@@ -1,3 +1,5 @@
+"""Sample calls of npu_dtype_cast and its relatives; see the package."""
+
 import torch
 
 from . import Sample

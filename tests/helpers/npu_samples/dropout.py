@@ -1,3 +1,5 @@
+"""Sample calls of dropout operators; see the package."""
+
 import torch
 
 from . import Sample

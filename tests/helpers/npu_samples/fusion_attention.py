@@ -1,3 +1,5 @@
+"""Sample calls of npu_fusion_attention and its gradient; see the package."""
+
 import torch
 
 from . import Sample

@@ -1,3 +1,5 @@
+"""Sample calls of attention for inference, KV caches and torch.ops.atb; see the package."""
+
 import torch
 
 from . import Sample

@@ -1,3 +1,5 @@
+"""Sample calls of optimizer steps, recurrent layers, batch norm and affine quantisation; see the package."""
+
 import torch
 
 from . import Sample

@@ -1,4 +1,4 @@
-"""Calls of the matrix products, with dtypes that the 910B takes."""
+"""Sample calls of matrix products, with dtypes that the 910B takes; see the package."""
 
 import torch
 

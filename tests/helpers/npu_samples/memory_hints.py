@@ -1,3 +1,5 @@
+"""Sample calls of operators without arithmetic; see the package."""
+
 import torch
 
 from . import Sample

@@ -1,3 +1,5 @@
+"""Sample calls of the operators for mixtures of experts; see the package."""
+
 import torch
 
 from . import Sample

@@ -1,3 +1,5 @@
+"""Sample calls of normalisations; see the package."""
+
 import torch
 
 from . import Sample

@@ -1,3 +1,5 @@
+"""Sample calls of quantisation and compression; see the package."""
+
 import torch
 
 from . import Sample

@@ -1,3 +1,5 @@
+"""Sample calls of rotary embeddings and operators that contain one; see the package."""
+
 import torch
 
 from . import Sample
@@ -34,7 +36,7 @@ def mla_prolog(hidden=7168):
 
 
 def samples() -> dict[str, Sample]:
-    x, angle = torch.randn(2, 3, 8, 16).half(), torch.randn(1, 1, 8, 16).half()
+    x, angle = torch.randn(2, 3, 8, 64).half(), torch.randn(1, 1, 8, 64).half()
     query, key = torch.randn(2, 3, 4, 64).half(), torch.randn(2, 3, 1, 64).half()
     cos, sin = torch.randn(2, 3, 1, 64).half(), torch.randn(2, 3, 1, 64).half()
     flat, cache = torch.randn(3, 64).half(), torch.randn(5, 32).half()

@@ -1,3 +1,5 @@
+"""Sample calls of delta rule and causal convolution; see the package."""
+
 import torch
 
 from . import Sample

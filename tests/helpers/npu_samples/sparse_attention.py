@@ -1,3 +1,5 @@
+"""Sample calls of sparse attention and its indexer; see the package."""
+
 import torch
 
 from . import Sample

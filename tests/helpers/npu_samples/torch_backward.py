@@ -1,3 +1,5 @@
+"""Sample calls of gradients that torch_npu registers as operators; see the package."""
+
 import torch
 
 from . import Sample

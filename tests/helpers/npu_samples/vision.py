@@ -1,3 +1,5 @@
+"""Sample calls of operators for boxes, regions, convolutions and tensor layout; see the package."""
+
 import torch
 
 from . import Sample

@@ -1,4 +1,7 @@
-"""A program as it is written for CUDA. Prints what it sees, one line of JSON."""
+"""A program as it is written for CUDA. Prints what it sees, one line of JSON.
+
+Run by tests of `toprope run --from cuda` and of transfer_to_npu (tests/compat); it is not changed to suit toprope.
+"""
 
 import json
 import sys

@@ -1,4 +1,7 @@
-"""Attention by npu_fusion_attention on the simulated card: the same pictures, and the choice is shown."""
+"""Attention by npu_fusion_attention on the simulated card: the same pictures, and the choice is shown.
+
+Holds `images.execution.fused_attention`; the measure is torch's own attention on the CPU.
+"""
 
 import numpy
 import pytest

@@ -1,4 +1,7 @@
-"""Pictures edited on the simulated card: what the CPU gives, in every dtype; and public troubles of users."""
+"""Pictures edited on the simulated card are the CPU's, in every dtype; and problems of users from public threads.
+
+Holds `images.engine` and `images.execution` on a card.
+"""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +34,7 @@ def values(result) -> numpy.ndarray:
 
 @pytest.fixture(scope="module")
 def on_cpu():
-    """What the CPU makes of the request, by family."""
+    """The CPU's pictures of the request, by family."""
     found = {}
     for family in FAMILIES:
         with Engine.open(tiny(family), device="cpu", dtype="fp32") as engine:
@@ -152,7 +155,7 @@ def test_operators_on_the_host_write_where_they_should() -> None:
 
 
 @pytest.mark.parametrize("family", ["ip2p", "kontext"])
-def test_llamafactory_5674_the_attention_that_ran_is_told(family) -> None:
+def test_llamafactory_5674_the_attention_that_ran_is_reported(family) -> None:
     """https://github.com/hiyouga/LlamaFactory/issues/5674: "does sdpa really become FA? cannot tell from logs"."""
     with Engine.open(tiny(family), device="npu") as engine:
         assert engine.describe()["attention"]["path"] is None

@@ -1,4 +1,7 @@
-"""HiDream-E1 on the simulated card: as on the CPU, each stage with its weights; also where the base is on the host."""
+"""HiDream-E1 on the simulated card: as on the CPU, each stage with its weights; also where the base is on the host.
+
+Holds `images.families.hidream`; tests/images/test_images_hidream.py has the CPU's part.
+"""
 
 import pytest
 import torch

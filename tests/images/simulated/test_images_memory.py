@@ -1,4 +1,7 @@
-"""The memory ladder on a small simulated card: every rung lowers the peak, and what is too large edits all the same."""
+"""The memory ladder on a small simulated card: every rung lowers the peak, and what is too large edits all the same.
+
+Holds `images.memory` by the card's own counters.
+"""
 
 import gc
 import logging
@@ -120,7 +123,7 @@ def test_acceptance_5_fifty_edits_leave_the_memory_of_host_and_card_as_it_was(ru
             edit(number)
         allocated, reserved, tensors_there, pictures_there = held()
         assert (allocated, reserved) == before[:2]
-        # threads that move weights let go of theirs a moment later; one left by every edit would be fifty
+        # threads that move weights release theirs a moment later; one left by every edit would be fifty
         assert tensors_there < before[2] + 25
         assert pictures_there < before[3] + 25
         assert this.memory_info().rss < resident + 8 * MIB
@@ -130,7 +133,7 @@ def test_acceptance_5_fifty_edits_leave_the_memory_of_host_and_card_as_it_was(ru
 
 @pytest.mark.parametrize("family", ["hidream-e1", "hidream-e1-full"])
 def test_both_stages_on_every_rung(family) -> None:
-    """Where base and edit weights are two transformers, they take turns, or are both in tiers."""
+    """Base and edit weights that are two transformers take turns on the card, or are both in tiers."""
     asked = request(picture(32, 32), refine_strength=0.5)
     made = {}
     for rung in ("none", "encoders", "tiers-least"):

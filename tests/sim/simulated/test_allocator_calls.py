@@ -1,4 +1,8 @@
-"""Memory that other libraries take from the allocator, and the allocator's figures as a table."""
+"""Memory that other libraries take from the allocator, and the allocator's figures as a table.
+
+Holds sim/npu/memory.py and memory_table.py against torch_npu's errors and table. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import pytest
 import torch

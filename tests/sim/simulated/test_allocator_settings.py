@@ -1,4 +1,8 @@
-"""PYTORCH_NPU_ALLOC_CONF: what it changes in the sizes that the allocator takes and hands out."""
+"""PYTORCH_NPU_ALLOC_CONF: what it changes in the sizes that the allocator takes and hands out.
+
+Holds csrc/torch/allocator_settings.cpp against torch_npu's documented options and its allocator's sizes.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import json
 
@@ -39,6 +43,7 @@ def test_sizes_follow_the_settings(settings: str, asked: int, reserved: int, all
         ("per_process_memory_fraction:2.0", "per_process_memory_fraction is invalid"),
         ("per_process_memory_fraction:0.1", "NPU out of memory"),
         ("large_segment_size_mb:5", "large_segment_size_mb"),
+        ("max_split:128", "Unrecognized key 'max_split' in NPU allocator config, \n[ERROR]"),
     ],
 )
 def test_the_first_allocation_refuses_what_they_do_not_allow(settings: str, text: str) -> None:
@@ -50,6 +55,21 @@ except (RuntimeError, ValueError) as error:
     print(json.dumps(str(error)))
 """
     assert text in facts(body, sim="910B3", PYTORCH_NPU_ALLOC_CONF=settings)
+
+
+@pytest.mark.parametrize("other", ["max_split_size_mb:128", "garbage_collection_threshold:0.6"])
+def test_settings_that_exclude_each_other_were_taken(other: str) -> None:
+    """https://github.com/vllm-project/vllm-ascend/pull/5855: neither goes with expandable segments."""
+    body = """
+import torch
+try:
+    torch.empty(1, device="npu")
+except RuntimeError as error:
+    print(error)
+"""
+    done = run(body, sim="910B3", PYTORCH_NPU_ALLOC_CONF=f"{other},expandable_segments:True")
+    assert "cannot be enabled with `expandable_segments`, please set `expandable_segments` to `False`." in done.stdout
+    assert "ERR01001 OPS invalid parameter" in done.stdout
 
 
 def test_large_blocks_are_not_split_for_smaller_ones() -> None:

@@ -1,4 +1,8 @@
-"""Mixed precision: autocast and gradient scaling, through torch.amp and torch.npu.amp."""
+"""Mixed precision: autocast and gradient scaling, through torch.amp and torch.npu.amp.
+
+Holds sim/npu/amp and csrc/torch/autocast.cpp against torch_npu's scaler and float32 results.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

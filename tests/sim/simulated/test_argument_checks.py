@@ -1,4 +1,8 @@
-"""Arguments that are wrong, or that torch_npu alone refuses: its texts and codes, and what only the card finds out."""
+"""Arguments that are wrong, or that torch_npu alone refuses: its texts and codes, and what only the card finds out.
+
+Holds csrc/torch/checks.cpp against torch_npu's texts and codes. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,8 @@
-"""Attention: every way that torch may take on a device gives the CPU's results and gradients."""
+"""Attention: every way that torch may take on a device gives the CPU's results and gradients.
+
+Holds csrc/torch against the CPU's results and gradients. tests/sim/test_simulated.py runs this module in a process with
+simulated cards.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,8 @@
-"""Autograd and torch.func: derivatives of any order, checkpoints, modes, hooks, threads of the backward pass."""
+"""Autograd and torch.func: derivatives of any order, checkpoints, modes, hooks, threads of the backward pass.
+
+Holds csrc/torch against the CPU's derivatives. tests/sim/test_simulated.py runs this module in a process with simulated
+cards.
+"""
 
 from collections.abc import Callable
 

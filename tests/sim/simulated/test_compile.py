@@ -1,4 +1,8 @@
-"""torch.compile without code generation: the backends eager and aot_eager."""
+"""torch.compile without code generation: the backends eager and aot_eager.
+
+Holds csrc/torch against results without torch.compile. tests/sim/test_simulated.py runs this module in a process with
+simulated cards.
+"""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,8 @@
-"""Complex numbers, Fourier transforms and linear algebra."""
+"""Complex numbers, Fourier transforms and linear algebra.
+
+Holds csrc/torch and its host operators against the CPU's results. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,8 @@
-"""The core without torch: memory, streams, cards. Each case of core_*_cases.py in a process of its own."""
+"""The core without torch: memory, streams, cards. Each case of core_*_cases.py in a process of its own.
+
+Holds csrc/core against rules of torch_npu's allocator, written again in tests/helpers/core_library.py.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import ast
 import os

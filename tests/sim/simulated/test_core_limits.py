@@ -1,4 +1,8 @@
-"""Limits of the cores that the process, or a stream, is to use: torch_npu's calls, their texts and their order."""
+"""Limits of the cores that the process, or a stream, is to use: torch_npu's calls, their texts and their order.
+
+Holds sim/npu/limits.py and csrc/core/core_limits.h against torch_npu's own tests and texts. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import threading
 from typing import Any

@@ -1,4 +1,8 @@
-"""The counters that a process keeps in a file of TOPROPE_RUN_DIR: right, and there however the process ends."""
+"""The counters that a process keeps in a file of TOPROPE_RUN_DIR: right, and there however the process ends.
+
+Holds csrc/core/counters.h and sim/metrics/counters.py against counts known from the program.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import ctypes
 import os

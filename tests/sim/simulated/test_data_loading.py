@@ -1,4 +1,8 @@
-"""Data loading: pinned memory, workers, copies that do not block."""
+"""Data loading: pinned memory, workers, copies that do not block.
+
+Holds csrc/torch and pinned memory (csrc/core/host_memory.h) against the CPU's values. tests/sim/test_simulated.py runs
+this module in a process with simulated cards.
+"""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,8 @@
-"""nn.DataParallel over several cards, as toprope.compat.install() makes it run: the CPU's numbers and gradients."""
+"""nn.DataParallel over several cards, as toprope.compat.install() makes it run: the CPU's numbers and gradients.
+
+Holds compat/data_parallel.py and parallel_import.py against the CPU's numbers and gradients.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import copy
 import warnings

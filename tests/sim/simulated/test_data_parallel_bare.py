@@ -1,5 +1,8 @@
 """nn.DataParallel on the card alone, without toprope.compat, which brings what torch_npu brings.
 
+Holds sim without compat against torch's own behaviour without CUDA. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+
 torch that is built without CUDA has no scatter and gather of its own: its AttributeError is what a program sees.
 """
 

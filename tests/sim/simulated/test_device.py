@@ -1,4 +1,8 @@
-"""toprope.device on the simulated card: the same lines as on a real one."""
+"""toprope.device on the simulated card: the same lines as on a real one.
+
+Holds device/npu.py against the interface that toprope.device has for every kind of device. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import concurrent.futures
 import gc

@@ -1,4 +1,8 @@
-"""Weights on the simulated card: the bytes of the file, and hardly any memory of the host."""
+"""Weights on the simulated card: the bytes of the file, and hardly any memory of the host.
+
+Holds device/weights.py against the bytes of the file, and the host's memory. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import collections
 import pathlib

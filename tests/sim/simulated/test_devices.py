@@ -1,4 +1,8 @@
-"""Devices: operands must share one, copies go between all of them, contexts choose the current one."""
+"""Devices: operands must share one, copies go between all of them, contexts choose the current one.
+
+Holds sim/npu/devices.py and csrc/torch/device.cpp against torch's rules for devices, and torch_npu's texts.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 from collections.abc import Callable
 

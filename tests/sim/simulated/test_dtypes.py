@@ -1,4 +1,8 @@
-"""Dtypes: arithmetic, conversions, and that any tensor survives the way to the card and back."""
+"""Dtypes: arithmetic, conversions, and that any tensor survives the way to the card and back.
+
+Holds csrc/torch against the CPU's values. tests/sim/test_simulated.py runs this module in a process with simulated
+cards.
+"""
 
 import hypothesis
 import numpy as np

@@ -1,4 +1,8 @@
-"""Extending torch for the card: operators of one's own, libraries, fake and meta tensors, modes."""
+"""Extending torch for the card: operators of one's own, libraries, fake and meta tensors, modes.
+
+Holds csrc/torch against the documented behaviour of torch.library. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,8 @@
-"""Public troubles of users that the simulated card shows, each named for its thread: one card machine of 910B3."""
+"""Public troubles of users that the simulated card shows, each named for its thread: one card machine of 910B3.
+
+Holds all of sim against public issues; the thread is in each test's docstring. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import os
 import threading

@@ -1,4 +1,8 @@
-"""Public troubles of users with a chip that has no bfloat16, each named for its thread."""
+"""Public troubles of users with a chip that has no bfloat16, each named for its thread.
+
+Holds all of sim against public issues; the thread is in each test's docstring. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import copy
 

@@ -1,4 +1,8 @@
-"""What a forked process may do: one whose parent had used a card has none, as with torch_npu, but must live on."""
+"""What a forked process may do: one whose parent had used a card has none, as with torch_npu, but must live on.
+
+Holds sim/npu/_state.py and csrc/core against torch_npu's errors, and processes that end well.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import gc
 import os

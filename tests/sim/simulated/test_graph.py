@@ -1,4 +1,8 @@
-"""Graph mode: scopes in compiled models, the backends, the limits under which operators run."""
+"""Graph mode: scopes in compiled models, the backends, the limits under which operators run.
+
+Holds sim/graph and sim/air against torchair's documents and tests. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 import logging
 import warnings
@@ -151,7 +155,7 @@ def test_other_backends_pass_scopes_over(name: str) -> None:
 
 
 def test_the_name_that_documents_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "_told", False)
+    monkeypatch.setattr(contexts, "_warned", False)
 
     def go(x: torch.Tensor) -> torch.Tensor:
         with limit_core_num(6, op_vector_num=12):

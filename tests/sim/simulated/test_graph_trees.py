@@ -1,4 +1,8 @@
-"""torch.compile(mode="reduce-overhead"): graphs are recorded in one pool and replayed, with torch's checks."""
+"""torch.compile(mode="reduce-overhead"): graphs are recorded in one pool and replayed, with torch's checks.
+
+Holds sim/npu/graph_trees and sim/inductor against results without graphs, and torch's own checks.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import copy
 import gc

@@ -1,4 +1,8 @@
-"""NPUGraph: capture, replay with changed inputs, pools, errors, random numbers, callables, torch.accelerator."""
+"""NPUGraph: capture, replay with changed inputs, pools, errors, random numbers, callables, torch.accelerator.
+
+Holds sim/npu/graphs.py and graph_capture.py against the same operators without a graph, and torch_npu's names and
+errors. tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import gc
 import json

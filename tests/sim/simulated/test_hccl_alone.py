@@ -1,4 +1,8 @@
-"""The backend `hccl` in a group of one process, and what can be asked of it without another one."""
+"""The backend `hccl` in a group of one process, and what can be asked of it without another one.
+
+Holds sim/distributed against torch_npu's names, and values computed by hand. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,8 @@
-"""What of the card Python's other worlds may see: host views, numpy, lists, DLPack; and what is refused clearly."""
+"""What of the card Python's other worlds may see: host views, numpy, lists, DLPack; and what is refused clearly.
+
+Holds csrc/torch and sim/installation/dlpack.py against the bytes of the card. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import gc
 

@@ -1,4 +1,8 @@
-"""Indexing: numbers, slices, index tensors of both devices, truth values, scatter and gather."""
+"""Indexing: numbers, slices, index tensors of both devices, truth values, scatter and gather.
+
+Holds csrc/torch against the CPU's results. tests/sim/test_simulated.py runs this module in a process with simulated
+cards.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,8 @@
-"""torch.compile with inductor: its C++ kernels run on the card's bytes."""
+"""torch.compile with inductor: its C++ kernels run on the card's bytes.
+
+Holds sim/inductor against results without torch.compile. tests/sim/test_simulated.py runs this module in a process with
+simulated cards.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""Kernels that take cores: who gets how many, what they do with them, and how they end."""
+"""Kernels that take cores: who gets how many, what they do with them, and how they end.
+
+Holds sim/launching.py and csrc/core/kernels.h against the documented rules of core limits. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import gc
 import math

@@ -1,4 +1,8 @@
-"""Layers of torch.nn and losses: results, buffers and gradients are the CPU's."""
+"""Layers of torch.nn and losses: results, buffers and gradients are the CPU's.
+
+Holds csrc/torch against the CPU's results, buffers and gradients. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 from collections.abc import Callable
 

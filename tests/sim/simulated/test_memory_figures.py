@@ -1,4 +1,8 @@
-"""Memory of the card: what tensors take, what is kept, the figures that torch.npu and torch.accelerator show."""
+"""Memory of the card: what tensors take, what is kept, the figures that torch.npu and torch.accelerator show.
+
+Holds sim/npu/memory.py and csrc/core/memory.h against sizes by torch_npu's allocator rules. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import gc
 import threading

@@ -1,4 +1,8 @@
-"""The history of the allocator, its snapshot as torch's memory visualiser reads it, and the summary's layout."""
+"""The history of the allocator, its snapshot as torch's memory visualiser reads it, and the summary's layout.
+
+Holds sim/npu/history.py and memory_pieces.py against torch's visualiser, which must read the snapshot.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import pickle
 import threading

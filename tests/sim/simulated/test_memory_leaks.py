@@ -1,4 +1,8 @@
-"""Memory that training and libraries' kernels take goes back: what a tensor does not need does not count."""
+"""Memory that training and libraries' kernels take goes back: what a tensor does not need does not count.
+
+Holds csrc/core/memory.h and csrc/torch against memory before and after. tests/sim/test_simulated.py runs this module in
+a process with simulated cards.
+"""
 
 import gc
 import threading

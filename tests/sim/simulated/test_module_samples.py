@@ -1,5 +1,8 @@
 """torch's own databases of modules and of optimisers: results, gradients and state, the card against the CPU.
 
+Holds csrc/torch against the CPU, with torch's own databases of modules and optimisers. tests/sim/test_simulated.py runs
+this module in a process with simulated cards.
+
 Every run takes a fixed draw, `make soak` takes all of them.
 """
 

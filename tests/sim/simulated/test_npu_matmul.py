@@ -1,4 +1,8 @@
-"""torch_npu's matrix products where the card matters: formats, families, copies from the card, and the checksum."""
+"""torch_npu's matrix products where the card matters: formats, families, copies from the card, and the checksum.
+
+Holds compat/torch_npu/operators on a card against the same operators on the CPU. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import ctypes
 

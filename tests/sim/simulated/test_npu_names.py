@@ -1,4 +1,8 @@
-"""The names of torch.npu: all graded ones are there, and what cannot be there says so."""
+"""The names of torch.npu: all graded ones are there, and what cannot be there says so.
+
+Holds sim/npu/names.toml and sim/npu/__init__.py against the list of torch_npu's names. tests/sim/test_simulated.py runs
+this module in a process with simulated cards.
+"""
 
 import importlib
 import inspect

@@ -1,4 +1,8 @@
-"""torch_npu's operators on the simulated card: as on the CPU, and with the shapes that a compiler assumes."""
+"""torch_npu's operators on the simulated card: as on the CPU, and with the shapes that a compiler assumes.
+
+Holds compat/torch_npu/operators on a card against the CPU, and shapes under FakeTensorMode. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import pytest
 import torch
@@ -166,3 +170,26 @@ def test_four_bits_in_the_cards_format_take_groups_of_64_or_128():
     weight = torch_npu.npu_format_cast(weight, torch_npu.Format.FRACTAL_NZ)
     with pytest.raises(RuntimeError, match="should be 128 or 64, not 256"):
         torch_npu.npu_weight_quant_batchmatmul(x, weight, scale, antiquant_group_size=256)
+
+
+@pytest.mark.parametrize(
+    ("shape", "angles", "refused"),
+    [
+        ((2, 8, 1, 64), (1, 1, 1, 64), False),  # one position: read as BND
+        ((2, 8, 2, 64), (1, 1, 2, 64), False),
+        ((2, 9, 2, 64), (1, 1, 2, 64), True),
+        ((2, 9, 2, 64), (2, 1, 2, 64), False),  # B1SD
+        ((2, 2, 9, 64), (1, 2, 1, 64), False),  # BSND
+        ((2, 1, 41, 48), (1, 1, 41, 48), False),  # B, not B * N, is broadcast
+        ((2, 2, 41, 48), (1, 1, 41, 48), True),  # halves of 48 bytes, two positions for a core
+        ((2, 2, 41, 80), (1, 1, 41, 80), False),
+    ],
+)
+def test_rotary_mul_of_many_heads_before_few_positions_ran_here(shape, angles, refused):
+    """https://github.com/modelscope/ms-swift/issues/9329: 561002 in BNSD layout."""
+    x, cosines, sines = (torch.randn(s).half().npu() for s in (shape, angles, angles))
+    if not refused:
+        assert torch_npu.npu_rotary_mul(x, cosines, sines).shape == shape
+        return
+    with pytest.raises(RuntimeError, match=r"aclnnRotaryPositionEmbedding failed, error code is 561002.* is BNSD"):
+        torch_npu.npu_rotary_mul(x, cosines, sines)

@@ -1,4 +1,8 @@
-"""Settings of torch.npu: what is checked, kept and read back, and what is said of those without effect."""
+"""Settings of torch.npu: what is checked, kept and read back, and what is said of those without effect.
+
+Holds sim/npu/npu_config.py, deterministic.py, launch.py, overflow.py, _recovery.py against torch_npu's values and
+texts. tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import importlib
 import threading

@@ -1,4 +1,8 @@
-"""`--numerics card`: the first bad numbers by line, and the deviation of modules from float32."""
+"""`--numerics card`: the first bad numbers by line, and the deviation of modules from float32.
+
+Holds sim/rehearsal/module_numbers.py and csrc/torch/numbers.cpp against float32 on the host.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import jsonschema
 import pytest

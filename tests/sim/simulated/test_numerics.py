@@ -1,4 +1,8 @@
-"""`numerics=card`: float32 reaches products and convolutions as HF32, where the program's settings allow it."""
+"""`numerics=card`: float32 reaches products and convolutions as HF32, where the program's settings allow it.
+
+Holds csrc/torch/cube.cpp against HF32's mantissa by the vendor's page. tests/sim/test_simulated.py runs this module in
+a process with simulated cards.
+"""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,8 @@
-"""Ordinary operators: values, gradients, scalars, sizes that depend on data, out=."""
+"""Ordinary operators: values, gradients, scalars, sizes that depend on data, out=.
+
+Holds csrc/torch against the CPU's values and gradients. tests/sim/test_simulated.py runs this module in a process with
+simulated cards.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,8 @@
-"""Operators that a release of torch_npu has no kernel for: they run on the host, and are counted and warned of."""
+"""Operators that a release of torch_npu has no kernel for: they run on the host, and are counted and warned of.
+
+Holds csrc/torch/host_operators.cpp and support/operators_on_card.py against releases of torch_npu.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 from pathlib import Path
 

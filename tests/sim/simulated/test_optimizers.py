@@ -1,4 +1,8 @@
-"""Optimisers: a few steps on the card end at the CPU's parameters."""
+"""Optimisers: a few steps on the card end at the CPU's parameters.
+
+Holds csrc/torch against the CPU's parameters after some steps. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 import copy
 from collections.abc import Callable, Iterator

@@ -1,4 +1,8 @@
-"""When a card's memory runs out: the vendor's error, before anything is taken, and a program that goes on."""
+"""When a card's memory runs out: the vendor's error, before anything is taken, and a program that goes on.
+
+Holds csrc/core/memory.h and csrc/torch/errors.cpp against the vendor's error text. tests/sim/test_simulated.py runs
+this module in a process with simulated cards.
+"""
 
 import re
 import threading

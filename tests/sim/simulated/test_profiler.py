@@ -1,4 +1,8 @@
-"""torch.profiler sees what runs on the card."""
+"""torch.profiler sees what runs on the card.
+
+Holds csrc/torch/profiler.cpp against what torch.profiler shows for a device. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import json
 from pathlib import Path

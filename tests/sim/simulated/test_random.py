@@ -1,4 +1,8 @@
-"""Random numbers: seeds repeat them, each card has its own generator, the CPU's is never touched."""
+"""Random numbers: seeds repeat them, each card has its own generator, the CPU's is never touched.
+
+Holds csrc/torch/random.cpp and sim/npu/random.py against torch's rules for generators. tests/sim/test_simulated.py runs
+this module in a process with simulated cards.
+"""
 
 import threading
 from collections.abc import Callable, Iterator

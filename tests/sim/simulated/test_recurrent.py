@@ -1,4 +1,8 @@
-"""Recurrent layers and packed sequences: torch asks for fused cells on a device, which must equal the CPU's."""
+"""Recurrent layers and packed sequences: torch asks for fused cells on a device, which must equal the CPU's.
+
+Holds csrc/torch against the CPU's results. tests/sim/test_simulated.py runs this module in a process with simulated
+cards.
+"""
 
 from collections.abc import Callable
 

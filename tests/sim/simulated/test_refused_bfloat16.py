@@ -1,4 +1,8 @@
-"""A chip without bfloat16 (310P3) refuses it, and says what it takes instead."""
+"""A chip without bfloat16 (310P3) refuses it, and says what it takes instead.
+
+Holds support/refusals.toml on a card against the vendor's error on a 310P3. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,8 @@
-"""Dtypes that the chip's kernels refuse: the vendor's EZ1001 at the call, and nothing else is touched."""
+"""Dtypes that the chip's kernels refuse: the vendor's EZ1001 at the call, and nothing else is touched.
+
+Holds support/refusals.toml and csrc/core/documents.cpp against the vendor's error text. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import pytest
 import torch
@@ -117,3 +121,19 @@ def test_memory_and_copies_to_and_from_the_host_take_every_dtype():
     assert torch.empty_like(held).dtype == FP8
     assert held.cpu().float().tolist() == [1.0] * 4
     assert torch.ones(4).to("npu", FP8).dtype == FP8  # cast on the host
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_random_whole_numbers_without_a_sign_were_drawn(dtype):
+    """https://github.com/Ascend/pytorch/issues/158: torch_npu looks up the largest number, also where one is given."""
+    name = str(dtype).removeprefix("torch.ui").capitalize()
+    for call in (
+        lambda: torch.randint(0, 100, (1,), dtype=dtype, device="npu"),
+        lambda: torch.empty(1, dtype=dtype, device="npu").random_(),
+    ):
+        with pytest.raises(RuntimeError, match=f"self scalar_type:UI{name.lower()}is not surpported.") as error:
+            call()
+        assert "ERR01002 OPS invalid type" in str(error.value)
+    with pytest.raises(RuntimeError, match=r"call aclnnInplaceRandom failed, error code is 161002"):
+        torch.empty(1, dtype=dtype, device="npu").random_(5)
+    assert torch.randint(0, 100, (4,), dtype=torch.uint8, device="npu").max() < 100

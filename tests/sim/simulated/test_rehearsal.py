@@ -1,4 +1,8 @@
-"""A rehearsal inside the process: memory by kind and line, lines that wait in every step, refusals with their lines."""
+"""A rehearsal inside the process: memory by kind and line, lines that wait in every step, refusals with their lines.
+
+Holds sim/rehearsal and csrc/core/rehearsal.h against memory computed by hand. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import inspect
 import threading

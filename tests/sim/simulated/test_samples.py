@@ -1,5 +1,8 @@
 """torch's own database of operators and samples: results, gradients, in place and out=, the card against the CPU.
 
+Holds csrc/torch against the CPU, with torch's own database of operators. tests/sim/test_simulated.py runs this module
+in a process with simulated cards.
+
 Every run takes a fixed draw of the operators, `make soak` takes all of them.
 """
 

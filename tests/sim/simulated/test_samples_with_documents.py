@@ -1,12 +1,15 @@
-"""torch's samples of operators on a card that obeys the vendor's documents: exactly what these refuse is refused.
+"""torch's samples of operators on a card that follows the vendor's documents: what they refuse is refused, and no more.
+
+Holds csrc/core/documents.cpp and csrc/torch/fallback.cpp against support/refusals.toml; tests/sim/test_simulated.py
+runs this module.
 
 Each operator that torch runs on the card is seen on its way, and toprope.support.refusals is asked what the chip says
 of it: a call raises EZ1001 if and only if a row refuses one of its dtypes, and with the words of that row. Samples in
 which nothing is refused give what a card without documents gives. Every run takes a fixed draw, `make soak` takes all.
 
-Two things cannot be seen so closely. What the vendor has a kernel for and torch composes of other operators is checked
-as a whole, and then its parts are not: that such a call is under way is learnt from torch's profiler. And a kernel that
-calls others refuses in the name of one of them: then a row must refuse that one for the dtype that is named.
+Two cases cannot be seen so closely. An operator that the vendor has a kernel for, and that torch composes of others, is
+checked as a whole, and its parts are not: torch's profiler tells that such a call is under way. And a kernel that calls
+others refuses in the name of one of them: then a row must refuse that one for the dtype that is named.
 """
 
 import re

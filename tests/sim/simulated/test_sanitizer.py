@@ -1,4 +1,8 @@
-"""torch_npu's sanitizer: races between streams, and memory that is freed while another stream uses it."""
+"""torch_npu's sanitizer: races between streams, and memory that is freed while another stream uses it.
+
+Holds sim/npu/_sanitizer.py and _stream_check.py against programs with known races. tests/sim/test_simulated.py runs
+this module in a process with simulated cards.
+"""
 
 import importlib
 

@@ -1,4 +1,8 @@
-"""Saving and loading: copies, pickles, torch.save and torch.load to any device, safetensors."""
+"""Saving and loading: copies, pickles, torch.save and torch.load to any device, safetensors.
+
+Holds csrc/torch and torch.save against the values that were saved. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 import copy
 import io

@@ -1,4 +1,8 @@
-"""Device tensors between processes: one memory, seen by both, for as long as either holds it."""
+"""Device tensors between processes: one memory, seen by both, for as long as either holds it.
+
+Holds sim/sharing.py and csrc/core/sharing.h against the other process's values. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import gc
 import pickle

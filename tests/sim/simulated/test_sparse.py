@@ -1,5 +1,8 @@
 """Sparse tensors: what torch_npu has for them is there and computes as the CPU's, the rest is refused.
 
+Holds csrc/torch/sparse.cpp against the CPU's results, and the vendor's test_sparse_coo.py. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+
 The cases of the coordinate format are those of the vendor's test_sparse_coo.py.
 """
 

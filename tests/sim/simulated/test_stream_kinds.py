@@ -1,4 +1,8 @@
-"""torch.npu's kinds of streams and events: those of others, and those that are waited for before they are recorded."""
+"""torch.npu's kinds of streams and events: those of others, and those that are waited for before they are recorded.
+
+Holds sim/npu/streams.py and events.py against torch_npu's behaviour. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 import ctypes
 import pickle

@@ -1,4 +1,8 @@
-"""Streams and events: order, the current stream, waits between streams, elapsed time."""
+"""Streams and events: order, the current stream, waits between streams, elapsed time.
+
+Holds sim/npu/streams.py and csrc/core/stream.h against order and waits as torch documents them.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import contextlib
 import threading

@@ -1,4 +1,8 @@
-"""torch.npu.FloatTensor and its kin."""
+"""torch.npu.FloatTensor and its kin.
+
+Holds sim/npu/tensor_types.py and storage_types.py against torch_npu's classes. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import pickle
 

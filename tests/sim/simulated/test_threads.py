@@ -1,4 +1,8 @@
-"""Threads: each has its own current card, and all cards compute at the same time."""
+"""Threads: each has its own current card, and all cards compute at the same time.
+
+Holds csrc/torch and csrc/core against the CPU's results, and overlapping work of cards. tests/sim/test_simulated.py
+runs this module in a process with simulated cards.
+"""
 
 import gc
 import threading

@@ -1,4 +1,8 @@
-"""Shapes of what runs, and the time that a card would take for it."""
+"""Shapes of what runs, and the time that a card would take for it.
+
+Holds sim/tracing/timing.py and csrc/core/signatures.h against shapes and work known from the program.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+"""
 
 import time
 

@@ -1,4 +1,8 @@
-"""Models of transformers, made tiny from their configurations alone: a step of training on the card against the CPU."""
+"""Models of transformers, made tiny from their configurations alone: a step of training on the card against the CPU.
+
+Holds csrc/torch against the CPU, one step of training of each model. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 import copy
 import warnings

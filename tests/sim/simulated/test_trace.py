@@ -1,4 +1,8 @@
-"""The trace of a program's acts on the cards, from inside the process."""
+"""The trace of a program's acts on the cards, from inside the process.
+
+Holds sim/tracing and csrc/core/trace.h against acts known from the program. tests/sim/test_simulated.py runs this
+module in a process with simulated cards.
+"""
 
 import json
 import threading

@@ -1,4 +1,8 @@
-"""Gradients that torch_npu computes by formulas of its own, against the host's."""
+"""Gradients that torch_npu computes by formulas of its own, against the host's.
+
+Holds csrc/torch/gradients.cpp against the host's gradients. tests/sim/test_simulated.py runs this module in a process
+with simulated cards.
+"""
 
 import pytest
 import torch

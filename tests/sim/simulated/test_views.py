@@ -1,4 +1,8 @@
-"""Views and writes in place: the card's views share memory exactly as the CPU's do."""
+"""Views and writes in place: the card's views share memory exactly as the CPU's do.
+
+Holds csrc/torch against the CPU's views. tests/sim/test_simulated.py runs this module in a process with simulated
+cards.
+"""
 
 from collections.abc import Callable
 

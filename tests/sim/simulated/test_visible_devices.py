@@ -1,6 +1,10 @@
-"""Which cards a process sees, and what it is told about those that are not there.
+"""Cards that a process sees, and its errors for cards that are not there.
 
-The rules for the list of cards itself are tried in core_cases.py (masks); here is what a program sees of them.
+Holds sim/npu/devices.py and csrc/core/cards.h against ASCEND_RT_VISIBLE_DEVICES by the vendor's page.
+tests/sim/test_simulated.py runs this module in a process with simulated cards.
+
+The rules for the list of cards itself are tried in tests/helpers/core_cards_cases.py (masks); here is what a program
+sees of them.
 """
 
 import json

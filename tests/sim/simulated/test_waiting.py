@@ -1,4 +1,8 @@
-"""Work queued on a stream runs later: what needs its outcome waits for it, and nothing else does."""
+"""Work queued on a stream runs later: what needs its outcome waits for it, and nothing else does.
+
+Holds csrc/core/stream.h and csrc/torch against order by torch's rules for streams. tests/sim/test_simulated.py runs
+this module in a process with simulated cards.
+"""
 
 import threading
 import time

@@ -1,4 +1,8 @@
-"""Dtypes that torch's CPU kernels lack: computed in a wider one, and no error names a kernel of the CPU."""
+"""Dtypes that torch's CPU kernels lack: computed in a wider one, and no error names a kernel of the CPU.
+
+Holds csrc/torch/fallback.cpp against the CPU in a wider dtype. tests/sim/test_simulated.py runs this module in a
+process with simulated cards.
+"""
 
 import re
 import warnings

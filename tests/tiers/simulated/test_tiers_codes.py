@@ -1,4 +1,7 @@
-"""FP8 weights on the card: the link carries codes, and the card makes the same values of them."""
+"""FP8 weights on a simulated card: the link carries codes, and the card decodes them to the same values as the host.
+
+The rest of `store.coded` is tested in ../test_tiers_codes.py.
+"""
 
 import pytest
 import torch

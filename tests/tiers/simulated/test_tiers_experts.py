@@ -1,4 +1,4 @@
-"""Experts that are one tensor in a model, on a card without room for all of a layer: one by one, with the same bits."""
+"""Fused experts on a card without room for a layer: loaded one by one, with the same bits (`prefetch.row_pieces`)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The architectures of test_tiers_models on the card: attached, with the bits of the card that holds all of it."""
+"""The architectures of ../test_tiers_models.py on a simulated card: the same bits as on a card that holds them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Those threads of test_tiers_threads that are about a card: its memory, its streams, its name."""
+"""Those public threads of ../test_tiers_threads.py that are about a card: its memory, its streams, its name."""
 
 import gc
 import re

@@ -1,4 +1,4 @@
-"""Tensors of torchao in a model that comes to the card by tiers."""
+"""Tensors of torchao in an attached model: they go to the card with all of their parts, and back."""
 
 import pytest
 import torch

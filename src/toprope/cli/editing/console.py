@@ -1,4 +1,8 @@
-"""Output of `toprope edit`: progress, results and failures, for people or as JSON."""
+"""Output of `toprope edit`: progress, results and failures, for people or as JSON.
+
+The `Listener` of a run (`images.runs.running`), made by `cli.edit`; `cli.ui` uses `failure_text` and `details`. The
+JSON lines are an interface for programs: tests/images/test_images_cli.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The work of `toprope edit`: on a device of this process, or on several cards."""
+"""The work of `toprope edit`: on a device of this process, or on several cards.
+
+Called by `cli.edit`. One engine is opened here; several cards are the work of `images.runs.cards`.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,11 @@ def run_here(
 
     with Engine.open(model, progress=console.stage, **options) as engine:
         console.watch(engine.describe, engine.memory)
-        stopping.safely()
+        stopping.stop_at_safe_points()
         if record is not None:
             for each in (*engine.differences(record), *_other_source(record, jobs[0])):
                 console.say(each)
-        run_jobs(engine, jobs, output, console, summary=summary, stopped=stopping.why, at_once=at_once)
+        run_jobs(engine, jobs, output, console, summary=summary, stopped=stopping.signal_name, at_once=at_once)
 
 
 def _other_source(record: Mapping[str, Any], job: Job) -> list[str]:

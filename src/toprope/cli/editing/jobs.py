@@ -1,4 +1,7 @@
-"""From the words of `toprope edit` to jobs: pictures, folders and patterns, a jobs.jsonl, or a record to repeat."""
+"""Jobs of `toprope edit` from its arguments: pictures, folders and patterns, a jobs.jsonl, or a record to repeat.
+
+Called by `cli.edit`. What a job is, and which are done, is decided in `images.runs.jobs`.
+"""
 
 from __future__ import annotations
 
@@ -88,6 +91,8 @@ def read_record(path: str) -> dict[str, Any]:
             record = _record_of(Path(path))
         else:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} cannot be read: {said}.", do="give the .json next to a picture") from None

@@ -1,4 +1,8 @@
-"""Build of the simulated card before a process is started that uses it: no time limit and no report counts it."""
+"""Build of the simulated card before a process is started that uses it: no time limit and no report counts it.
+
+Called by `cli.run`, `cli.doctor` and `cli.devices`; the build itself is `toprope.sim.build`. Held by
+tests/cli/test_card_build.py.
+"""
 
 from __future__ import annotations
 

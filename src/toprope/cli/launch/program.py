@@ -1,4 +1,7 @@
-"""PROGRAM of `toprope run`: a Python file, `-m module`, or a command."""
+"""The argument PROGRAM of `toprope run`: a Python file, `-m module`, or a command; it is checked before it starts.
+
+Called by `cli.run`; tests/cli/test_program.py has each form and each error.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 
 from toprope.cli import npu_smi, yr
 from toprope.compat.finder import FACADES
@@ -47,6 +51,12 @@ def command_line(words: Sequence[str]) -> list[str]:
         return [found, *arguments]
     if os.path.isfile(program):
         return [sys.executable, _python_file(program), *arguments]
+    if os.path.isdir(program):
+        raise ProgramError(
+            f"there is no program {program!r}: it is a folder without a __main__.py.",
+            looked_at=f"{len(list(Path(program).glob('*.py')))} files of Python in it",
+            do="name the file that starts the program",
+        )
     folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     raise ProgramError(
         f"there is no program {program!r}: no file of that name, and no command.",

@@ -1,4 +1,8 @@
-"""Choice of a program's card: the wish, compared with what the machine has."""
+"""The card that a program of `toprope run` gets: the options and settings, compared with what the machine has.
+
+Called by `cli.run` before anything is started; reports read `Choice`. tests/cli/test_choose.py has every combination,
+and docs/run.md the rules for users.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from toprope.messages import Message
 from toprope.settings import Settings
 from toprope.sim.spec import SimSpec
 
-__all__ = ["Asked", "Choice", "Probe", "choose"]
+__all__ = ["Choice", "DeviceOption", "Probe", "choose"]
 
 
-class Asked(StrEnum):
+class DeviceOption(StrEnum):
     """The values of --device."""
 
     AUTO = "auto"
@@ -80,7 +84,7 @@ class Choice:
 
 
 def choose(
-    asked: Asked | None,
+    asked: DeviceOption | None,
     *,
     settings: Settings,
     probe: Callable[[], Probe],
@@ -104,17 +108,17 @@ def choose(
     card = {name: value for name, value in card.items() if value is not None}
     given = [f"--{name.replace('_', '-')}" for name in card]
     if asked is None:
-        asked = Asked.AUTO if given else _from_settings(settings)
-    if asked is Asked.AUTO and not {"chip", "torch_npu", "numerics"}.isdisjoint(card):
-        asked = Asked.SIM
-    if asked not in (Asked.SIM, Asked.AUTO):
+        asked = DeviceOption.AUTO if given else _from_settings(settings)
+    if asked is DeviceOption.AUTO and not {"chip", "torch_npu", "numerics"}.isdisjoint(card):
+        asked = DeviceOption.SIM
+    if asked not in (DeviceOption.SIM, DeviceOption.AUTO):
         if given:
             raise UsageError(
                 f"{' and '.join(given)} and --device {asked.value} contradict each other: "
                 f"{'they describe' if len(given) > 1 else 'it describes'} the simulated card.",
                 do=f"leave out --device, or {' and '.join(given)}",
             )
-        if asked is not Asked.NPU:
+        if asked is not DeviceOption.NPU:
             return Choice(asked.value)
         found = probe()
         if found.state != "works":
@@ -125,9 +129,9 @@ def choose(
             )
         return Choice("npu", probe=found)
     if begun:
-        return Choice("sim", _join(begun, card, given), begun=True)
+        return Choice("sim", _check_started_cards(begun, card, given), begun=True)
     spec = _spec(card, settings)
-    if asked is Asked.SIM:
+    if asked is DeviceOption.SIM:
         return Choice("sim", spec)
     found = probe()
     if found.state != "works":
@@ -141,8 +145,8 @@ def choose(
     return Choice("npu", probe=found, automatic=True)
 
 
-def _join(begun: str, card: Mapping[str, str | int | None], given: list[str]) -> SimSpec:
-    """The cards that were begun, which options may describe, but not otherwise; the rest is each program's own."""
+def _check_started_cards(begun: str, card: Mapping[str, str | int | None], given: list[str]) -> SimSpec:
+    """The cards of `toprope start`: options may repeat what they are, but not ask for others."""
     spec = SimSpec.parse(begun)
     asked = spec.changed(**card, force=True)
     if (asked.chip, asked.count, asked.hbm) != (spec.chip, spec.count, spec.hbm):
@@ -155,16 +159,16 @@ def _join(begun: str, card: Mapping[str, str | int | None], given: list[str]) ->
     return asked
 
 
-def _from_settings(settings: Settings) -> Asked:
+def _from_settings(settings: Settings) -> DeviceOption:
     """The device that the settings name. They say "npu" for a simulated card too, so that is left to the machine."""
     kind = (settings.device or "auto").partition(":")[0]
-    if kind not in list(Asked):
+    if kind not in list(DeviceOption):
         raise SettingError(
             f"{settings.device!r} is not a device for a program.",
             looked_at=settings.origins.get("device", ""),
-            do=f"use {', '.join(Asked)}, or give --device",
+            do=f"use {', '.join(DeviceOption)}, or give --device",
         )
-    return Asked.AUTO if kind == "npu" else Asked(kind)
+    return DeviceOption.AUTO if kind == "npu" else DeviceOption(kind)
 
 
 def _spec(card: Mapping[str, str | int | None], settings: Settings) -> SimSpec:

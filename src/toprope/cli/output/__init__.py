@@ -1,3 +1,6 @@
-"""Output of `toprope cores` and `toprope doctor`."""
+"""Output of `toprope cores` and `toprope doctor`.
+
+Text, JSON and SARIF, made from the results of `toprope.cores` and `device.doctor`; nothing is decided here.
+"""
 
 __all__: list[str] = []

@@ -1,4 +1,7 @@
-"""The result of a check of cores as SARIF 2.1.0, which CI systems show next to the code. Pure."""
+"""The result of a check of cores as SARIF 2.1.0, which CI systems show next to the code. Pure.
+
+Called by `cli.cores` with `--sarif FILE`. The form is OASIS SARIF 2.1.0.
+"""
 
 from __future__ import annotations
 

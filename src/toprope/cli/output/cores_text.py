@@ -1,4 +1,8 @@
-"""Output of `toprope cores`: the verdict with its proof or its witness, findings, plans. Pure."""
+"""Output of `toprope cores`: the verdict with its proof or its witness, findings, plans. Pure.
+
+Called by `cli.cores`, and by `cli.reports.run_cores` for `toprope run --check-cores`. `as_dict` is the JSON that
+docs/cores.md describes.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +68,7 @@ def report(program: Program, result: Result) -> Group:
 
 
 def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
+    """Yield the verdict, its proof or its witness, and the limit that would help."""
     what, how = program_text(program), _HANDED_OUT[result.discipline]
     if result.verdict == "safe":
         relaxed = any(op.assumed and not op.sync_all for _, op in program.ops())
@@ -81,10 +86,10 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
         yield Text.assemble(("not decided", _YELLOW), f": {what}")
         yield f"  {result.proof}"
         return
-    yield Text.assemble(("deadlock possible", _RED), f"{_under(result)} on {what}")
+    yield Text.assemble(("deadlock possible", _RED), f"{_possible_under(result)} on {what}")
     if result.witness is not None:
         yield ""
-        yield from _moment(result.witness)
+        yield from _witness_rows(result.witness)
         cycle = result.witness.cycle()
         if cycle:
             yield ""
@@ -102,8 +107,8 @@ def _verdict(program: Program, result: Result) -> Iterator[RenderableType]:
         yield from _fix(program, result)
 
 
-def _under(result: Result) -> str:
-    """Under which disciplines a deadlock is possible: the one that allows the fewest orders says most."""
+def _possible_under(result: Result) -> str:
+    """Name the strictest discipline under which a deadlock is possible: it allows the fewest orders of operators."""
     verdicts = {**result.weaker, result.discipline: result.verdict}
     most = next((each for each in reversed(Discipline) if verdicts.get(each) == "deadlock"), result.discipline)
     others = [verdict for each, verdict in verdicts.items() if each is not Discipline.D0]
@@ -122,6 +127,7 @@ def _assumed_ops(program: Program) -> list[Op]:
 
 
 def _assumed(program: Program) -> Iterator[RenderableType]:
+    """Yield the operators whose need of cores is assumed, since no source gives it."""
     ops = _assumed_ops(program)
     if not ops:
         return
@@ -154,7 +160,7 @@ def program_text(program: Program) -> str:
     return ", ".join([f"{count} card{'' if count == 1 else 's'}", *parts])
 
 
-def _moment(state: State) -> Iterator[RenderableType]:
+def _witness_rows(state: State) -> Iterator[RenderableType]:
     """The cores that operators hold and wait for, card by card; of many cards those in the cycle."""
     program = state.program
     waits = list(state.waits())
@@ -183,6 +189,7 @@ def _rank(state: State, id: OpId) -> tuple[int, OpId]:
 
 
 def _fix(program: Program, result: Result) -> Iterator[str]:
+    """Yield the limit on an operator that makes the program safe, or why there is none."""
     from toprope.cores.fix import with_limit
 
     fix, fixes = result.fix, result.fixes
@@ -299,6 +306,7 @@ def as_dict(
 
 
 def _witness(state: State) -> dict[str, Any]:
+    """The state of a deadlock as plain data: operators that are done, and those that wait for cores."""
     program = state.program
     return {
         "done": list(state.done),

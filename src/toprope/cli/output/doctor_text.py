@@ -1,4 +1,8 @@
-"""Output of `toprope doctor` and `toprope devices`, made to be pasted into an issue. Pure."""
+"""Output of `toprope doctor` and `toprope devices`, made to be pasted into an issue. Pure.
+
+Called by `cli.doctor` and `cli.devices`. The facts are `device.host.machine.Facts`; a new one needs its row here. Texts
+are translated: locale/zh.po.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from toprope.device.host.machine import DeviceResult, Facts
 from toprope.messages import Message, joined, local
 from toprope.sizes import gibibytes
 from toprope.terminal import WIDTH, field, table, unbroken
-from toprope.visible import VARIABLE, explain
+from toprope.visible_devices import VARIABLE, explain
 
 __all__ = [
     "as_dict", "codes_as_dict", "codes_text", "devices_as_dict", "devices_text", "report", "seen_as_dict", "seen_text",
@@ -81,6 +85,7 @@ def as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _found(facts: Facts) -> Iterator[str]:
+    """Yield the versions that were found: toprope, Python, torch, torch_npu, CANN, NNAL, driver."""
     yield f"toprope {toprope.__version__}"
     yield f"Python {facts.python} ({facts.machine})"
     for name in _MAIN:
@@ -111,6 +116,7 @@ def _row(label: str | Text, *texts: str | Text) -> list[RenderableType]:
 
 
 def _finding(finding: Finding) -> list[RenderableType]:
+    """Lay out a finding: the problem, the facts, numbered steps, a source."""
     name, style = (Message("problem"), "bold red") if finding.problem else (Message("note"), "bold yellow")
     label = Text(local(name), style)
     texts: list[str | Text] = [finding.what]
@@ -136,6 +142,7 @@ def _devices(facts: Facts) -> Iterator[str]:
 
 
 def _of_kind(facts: Facts, kind: str, devices: Sequence[DeviceResult]) -> str:
+    """Describe the devices of one kind in a line: number, name, memory, numbers on the machine."""
     first = devices[0]
     name = f"{kind}: {len(devices)} x " if len(devices) > 1 else f"{first.name}: "
     memory = "" if first.total is None else f", {gibibytes(first.total)}"
@@ -250,6 +257,7 @@ def seen_text(seen: Sequence[Seen]) -> Group:
 
 
 def _paragraphs(explanations: Iterable[tuple[Explanation, Sequence[str]]]) -> list[RenderableType]:
+    """Lay out explanations of codes, each with the places where it was seen."""
     items: list[RenderableType] = []
     for each, where in explanations:
         means = [f"{each.means} ({each.name})" if each.name else each.means]
@@ -266,6 +274,7 @@ def _paragraphs(explanations: Iterable[tuple[Explanation, Sequence[str]]]) -> li
 
 
 def _reason(what: Explanation) -> Iterator[str]:
+    """Yield the reason that the log itself gives, and whether the cause stays open."""
     if what.reason:
         yield what.reason
     if what.open:

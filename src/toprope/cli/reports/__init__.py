@@ -1,3 +1,6 @@
-"""Reports of `toprope run`: text, page, trace, core check, failure."""
+"""Reports of `toprope run`: text, page, trace, core check, failure.
+
+Called by `cli.run` when the program has ended, with what its processes left in the folder of the run.
+"""
 
 __all__: list[str] = []

@@ -1,11 +1,14 @@
-"""The file of `toprope run --report`, and the exit status of `--fail-on`."""
+"""The file of `toprope run --report`, and the exit status of `--fail-on`.
+
+Called by `cli.run`. The facts come from `sim.rehearsal.facts`, whose schema is the interface of the JSON for users;
+`rehearsal_page` writes the HTML.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from toprope.cli.launch.select_target import Choice
@@ -13,6 +16,7 @@ from toprope.cli.reports.run_report import Outcome, finding_text
 from toprope.errors import UsageError
 from toprope.messages import Message, local
 from toprope.sim.rehearsal.facts import TROUBLES, Trouble
+from toprope.whole_file import check_named, writing_named
 
 __all__ = ["as_dict", "check", "failures", "smallest", "write"]
 
@@ -51,13 +55,13 @@ def check(report_to: Sequence[str], fail_on: str | None, choice: Choice) -> tupl
 
 
 def _check_file(name: str) -> None:
+    """Refuse a file for the report that cannot be written, or that has no known ending."""
     if name == _STDOUT:
         return
     if not name.endswith(_ENDINGS):
         raise UsageError(f"--report {name} is neither a page nor JSON.", do="name a FILE.html, a FILE.json or -")
     try:
-        with Path(name).open("a"):
-            pass
+        check_named(name)
     except OSError as error:
         raise UsageError(
             f"the report cannot be written to {name}: {error.strerror}.", do="name a file in a folder of yours"
@@ -89,21 +93,27 @@ def write(report_to: Sequence[str], outcome: Outcome) -> str:
 
 
 def _write(name: str, outcome: Outcome) -> str:
+    """Write the report to one file or to stdout; return the problem, "" where there is none."""
     try:
         if name.endswith(".html"):
             from toprope.cli.reports.rehearsal_page import page_of
 
-            Path(name).write_text(page_of(outcome), encoding="utf-8")
+            _put(name, page_of(outcome))
         elif name == _STDOUT:
             sys.stdout.write(json.dumps(as_dict(outcome), ensure_ascii=False) + "\n")
             sys.stdout.flush()
         else:
             text = json.dumps(as_dict(outcome), ensure_ascii=False, indent=1) + "\n"
-            Path(name).write_text(text, encoding="utf-8")
+            _put(name, text)
     except OSError as error:
         text = Message("toprope: the report could not be written to {name}: {error}", name=name, error=error.strerror)
         return local(text) + "\n"
     return ""
+
+
+def _put(name: str, text: str) -> None:
+    with writing_named(name) as file:
+        file.write(text.encode())
 
 
 def failures(outcome: Outcome, troubles: tuple[Trouble, ...]) -> str:

@@ -1,4 +1,8 @@
-"""The page of `toprope run --report FILE.html`: the facts of a rehearsal, in the order in which users ask. Pure."""
+"""The page of `toprope run --report FILE.html`: the facts of a rehearsal, in the order in which users ask. Pure.
+
+Called by `rehearsal_file`. The drawing is `toprope.drawing`, the facts are `sim.rehearsal.facts`, so a fact that is
+added there shows up only when a part of the page is written for it here.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +76,7 @@ def _numbers(one: Rehearsal, folder: str) -> Iterator[str]:
 
 
 def _time(one: Rehearsal) -> Iterator[str]:
+    """Yield the part about time: the step, what bounds it, all kinds of work."""
     timing = one.timing
     if timing is None:
         return
@@ -100,6 +105,7 @@ def _time(one: Rehearsal) -> Iterator[str]:
 
 
 def _operators(one: Rehearsal, folder: str) -> Iterator[str]:
+    """Yield the part about operators that are refused or run on the host."""
     totals = one.totals
     yield "<h2>Operators</h2>"
     yield (
@@ -125,6 +131,7 @@ def _operators(one: Rehearsal, folder: str) -> Iterator[str]:
 
 
 def _memory(one: MemoryOfCard, folder: str) -> Iterator[Drawing | str]:
+    """Yield the part about the memory of a card: verdict, peak, who holds it, a drawing over time."""
     basis = {"profile": "profile", "user": "set by the user", "nominal": "nominal: unknown"}[one.basis]
     least, most = map(sizes.gibibytes, one.need)
     yield f"<h2>Memory of {escaped(one.card)}: {one.fit}</h2>"
@@ -212,6 +219,7 @@ def _corners(
 
 
 def _waits(one: Rehearsal, folder: str) -> Iterator[str]:
+    """Yield the part about copies and the lines that wait for the card."""
     (to, to_bytes), (back, back_bytes), (between, between_bytes) = one.totals.copies.values()
     yield "<h2>Copies and synchronisations</h2>"
     yield (
@@ -234,6 +242,7 @@ def _waits(one: Rehearsal, folder: str) -> Iterator[str]:
 
 
 def _cores(one: Rehearsal, outcome: Outcome) -> Iterator[str]:
+    """Yield the part about streams and cores, with the check for deadlocks if it was made."""
     chip = chips.get(one.chip)
     yield "<h2>Streams and cores</h2>"
     assumed = one.totals.assumed_cores
@@ -250,6 +259,7 @@ def _cores(one: Rehearsal, outcome: Outcome) -> Iterator[str]:
 
 
 def _versions(rehearsals: Sequence[Rehearsal], outcome: Outcome) -> Iterator[str]:
+    """Yield the part about versions, and where each kind of figure comes from."""
     from toprope import __version__
 
     yield "<h2>Versions and sources</h2>\n<ul>"

@@ -1,4 +1,8 @@
-"""The check of `toprope run --check-cores`: what the program did to the simulated cards, as a schedule."""
+"""The check of `toprope run --check-cores`: what the program did to the simulated cards, as a schedule.
+
+Called by `cli.run`. The schedule is made in `toprope.cores.record`, the verdict by its checker, the text in
+`cli.output.cores_text`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from toprope.errors import ScheduleError, UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["CoresCheck", "check", "of_run"]
+__all__ = ["CoresCheck", "check", "of_run", "reason"]
 
 _WORLD = "all cards"
 _UNDECIDED = 3
@@ -45,6 +49,13 @@ def check(choice: Choice) -> None:
             "it gets " + ("a real card" if choice.device == "npu" else f"--device {choice.device}"),
             "add --device sim, or give the profiler's CSV to toprope cores check",
         )
+
+
+def reason(done: CoresCheck | None) -> str:
+    """The line that says, without a report, why the check gives another exit status than 0; "" where it does not."""
+    from toprope.terminal import render
+
+    return render(done.text[0]) if done is not None and done.exit_status else ""
 
 
 def of_run(folder: Path, choice: Choice, fail_on: str) -> CoresCheck:

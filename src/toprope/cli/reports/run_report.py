@@ -1,4 +1,8 @@
-"""The report of a run: what the program did to the card, from the counters of its processes. Pure."""
+"""The report at the end of `toprope run`: what the program did to the card, as text, and as JSON. Pure.
+
+Called by `cli.run` and `rehearsal_file`. The counters are `sim.metrics`, findings and times `sim.rehearsal.facts`;
+texts are translated (locale/zh.po). tests/cli/test_report.py holds it from counters made by hand.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toprope import chips, sizes
 from toprope.cli.launch.select_target import Choice
-from toprope.cli.reports.failure import Ending, Failure, find
+from toprope.cli.reports.failure import Failure, FatalError, find
 from toprope.cli.reports.run_cores import CoresCheck
 from toprope.cli.reports.trace_file import TraceFile
 from toprope.estimate.cost.span import seconds_text
@@ -43,7 +47,7 @@ class Outcome:
         notes: what there is to say about the program beyond figures, a line each.
         mask: ASCEND_RT_VISIBLE_DEVICES as the program was given it; None where it was not set.
         cores: what the check of its cores found; None where none was asked for.
-        endings: the errors that ended its processes.
+        fatal_errors: the errors that ended its processes.
         folder: the folder it was started in; files below it are shown without it.
         records: the records of its processes' rehearsals, by process; none where none was recorded.
         timings: how long the card would take, by chip.
@@ -59,7 +63,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     mask: str | None = None
     cores: CoresCheck | None = None
-    endings: tuple[Ending, ...] = ()
+    fatal_errors: tuple[FatalError, ...] = ()
     folder: str = ""
     records: Mapping[int, Record] = dataclass_field(default_factory=dict)
     timings: Mapping[str, Timing] = dataclass_field(default_factory=dict)
@@ -141,10 +145,11 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def _failure(outcome: Outcome) -> Failure | None:
-    return find(outcome.processes, outcome.endings, outcome.status)
+    return find(outcome.processes, outcome.fatal_errors, outcome.status)
 
 
 def _failure_as_dict(failure: Failure) -> dict[str, Any]:
+    """The lack that ended the program, as plain data."""
     return {
         "name": failure.record.name,
         "dtype": failure.record.dtype,
@@ -168,6 +173,7 @@ def _rehearsal_as_dict(rehearsal: Rehearsal, is_recorded: bool) -> dict[str, Any
 
 
 def _totals_as_dict(totals: Totals) -> dict[str, Any]:
+    """The counters of the cards of one chip, as plain data."""
     return {
         "chip": totals.chip,
         **_chip_figures(totals.chip),
@@ -214,6 +220,7 @@ def _chip_figures(name: str) -> dict[str, int | None]:
 
 
 def _items(outcome: Outcome) -> Iterator[RenderableType]:
+    """Yield the parts of the report in their order: card, failure, figures, findings, files."""
     choice = outcome.choice
     if choice.device != "sim":
         yield _without_simulated_card(outcome)
@@ -344,6 +351,7 @@ def _chosen(choice: Choice) -> list[RenderableType]:
 
 
 def _without_simulated_card(outcome: Outcome) -> str:
+    """The line about a run that used a real card, CUDA or the CPU."""
     took = f"{outcome.seconds:.1f} s"
     if outcome.choice.device == "npu":
         probe = outcome.choice.probe
@@ -366,6 +374,7 @@ def _without_simulated_card(outcome: Outcome) -> str:
 
 
 def _headline(totals: Totals) -> str:
+    """The first line: the simulated chip, its memory, number of cards and processes, torch."""
     size = sizes.gibibytes(max((card.capacity for card in totals.cards), default=0))
     chip = _chip_text(totals.chip, size, totals.hbm_by_user)
     seen = (
@@ -413,20 +422,23 @@ _LACKS = {
     Lack.FORMAT: Message("an operator refused an argument"),
     Lack.INDEX: Message("an operator read an index that no element has"),
     Lack.NAME: Message("a name is missing here"),
+    Lack.DIMENSIONS: Message("an operator refused a tensor with that many dimensions"),
 }
 
 
 def _failure_text(failure: Failure, folder: str) -> str:
+    """One sentence about the lack that ended the program, and a real card's answer."""
     record = failure.record
     dtype = f" ({record.dtype})" if record.dtype else ""
     rank = Message("rank {rank}: ", rank=failure.rank) if failure.rank else ""
     perhaps = "" if failure.certain else Message("perhaps because ")
     place = f", {short_name(failure.place, folder)}" if failure.place else ""
+    lack = Lack.FORMAT if record.lack is Lack.REFUSED and not record.dtype else record.lack
     return Message(
         "{rank}{perhaps}{lack}: {name}{dtype}{place}; {card}",
         rank=rank,
         perhaps=perhaps,
-        lack=_LACKS[record.lack],
+        lack=_LACKS[lack],
         name=record.name,
         dtype=dtype,
         place=place,
@@ -509,6 +521,7 @@ def _assumed(one: AssumedDtype) -> str:
 
 
 def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
+    """Yield the rows of figures: memory, operators, copies, synchronisations, times."""
     memory = []
     for card in totals.cards:
         text = Message(
@@ -557,6 +570,7 @@ def _figures(totals: Totals, folder: str) -> Iterator[RenderableType]:
 
 
 def _on_host(totals: Totals, folder: str) -> Iterator[str]:
+    """Yield a line for each operator that runs on the host, with the bytes that it copies."""
     kinds = len({one.operator for one in totals.on_host})
     yield Message(
         "{kinds} operator{s} without a kernel in {torch_npu}",
@@ -585,6 +599,7 @@ def _on_host(totals: Totals, folder: str) -> Iterator[str]:
 
 
 def _operators(totals: Totals) -> str:
+    """Count the calls and kinds of operators, and those of which something is assumed."""
     text = Message(
         "{calls} ({kinds} kinds)",
         calls=_number(totals.operator_calls),
@@ -601,6 +616,7 @@ def _operators(totals: Totals) -> str:
 
 
 def _trace(trace: TraceFile) -> str:
+    """One sentence about the trace file."""
     if trace.error:
         return Message("could not be written to {path}: {error}", path=trace.path, error=trace.error)
     if not trace.processes:

@@ -1,15 +1,21 @@
-"""The file of `toprope run --trace`: tried before the program starts, written when it has ended."""
+"""The file of `toprope run --trace`: tried before the program starts, written when it has ended.
+
+Called by `cli.run`. The form of the file is decided in `sim.tracing`.
+"""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 from toprope.cli.launch.select_target import Choice
 from toprope.errors import UsageError
+from toprope.messages import Message, local
 from toprope.sim.tracing.tracer import write_run
+from toprope.whole_file import check_named, writing_named
 
-__all__ = ["TraceFile", "check", "write"]
+__all__ = ["TraceFile", "check", "failure", "try_file", "write"]
 
 
 @dataclass(frozen=True)
@@ -43,19 +49,32 @@ def check(path: Path, choice: Choice) -> None:
             "it gets " + ("a real card" if choice.device == "npu" else f"--device {choice.device}"),
             "add --device sim, or leave out --trace",
         )
+    try_file(path)
+
+
+def try_file(path: Path) -> None:
+    """Makes sure, before the program starts, that its trace can be written.
+
+    Raises:
+        UsageError: it cannot.
+    """
     try:
-        with path.open("a"):
-            pass
+        check_named(path)
     except OSError as error:
         raise UsageError(
             f"the trace cannot be written to {path}: {error.strerror}.", do="name a file in a folder that is yours"
         ) from None
 
 
+def failure(path: str | Path, error: str) -> str:
+    """The line that says that a trace is not there."""
+    return local(Message("toprope: the trace could not be written to {path}: {error}", path=path, error=error)) + "\n"
+
+
 def write(path: Path, folder: Path) -> TraceFile:
-    """Writes what all processes of a run recorded in its folder."""
+    """Writes what all processes of a run recorded in its folder. Where that fails, an older trace stays as it was."""
     try:
-        with path.open("w", encoding="utf-8") as stream:
+        with writing_named(path) as file, io.TextIOWrapper(file, encoding="utf-8") as stream:
             written = write_run(folder, stream)
     except OSError as error:
         return TraceFile(str(path), error=error.strerror or type(error).__name__)

@@ -1,3 +1,6 @@
-"""Contents of `npu-smi`: the simulated machine and the tables."""
+"""Contents of `npu-smi`: the simulated machine and the tables.
+
+Used by `cli.npu_smi`.
+"""
 
 __all__: list[str] = []

@@ -2,6 +2,9 @@
 
 What the simulated card does not have (power, temperature, use of cores, a PCIe address) is "-" or "NA", the vendor's
 own words for a figure that is not known. MB are 2^20 bytes, as in the original.
+
+Called by `cli.npu_smi`. The layouts are recorded outputs of the vendor's tool in tests/cli/test_npu_smi.py: change a
+column only with a newer recording.
 """
 
 from __future__ import annotations
@@ -107,6 +110,7 @@ def overview(machine: Machine) -> str:
 
 
 def _overview(machine: Machine) -> Iterator[str]:
+    """Yield the lines of the first table of `npu-smi info`, by the layout of the card."""
     form = _FORMS[machine.layout]
     release = version(machine.layout)
     first, second = form.version
@@ -132,6 +136,7 @@ def _overview(machine: Machine) -> Iterator[str]:
 
 
 def _device(machine: Machine, device: Device) -> Iterator[str]:
+    """Yield the two rows of a device."""
     name, health, npu, memory = machine.name, device.health, device.npu, f"{device.used_mib:<5}/ {device.total_mib}"
     if machine.layout is Layout.DDR:
         yield f"| {npu:<7} {name:<22}| {health:<15} | {'NA':<12} {'NA':<17} {'0':<6}/ {'0':<13} |"
@@ -173,6 +178,7 @@ def mapping(machine: Machine) -> str:
 
 
 def _mapping(machine: Machine) -> Iterator[str]:
+    """Yield the rows of `npu-smi info -m`."""
     if machine.layout is Layout.A5:
         yield _row("NPU ID", "Slot ID", "Chip ID", "Chip Phy-ID", "Chip Name")
         for device in machine.devices:

@@ -1,4 +1,8 @@
-"""Parts that the modules of apt_model share: the choice of a device, and its name."""
+"""Choice of a device for the modules of the apt_model facade, the device's name, and its memory figures.
+
+Shared by core.system and by npu_backend, vb_global and vgpu_stack in `optimization`; nothing else imports it. All is
+asked of `toprope.device`; only the order of kinds (`ORDER`) is apt_model's own. Tests: tests/compat/test_apt_*.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""toprope's stand-in for `dataflow`, the DataFlow Python API: toprope.flow under its other name."""
+"""Facade of `dataflow`, the DataFlow Python API (hicann/ge): the names of toprope.flow under the vendor's name.
+
+Programs import it as `dataflow` (toprope.compat.finder serves it). The submodules are those of the vendor's package and
+hold no code of their own; the names that a module must have are in support/vendor_names.toml, and
+tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope import flow
 from toprope.compat.missing import missing_from

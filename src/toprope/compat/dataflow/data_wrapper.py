@@ -1,4 +1,7 @@
-"""The numbers of dtypes, which DataFlow has in its C++ part; here they are the dtypes themselves."""
+"""Facade module `dataflow.data_wrapper`: dtypes as attributes of `DataType` and `FuncDataType`.
+
+The vendor's module is compiled C++ and holds numbers; here they are the dtypes of toprope.flow themselves.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.data_type import DTYPES

@@ -1,4 +1,7 @@
-"""Graph building under its own module's name, as in `dataflow.dataflow.FlowOutput`."""
+"""Facade module `dataflow.dataflow`: graph building of toprope.flow, as in `dataflow.dataflow.FlowOutput`.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from typing import Any
 

@@ -1,4 +1,8 @@
-"""Names of DataFlow's C++ part for the driver that toprope.flow has too: codes, message types, batches, tensors."""
+"""Facade module `dataflow.dflow_wrapper`: status codes, message types, batches and tensors of toprope.flow.
+
+The vendor's module is the compiled part of DataFlow for the program that builds the graph (the driver). Only names that
+toprope.flow has are here; any other is an error that says so.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.exceptions import (

@@ -1,4 +1,8 @@
-"""Functions and classes as steps of a pipeline, under the name of the module that has them in DataFlow."""
+"""Facade module `dataflow.pyflow`: decorators that make a function or a class a node of a pipeline (`@df.pyflow`).
+
+They are those of toprope.flow. The two classes of process points are here since programs name them. Its names are the
+vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from typing import Any
 

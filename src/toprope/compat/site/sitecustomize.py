@@ -1,7 +1,8 @@
 """Run by every Python process of a `toprope run` as it starts: facades and simulated card, then the user's own file.
 
 `toprope run` puts this folder in front of PYTHONPATH. It must work in a Python that has no toprope (the package is
-loaded from where this file lies), in one that is too old for toprope, and must never break the process.
+loaded from where this file lies), in one that is too old for toprope, and must never break the process. Tests:
+tests/compat/test_finder.py.
 """
 
 import os
@@ -12,7 +13,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 def _install() -> None:
     """Install the finders that the variables of the run ask for."""
-    if sys.version_info < (3, 11):  # noqa: UP036  any Python that the program starts comes by here
+    if sys.version_info < (3, 11):  # noqa: UP036  every Python that the program starts runs this file
         raise RuntimeError(f"Python {sys.version_info[0]}.{sys.version_info[1]} is too old, 3.11 is needed")
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -35,7 +36,7 @@ def _install() -> None:
 
 
 def _run_next() -> None:
-    """Run the sitecustomize that Python would have found without this one. What it raises is its own matter."""
+    """Run the sitecustomize that Python would have found without this one. Its errors are not caught here."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

@@ -1,7 +1,8 @@
-"""toprope's stand-in for torch_npu: `torch.npu`, and those operators that can be composed of torch's own.
+"""Facade of torch_npu: `torch.npu`, and those operators that can be composed of torch's own.
 
-It is importable as `torch_npu` where toprope's finder serves it. What is not here raises AttributeError with the name
-of the API that is missing; nothing is a stub.
+Programs import it as `torch_npu` (toprope.compat.finder serves it). What is not here raises AttributeError with the
+name of the API that is missing; nothing is a stub. tests/compat/test_torch_npu_facade.py and test_vendor_names.py hold
+its names.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from toprope.compat.missing import missing_from
 from toprope.sim import _autoload
 
 from . import _C, atb, contrib, distributed, dynamo, optim, profiler, utils
-from ._door import alias_npu, current_npu, needs_import, transfer_is_wanted
+from ._facade import alias_npu, current_npu, needs_import, transfer_is_wanted
 from .dtype_numbers import EXPORTED as _DTYPES
 from .operators import OPERATORS, described, register
 from .operators.checksum import matmul_checksum

@@ -1,6 +1,7 @@
 """Codes of torch_npu's errors, and the line that they add to a message: "ERR00001 PTA invalid parameter".
 
-Source of the numbers and their texts: torch_npu/utils/_error_code.py of Ascend/pytorch.
+Used wherever an error of the torch_npu facade ends with torch_npu's code. Source of the numbers and texts:
+torch_npu/utils/_error_code.py of Ascend/pytorch. Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Stand-in for `torch_npu.atb`, part of the facade: operators of the vendor's library ATB in a namespace of their own.
 
 `import torch_npu` without torch_npu gives this module. It passes on the operators of `torch.ops.atb` that were
-registered; any other name is an error that says what it is. Source of the names: torch_npu/op_plugin/atb/_atb_ops.py
-of Ascend/op-plugin; other operators of ATB are attributes of torch_npu itself.
+registered; any other name is an error that says what it is. Source of the names: torch_npu/op_plugin/atb/_atb_ops.py of
+Ascend/op-plugin; other operators of ATB are attributes of torch_npu itself. Tests:
+tests/compat/operators/test_atb_attention.py.
 """
 
 from typing import Any

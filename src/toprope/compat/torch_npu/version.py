@@ -1,6 +1,6 @@
-"""`torch_npu.version`: the version that the facade stands for. It is no build of a commit."""
+"""Facade module `torch_npu.version`: the facade's version, which follows torch's. It is no build of a commit."""
 
-from ._door import version
+from ._facade import version
 
 __all__ = ["git_version"]
 

@@ -1,7 +1,8 @@
-"""toprope's stand-in for torchair: scopes and the backend of torch.compile, on the simulated card.
+"""Facade of torchair: scopes and the backend of torch.compile, on the simulated card.
 
-It is importable as `torchair` where toprope's finder serves it. What is not here raises AttributeError with the name of
-the API that is missing; nothing is a stub.
+Programs import it as `torchair` (toprope.compat.finder serves it); the code is toprope.sim.graph. What is not here
+raises AttributeError with the name of the API that is missing; nothing is a stub. tests/compat/test_torchair_facade.py
+and test_vendor_names.py hold its names.
 """
 
 import torch  # noqa: F401 - first: the import of torch installs the card, which imports what is imported below

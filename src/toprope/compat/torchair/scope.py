@@ -1,4 +1,7 @@
-"""`torchair.scope`: contexts around operators of a compiled model."""
+"""Facade module `torchair.scope`: context managers around operators of a compiled model, from toprope.sim.graph.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.sim.graph import (

@@ -1,4 +1,9 @@
-"""toprope's stand-in for `yr`, openYuanrong's Python API: toprope.functions under its other name."""
+"""Facade of `yr`, openYuanrong's Python API: the names of toprope.functions under the vendor's name.
+
+Programs import it as `yr` (toprope.compat.finder serves it). The submodules are those of the vendor's package and hold
+no code of their own; the names that a module must have are in support/vendor_names.toml, and
+tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope import functions
 from toprope.compat.missing import missing_from

@@ -1,4 +1,7 @@
-"""yr.affinity: where instances go."""
+"""Facade module `yr.affinity`: placement rules of instances, from toprope.functions.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.functions import Affinity, AffinityKind, AffinityScope, AffinityType, LabelOperator, OperatorType

@@ -1,4 +1,7 @@
-"""yr.apis: the calls, under the name of the module that has them in openYuanrong."""
+"""Facade module `yr.apis`: all calls of toprope.functions, under the module that defines them in openYuanrong.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope import functions
 from toprope.compat.missing import missing_from

@@ -1,4 +1,7 @@
-"""yr.config: the options, under the name of the module that has them in openYuanrong."""
+"""Facade module `yr.config`: option classes of toprope.functions, under the module that defines them in openYuanrong.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.functions import (  # type: ignore[attr-defined]  # PortForwarding is made from a table

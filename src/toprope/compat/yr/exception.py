@@ -1,4 +1,7 @@
-"""yr.exception: the exceptions, under the name of the module that has them in openYuanrong."""
+"""Facade module `yr.exception`: exceptions of toprope.functions, under the module that defines them in openYuanrong.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.functions import exceptions

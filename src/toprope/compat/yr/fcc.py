@@ -1,4 +1,7 @@
-"""yr.fcc: function groups."""
+"""Facade module `yr.fcc`: function groups of toprope.functions.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.functions.api import function_groups

@@ -1,4 +1,7 @@
-"""yr.generator: the results of generators."""
+"""Facade module `yr.generator`: references to the results of generators, from toprope.functions.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.functions import ObjectRefGenerator

@@ -1,4 +1,7 @@
-"""yr.object_ref: references to results."""
+"""Facade module `yr.object_ref`: references to results (`ObjectRef`), from toprope.functions.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.functions import ObjectRef

@@ -1,4 +1,8 @@
-"""yr.stream: streams, which toprope does not have: using them raises NotImplementedError."""
+"""Facade module `yr.stream`: classes of openYuanrong's streams; using one raises NotImplementedError.
+
+Programs import it by this name; toprope has no streams of this kind. Its names are the vendor's;
+tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.functions import Element, ProducerConfig, SubscriptionConfig  # type: ignore[attr-defined]

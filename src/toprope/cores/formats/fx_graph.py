@@ -1,7 +1,8 @@
 """Reads graphs of `torch.fx` with core-limit and stream scopes in them; pure: torch is not imported.
 
-Nodes are known by the names of their targets. What is read of a graph module: `graph.nodes`, and of a node `op`,
-`target`, `name`, `args`, `kwargs` and `all_input_nodes`.
+A part of `cores.record`. Nodes are known by the names of their targets, such as torchair's `scope_enter`. What is read
+of a graph module: `graph.nodes`, and of a node `op`, `target`, `name`, `args`, `kwargs` and `all_input_nodes`. Held by
+tests/cores/test_cores_record_graph.py.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class _Reader:
     stream_of: dict[str, str] = field(default_factory=dict)
 
     def read(self, node: Any, where: str) -> None:
-        """One node."""
+        """Read one node: a scope, an event, or an operator."""
         if node.op not in ("call_function", "call_method", "call_module"):
             return
         name = _name(node.target)

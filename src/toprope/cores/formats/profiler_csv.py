@@ -1,7 +1,8 @@
 """Reads `kernel_details.csv` of the vendor's profiler (and msprof's `op_summary`), one file a rank or more; pure.
 
-What such a file does not say stays unknown: it holds no events between streams, so its streams count as independent,
-and a message between two ranks has no partner.
+A part of `cores.record`. Columns are those of the vendor's releases, `_COLUMNS`; tests/cores/test_cores_record_csv.py
+has files of each. What such a file does not say stays unknown: it holds no events between streams, so its streams count
+as independent, and a message between two ranks has no partner.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NEEDED = ("name", "core", "start", "blocks", "stream")
 _NOTHING = ("", "N/A", "NA")
 _COMMUNICATION = ("HCCL", "COMMUNICATION")
 
-# hcom_allReduce__606_0_1: the last three digits of the communicator's hash, the how manieth of it, the iteration.
+# hcom_allReduce__606_0_1: the last three digits of the communicator's hash, the sequence number in it, the iteration.
 _HCOM = re.compile(r"hcom_(?P<what>[A-Za-z]+)_(?P<engine>[A-Za-z]*)_(?P<group>\w{3})_(?P<index>\d+)_(?P<iteration>\d+)")
 # The Ascend Transformer Boost library registers its kernels by the names of C++ classes, as `PpMatMulF16Kernel`.
 _ATB_KERNEL = re.compile(r"(?!.*Aiv)[A-Z]\w+Kernel(?:\d\w*)?")

@@ -1,4 +1,7 @@
-"""Queues of operators as a record fills them: events become what operators wait for and what they record; pure."""
+"""Queues of operators as a record fills them: events become what operators wait for and what they record; pure.
+
+Shared by the two readers of records in the order of a program, `formats.trace` and `formats.fx_graph`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ NO_CORES = "EVENT"
 
 @dataclass
 class Queue:
-    """A stream while it is read.
+    """The operators and events of one stream while a record is read.
 
     Attributes:
         name: the stream's.

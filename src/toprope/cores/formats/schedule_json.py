@@ -1,4 +1,8 @@
-"""Schedules as JSON: read with an error that names the place, written back without loss; pure."""
+"""Schedules as JSON: read with an error that names the place, written back without loss; pure.
+
+A part of `cores.record`. The format is toprope's own and public: docs/cores.md describes it, examples/cores has files,
+and a key that is added must be both read and written.
+"""
 
 from __future__ import annotations
 
@@ -344,7 +348,7 @@ def _cores(cores: Cores) -> dict[str, int]:
 
 
 def _without(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Only what says something."""
+    """Only the entries of an object that have a value; 0, None and what is empty are left out."""
     return {name: value for name, value in data.items() if value}
 
 

@@ -1,7 +1,8 @@
 """Reads what the simulator recorded: traces of processes, or the Chrome trace of a run; pure.
 
-Events order the streams as the program ordered them, and so does a host that waited for a stream. Times are not read:
-those of a trace are the host's, not the card's.
+A part of `cores.record`; `toprope run` checks its program by it. The records are those of `toprope.sim.tracing`: a new
+kind of record there has to be read, or left out, here. Events order the streams as the program ordered them, and so
+does a host that waited for a stream. Times are not read: those of a trace are the host's, not the card's.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ class _Reader:
     heard: dict[tuple[int, int, int, int], int] = field(default_factory=dict)  # how much of it a stream knows
 
     def read(self, act: _Act) -> None:
-        """One act."""
+        """Read one act: an operator, a collective, an event or a wait."""
         key = (*act.card, act.stream)
         if act.act == "synchronise":
             if act.stream >= 0 and key in self.queues:
@@ -231,10 +232,10 @@ class _Reader:
             if (act.pid, event) in self.passed:
                 queue.wait(self.passed[act.pid, event])
         elif act.act == "collective" and act.is_of_group:
-            self._hear(act, queue)
+            self._order_after_wait(act, queue)
             self._collective_of_group(act, queue)
         else:
-            self._hear(act, queue)
+            self._order_after_wait(act, queue)
             queue.add(self._op(act, queue.card))
 
     def _collective_of_group(self, act: _Act, caller: Queue) -> None:
@@ -254,7 +255,7 @@ class _Reader:
         self.counts["", ""] = number + 1
         return f"{act.pid}:{act.event or 'host'}#{number}"
 
-    def _hear(self, act: _Act, queue: Queue) -> None:
+    def _order_after_wait(self, act: _Act, queue: Queue) -> None:
         """Have work that a host thread gives to a card after a wait begin after what it waited for."""
         waited = self.waited.get((act.pid, act.thread), [])
         key = (*act.card, act.stream, act.thread)

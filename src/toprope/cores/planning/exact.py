@@ -1,9 +1,9 @@
 """The best limits that the exact test proves safe, by CP-SAT; needs the extra `plan`.
 
-The sums of S1 ask for more than safety needs. Here limits are proposed by what they do to the makespan, in the order of
-the program; the checker proves them safe or shows a deadlock; and whatever gives each stream of that deadlock at least
-as much is proposed no more (a deadlock stays one when demands grow). The plan by sums is where it starts, and what is
-given back when nothing better is found in time.
+For `toprope cores plan --exact` and users. The sums of S1 ask for more than safety needs. Here limits are proposed by
+what they do to the makespan, in the order of the program; the checker proves them safe or shows a deadlock; and all
+limits that give each stream of that deadlock at least as much are ruled out (a deadlock stays one when demands grow).
+The search begins with the plan by sums, and returns that one if nothing better is found in time.
 
 Not modelled: operators that get their cores at chosen times (a moldable-task schedule). A card has nothing that would
 keep to such a schedule; limits it does keep.
@@ -146,7 +146,7 @@ class _Search:
     def forbid(self, proposed: dict[str, Cores], result: Result) -> bool:
         """Rule out these limits and all that are no smaller where it matters; False where that leaves none."""
         smaller = []
-        for name, kind, below in self._culprits(proposed, result):
+        for name, kind, below in self._deadlocked_limits(proposed, result):
             variable = self.limits[name, kind]
             if below > self.demands[name].least[kind]:
                 is_smaller = self.model.new_bool_var("")
@@ -179,7 +179,7 @@ class _Search:
         found = replace(found, bound=f"{slowest.stream} is the slowest stream: {slowest.microseconds:.1f} microseconds")
         return with_order(self.program, self.graph, self.order, self.sources, found)
 
-    def _culprits(self, proposed: dict[str, Cores], result: Result) -> list[tuple[str, int, int]]:
+    def _deadlocked_limits(self, proposed: dict[str, Cores], result: Result) -> list[tuple[str, int, int]]:
         """Stream, kind of core, and the limit below which it would ask for less than in the deadlock."""
         state = result.witness
         if state is None:

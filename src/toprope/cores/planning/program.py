@@ -1,4 +1,7 @@
-"""Limits for the streams of a program: what its streams ask for, taken from its operators; pure."""
+"""Limits for the streams of a program, by sums: their demands are taken from the program's operators; pure.
+
+`plan_by_sums`, for users; the other planners (`safe`, `exact`) take demands, names and their first plan from here.
+"""
 
 from __future__ import annotations
 

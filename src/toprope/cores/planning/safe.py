@@ -1,4 +1,8 @@
-"""Limits for the streams of a program that are needed for safety, and no others; pure."""
+"""Limits for the streams of a program that are needed for safety, and no others; pure.
+
+`plan_program`, for `toprope cores plan` and users. Begins with limits that are proven safe, takes away each one that
+`cores.check` proves needless, and makes the others as large as can be.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +94,7 @@ def as_it_is(program: Program, sources: Sources, disciplines: Sequence[Disciplin
 
 
 def strictest(program: Program) -> tuple[Discipline, ...]:
-    """The disciplines of which the others are part: D0, and D1 where a card's operators use both kinds of core."""
+    """The disciplines that include all others: D0, and D1 where a card's operators use both kinds of core."""
     used: dict[str, set[int]] = {}
     for id, op in program.ops():
         used.setdefault(program.card_of(id).name, set()).update(kind for kind in (0, 1) if op.cores[kind])
@@ -192,7 +196,7 @@ class _Search:
             self._drop_needless(limits)
         for name in sorted(limits, key=lambda each: -self._loss(each, limits[each])):
             if self._loss(name, limits[name]):
-                self._raise(limits, name)
+                self._enlarge(limits, name)
         planned = []
         for name, demand in self.demands.items():
             limit = limits.get(name)
@@ -209,19 +213,19 @@ class _Search:
         by_sums = all(each.proof.startswith("sum of") for each in self.proven.results)
         return _plan(self.program, self.sources, tuple(planned), "S1" if by_sums else "exact", self.proven, notes)
 
-    def _drop(self, limits: Limits, name: str) -> None:
+    def _drop_if_safe(self, limits: Limits, name: str) -> None:
         """Take a limit away if the program is safe without it; else note why not."""
         kept = limits.pop(name)
         if name in (self.sources.maxima or {}):
             self.reasons[name], limits[name] = "its maximum was given", kept
         elif all(op.within(kept).cores == op.cores for op in self.ops[name]):
             return
-        elif not self._is_safe(limits, self._until()):
+        elif not self._is_safe(limits, self._try_deadline()):
             self.reasons[name], limits[name] = f"without it {self.refused.doubt}", kept
 
     def _drop_needless(self, limits: Limits) -> None:
         for name in sorted(limits, key=lambda each: -self._loss(each, limits[each])):
-            self._drop(limits, name)
+            self._drop_if_safe(limits, name)
 
     def _by_sums(self, limits: Limits) -> Limits | None:
         """The limits of these streams by sums, where that is faster, now that others have none; else None."""
@@ -239,9 +243,9 @@ class _Search:
         except PlanError:
             return None
         after, before = (max((self._loss(name, each[name]) for name in each), default=0.0) for each in (found, limits))
-        return found if after < before and self._is_safe(found, self._until()) else None
+        return found if after < before and self._is_safe(found, self._try_deadline()) else None
 
-    def _raise(self, limits: Limits, name: str) -> None:
+    def _enlarge(self, limits: Limits, name: str) -> None:
         """Raise a limit, one kind of core after the other, to the most with which the program is safe."""
         choices = self._choices(name)
         for kind in (1, 0):
@@ -250,12 +254,12 @@ class _Search:
                 middle = (low + high + 1) // 2
                 cube, vector = limits[name]
                 tried = (middle, vector) if kind == 0 else (cube, middle)
-                if self._is_safe({**limits, name: tried}, self._until()):
+                if self._is_safe({**limits, name: tried}, self._try_deadline()):
                     low, limits[name] = middle, tried
                 else:
                     high = middle - 1
 
-    def _until(self) -> float:
+    def _try_deadline(self) -> float:
         return min(self.deadline, time.thread_time() + _TRY_SECONDS)
 
     def _is_safe(self, limits: Limits, deadline: float) -> bool:

@@ -1,8 +1,9 @@
 """The search for limits under which the slowest stream is as fast as can be; pure.
 
-A stream's time never grows with its cores once the best up to each number is taken. For a wanted time each stream then
-has a few cheapest pairs of cube and vector cores, and whether they fit the card side by side is a small sum; the
-shortest time for which they do is found by bisection over the times that can occur. That is exact.
+Called by `planning.limits`. A stream's time never grows with its cores once the best up to each number is taken. For a
+wanted time each stream then has a few cheapest pairs of cube and vector cores, and whether they fit the card side by
+side is a small sum; the shortest time for which they do is found by bisection over the times that can occur. That is
+exact: tests/cores/test_cores_plan.py compares it with trying everything.
 """
 
 from __future__ import annotations

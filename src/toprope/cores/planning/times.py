@@ -1,4 +1,8 @@
-"""Times of work by number of cores: measured tables, profiles of others, estimates; pure."""
+"""Times of work by number of cores: measured tables, profiles of others, estimates; pure.
+
+`Times`, `Work` and `Demand` are the input of every planner. Each time has its source: measured, profile (profiles.toml)
+or estimate.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +154,7 @@ class Demand:
 
 
 def profile_times(name: str, microseconds: float, cores: int) -> Times:
-    """The times of an operator by what others measured of one that is like it.
+    """The times of an operator, from the measured profile of a similar one.
 
     Args:
         name: "gemm" or "elementwise"; the table is profiles.toml.

@@ -1,12 +1,13 @@
 """The heaviest set of operators that can be active together: weighted Dilworth for few streams; pure.
 
-Hand cores on from operator to operator: what one has finished with may go to any that starts only after it. The fewest
-cores with which every operator gets all it needs this way are as many as the heaviest antichain needs (Dilworth,
-weighted). Operators are served in an order in which they can start. One that finds too few cores among its predecessors
-first tries to have one handed on differently (an augmenting path), and only then gets new ones.
+For condition S2 in `proof.bounds`. Hand cores on from operator to operator: what one has finished with may go to any
+that starts only after it. The fewest cores with which every operator gets all it needs this way are as many as the
+heaviest antichain needs (Dilworth, weighted). Operators are served in an order in which they can start. One that finds
+too few cores among its predecessors first tries to have one handed on differently (an augmenting path), and only then
+gets new ones.
 
 What precedes an operator is a prefix of each stream, so a search covers prefixes. A search that finds nothing has
-covered prefixes in which no core will ever be left: they are never searched again.
+covered prefixes in which no core will ever be left: they are never searched again. docs/core_proof.md has the proof.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Sums that prove a program safe, whatever else it does: S1, S2, S3; pure.
 
-Each holds for a card and a kind of core when at most the card's cores are needed by
+`cores.check` tries them first, as they are fast. Each holds for a card and a kind of core when at most the card's cores
+are needed by
 
 - S1: the largest operator of each of its streams, all together;
 - S2: any operators that can be active together (none of them starts only after another has finished);
 - S3: any such operators of which at most one is local. For D1 and D2 only.
 
 With S1 or S2 for every card and kind, and no circular waits, no operator ever waits for cores for good: there is no
-deadlock under any discipline. What an operator needs is what it must hold at the same time to finish (`Op.need`).
+deadlock under any discipline. What an operator needs is what it must hold at the same time to finish (`Op.need`). Held
+by tests/cores/test_cores_bounds.py, which scripts/mutants.py puts to the test.
 """
 
 from __future__ import annotations

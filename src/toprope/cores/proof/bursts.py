@@ -1,8 +1,9 @@
 """The exact test under D0b in plain Python: every moment that a small program can get to; pure.
 
-Under D0b an operator takes all that it can use and is idle at once, so that what can be held depends on what went
-before: the moments themselves have to be searched. An operator without a barrier may run on any of its blocks; while
-it runs it may hold many, which decides what is idle for others.
+`cores.check` calls it if the test under D0 (`proof.exact`) does not answer for D0b. Under D0b an operator takes all
+that it can use and is idle at once, so that what can be held depends on what went before: the moments themselves have
+to be searched. An operator without a barrier may run on any of its blocks; while it runs it may hold many, which
+decides what is idle for others.
 """
 
 from __future__ import annotations

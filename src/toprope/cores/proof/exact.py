@@ -1,8 +1,9 @@
 """The exact test in plain Python: is there a moment in which a program is stuck; pure.
 
-Under D0, D1 and D2 that is a question about sets of finished operators alone (`cut`). The sets are searched by halving:
-a box says how many operators of each stream have finished, at least and at most. What a box implies is drawn from it
-first, and a box on whose cards no kind of core can run short holds no deadlock.
+`cores.check` calls it when sums do not decide. Under D0, D1 and D2 that is a question about sets of finished operators
+alone (`proof.stuck_cuts`). The sets are searched by halving: a box is, for each stream, the least and the largest
+number of operators that have finished. What a box implies is drawn from it first, and a box on whose cards no kind of
+core can run short holds no deadlock. Held by tests/cores/test_cores_exact.py, against exhaustive search.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Outcome", "search"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a search.
+    """The result of an exact test: a witness, none, or the end of the time.
 
     Attributes:
         witness: a moment in which the program is stuck, None where none was found.
@@ -142,7 +143,7 @@ class _Boxes:
         before: list[int] = []
         while before != box.lower or box.fresh:
             before = box.lower.copy()
-            if not self._close(box):
+            if not self._tighten_by_order(box):
                 return False
             if not all(self._run_short(each, box) for each in self.kinds if box.short.get(each, True)):
                 return False
@@ -150,7 +151,7 @@ class _Boxes:
                 return False
         return True
 
-    def _close(self, box: _Box) -> bool:
+    def _tighten_by_order(self, box: _Box) -> bool:
         """Tighten by the order: predecessors of the finished have finished, successors of the unfinished have not."""
         graph, ids, lower, upper = self.graph, self.graph.ids, box.lower, box.upper
         fresh = box.fresh
@@ -200,7 +201,7 @@ class _Boxes:
         while heads:
             stream = heads.pop()
             op = graph.first[stream] + lower[stream]
-            if op == graph.first[stream + 1] or not all(self._goes_on(each, box) for each in graph.peers(op)):
+            if op == graph.first[stream + 1] or not all(self._can_always_finish(each, box) for each in graph.peers(op)):
                 continue
             for peer in graph.peers(op):
                 place = graph.ids[peer][0]
@@ -211,7 +212,7 @@ class _Boxes:
                 heads += (graph.ids[each][0] for each in graph.after[peer])
         return True
 
-    def _goes_on(self, op: int, box: _Box) -> bool:
+    def _can_always_finish(self, op: int, box: _Box) -> bool:
         """True if an operator is at the head of its stream, active, and can never lack cores."""
         ids, lower, cuts = self.graph.ids, box.lower, self.cuts
         stream, place = ids[op]

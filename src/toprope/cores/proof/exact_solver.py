@@ -1,8 +1,9 @@
 """The exact test as a constraint problem, for OR-tools' CP-SAT: programs of more than a thousand operators.
 
-Needs the extra `plan`. Variables are whether each operator has finished, whether it is active, and per stream the
-blocks that are held and whether these are all that are needed; both kinds of core follow from the blocks. A solution is
-a moment in which nothing can go on.
+`cores.check` calls it when plain Python (`proof.exact`) does not decide in time; both must agree, which
+tests/cores/test_cores_exact.py compares. Needs the extra `plan`. Variables are whether each operator has finished,
+whether it is active, and per stream the blocks that are held and whether these are all that are needed; both kinds of
+core follow from the blocks. A solution is a moment in which nothing can go on.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def solve(graph: Graph, discipline: Discipline, deadline: float, improve: float 
 
 
 class _Encoding:
-    """The variables and rules of a program."""
+    """A moment in which a program is stuck, as variables and rules for the solver.
+
+    `done` and `active` are by stream and operator: whether it has finished, and whether it may hold cores now.
+    """
 
     def __init__(self, graph: Graph, discipline: Discipline) -> None:
         from ortools.sat.python import cp_model
@@ -79,9 +83,10 @@ class _Encoding:
         new = self.model.new_bool_var
         self.done = [[new("") for _ in stream.ops] for stream in graph.program.streams]
         self.active = [[new("") for _ in stream.ops] for stream in graph.program.streams]
+        # By stream: whether it has an active operator, its head, and whether that holds all blocks that it needs.
         self.any = [new("") for _ in streams]
         self.full = [new("") for _ in streams]
-        # By stream and cores of one block: the blocks held.
+        # By stream and cores of one block: the number of blocks that its head holds.
         self.held: list[dict[Cores, cp_model.IntVar]] = [{} for _ in streams]
         self.totals: list[tuple[Any, Any]] = []
         self._order()
@@ -106,7 +111,7 @@ class _Encoding:
                 self.model.add_hint(done, solver.value(done))
 
     def _order(self) -> None:
-        """The order: predecessors finish first, and the head of a stream is active once all before it have finished."""
+        """Rules of the order: predecessors finish first; a stream's head is active once all before it have finished."""
         graph, model = self.graph, self.model
         done = [each for stream in self.done for each in stream]
         active = [each for stream in self.active for each in stream]
@@ -123,14 +128,14 @@ class _Encoding:
                 model.add(done[op] == done[members[0]])
 
     def _hold(self, stream: int) -> None:
-        """The cores that the head of a stream holds, and if they are all that it needs."""
+        """Rules for the blocks that a stream's head holds, and for whether these are all that it needs."""
         cuts, model, full = self.cuts, self.model, self.full[stream]
         shapes: dict[Cores, list[tuple[cp_model.IntVar, int]]] = {}
         for place, active in enumerate(self.active[stream]):
             op = self.graph.first[stream] + place
             if cuts.alone[op]:
                 if not cuts.blocks[op]:
-                    model.add(active == 0)  # it goes on at once
+                    model.add(active == 0)  # it needs nothing, so it never waits
                 model.add_implication(active, ~full)
             elif not cuts.blocks[op]:
                 model.add_implication(active, full)
@@ -181,6 +186,7 @@ class _Encoding:
                 self.model.add_bool_or([~active, self.full[stream], *lacks])
 
     def _fewer(self, card: int, streams: list[int], idle: list[Any], kind: int, number: int) -> cp_model.IntVar:
+        """A variable that is only true if fewer cores than this number are idle, and the card can run short of them."""
         fewer = self.model.new_bool_var("")
         self.model.add(idle[kind] < number).only_enforce_if(fewer)
         needed = sum(self._needs(stream, kind) for stream in streams)

@@ -1,9 +1,11 @@
 """Decide if a program can be stuck when exactly some operators have finished; pure.
 
-Whatever has finished can have run one operator after the other on empty cards. What is left is to choose who holds how
-many cores: under D0, D1 and D2 any choice that leaves nobody able to go on can be reached by handing out cores in the
-right order, so that no interleavings need to be explored (the stuck-cut theorem). Under D0b a card hands out all that
-an operator can use at once, and only what one such order on empty cards leads to is looked at here.
+The core of the exact tests: `proof.exact`, `exact_solver` and `bursts` ask it about single cuts, a number of finished
+operators for each stream. Any finished operators can have run one after the other on empty cards. What is left is to
+choose who holds how many cores: under D0, D1 and D2 any choice that leaves nobody able to go on can be reached by
+handing out cores in the right order, so that no interleavings need to be explored (the stuck-cut theorem,
+docs/core_proof.md). Under D0b a card hands out all that an operator can use at once, and only what one such order on
+empty cards leads to is looked at here.
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ class Cuts:
         """Shares of the idle cores with which none of those that wait goes on; None when one always does."""
         if self.discipline is Discipline.D0:
             return self._share(waiting, idle)
-        fits = [_times(self.need[op], idle) > 0 for op in waiting]
+        fits = [_blocks_that_fit(self.need[op], idle) > 0 for op in waiting]
         stuck = not any(fits) if self.discipline is Discipline.D2 else not (fits and all(fits))
         return {} if stuck else None
 
@@ -148,8 +150,8 @@ class Cuts:
             if number == len(mixed):
                 return self._share_single(single, mixed, idle)
             op = mixed[number]
-            for blocks in range(min(self.blocks[op] - 1, _times(self.block[op], idle)), -1, -1):
-                found = share(number + 1, _less(idle, self.block[op], blocks))
+            for blocks in range(min(self.blocks[op] - 1, _blocks_that_fit(self.block[op], idle)), -1, -1):
+                found = share(number + 1, _idle_without(idle, self.block[op], blocks))
                 if found is not None:
                     return {op: blocks} | found
             return None
@@ -159,9 +161,9 @@ class Cuts:
     def _share_single(self, single: list[int], mixed: list[int], idle: Cores) -> Held | None:
         held: Held = {}
         for op in single:
-            held[op] = min(self.blocks[op] - 1, _times(self.block[op], idle))
-            idle = _less(idle, self.block[op], held[op])
-        stuck = not any(_times(self.block[op], idle) for op in (*single, *mixed))
+            held[op] = min(self.blocks[op] - 1, _blocks_that_fit(self.block[op], idle))
+            idle = _idle_without(idle, self.block[op], held[op])
+        stuck = not any(_blocks_that_fit(self.block[op], idle) for op in (*single, *mixed))
         return held if stuck else None
 
     def _bursts(self, card: int, ops: list[int]) -> Iterator[Held]:
@@ -175,7 +177,7 @@ class Cuts:
             idle = self._idle(card, held)
             over = True
             for op in ops:
-                fit = min(self.blocks[op] - held.get(op, 0), _times(self.block[op], idle))
+                fit = min(self.blocks[op] - held.get(op, 0), _blocks_that_fit(self.block[op], idle))
                 if not fit:
                     continue
                 over = False
@@ -188,12 +190,12 @@ class Cuts:
                 yield held
 
 
-def _times(block: Cores, idle: Cores) -> int:
+def _blocks_that_fit(block: Cores, idle: Cores) -> int:
     """Number of such blocks that fit."""
     return min(idle[kind] // block[kind] for kind in (0, 1) if block[kind]) if any(block) else 0
 
 
-def _less(idle: Cores, block: Cores, blocks: int) -> Cores:
+def _idle_without(idle: Cores, block: Cores, blocks: int) -> Cores:
     return idle[0] - blocks * block[0], idle[1] - blocks * block[1]
 
 

@@ -1,3 +1,6 @@
-"""Runs of a program on a virtual clock, the time-outs that a card reports, and their picture."""
+"""Runs of a program on a virtual clock, the time-outs that a card reports, and their picture.
+
+Behind `toprope cores simulate` and the pictures of `toprope cores`; the tests compare the checker with it.
+"""
 
 __all__: list[str] = []

@@ -1,4 +1,7 @@
-"""The run of a program on a virtual clock; pure."""
+"""The run of a program on a virtual clock, as data: when each operator held which cores, and how it ended; pure.
+
+`simulation.simulate` makes it; users and the picture (`simulation.timeline`) read it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Run:
-    """A run.
+    """One run of a program: its intervals, and how it ended.
 
     Attributes:
         program: what ran.

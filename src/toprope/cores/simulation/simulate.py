@@ -1,7 +1,7 @@
 """One run of a program on a virtual clock, in an order that a seed chooses; pure.
 
-It shows what happens, and is the check on the checker: what it finds is a deadlock, whatever a proof says. What it
-does not find may still be there; only `toprope.cores.check` proves safety.
+For `toprope cores simulate`, users, and the tests of the checker. It shows what happens: what it finds is a deadlock,
+whatever a proof says. What it does not find may still be there; only `toprope.cores.check` proves safety.
 
 - A host issues each operator at a random time after those before it have finished; many at the same moment.
 - Cores are handed out by the discipline, in random order among the operators that wait.
@@ -35,7 +35,7 @@ def simulate(
     until: float | None = None,
     keep: bool = True,
 ) -> Run:
-    """Run a program once.
+    """Run a program once, in the order that the seed chooses.
 
     Args:
         program: what to run.
@@ -46,6 +46,12 @@ def simulate(
 
     Returns:
         The run. Without `until` it has either finished every operator or ended in a deadlock.
+
+    Example:
+        >>> from toprope.cores import record
+        >>> stream = {"card": "0", "name": "main", "ops": [{"name": "Sort", "vector": 48}]}
+        >>> simulate(record.from_data({"cards": [{"name": "0", "chip": "910B1"}], "streams": [stream]})).deadlocked
+        False
     """
     return _Machine(_Layout(program), discipline, seed, keep).run(until)
 
@@ -106,13 +112,13 @@ _ISSUE, _FINISH = 0, 1
 
 
 class _Machine:
-    """The cards at work; one run."""
+    """The cards at work in one run: events in the order of virtual time."""
 
     def __init__(self, layout: _Layout, discipline: Discipline, seed: int, keep: bool) -> None:
         count, cards = len(layout.ids), layout.program.cards
         self.layout, self.discipline, self.seed, self.keep = layout, discipline, seed, keep
         self.random = random.Random(seed)
-        # How far operators are issued apart, and how unequal their luck is, differ from seed to seed.
+        # Each seed has its own delays between operators, and its own inequality of their chances to get cores.
         self.jitter = self.random.choice((0.0, 0.3, 1.0, 3.0)) * layout.mean
         self.unfairness = self.random.choice((0.0, 1.0, 4.0))
         self.weight = [1.0] * count
@@ -122,10 +128,10 @@ class _Machine:
         self.missing = list(layout.missing)
         self.held = [0] * count
         self.work = [0.0] * count  # of an elastic operator: microseconds of one block that are left
-        self.since = [0.0] * count  # when `work` was true
+        self.since = [0.0] * count  # the time for which `work` holds
         self.idle = [list(card.cores) for card in cards]
         self.active: list[list[int]] = [[] for _ in cards]  # per card: operators that may take cores
-        self.keeper: list[int | None] = [None for _ in cards]  # D1: who keeps the idle cores
+        self.keeper: list[int | None] = [None for _ in cards]  # D1: the operator that keeps idle cores from all others
         self.lacking = {number: len(set(peers)) for number, peers in layout.peers.items() if peers[0] == number}
         self.done = [0] * len(layout.program.streams)
         self.ready: dict[int, float] = {}
@@ -160,11 +166,11 @@ class _Machine:
         while self._next() == time:
             _, what, number, _ = heappop(self.events)
             touched.add(self.layout.card[number])
-            self._appear(number) if what == _ISSUE else self._finish(number)
+            self._activate(number) if what == _ISSUE else self._finish(number)
         for card in sorted(touched):
             self._hand_out(card)
         for number in sorted(self.changed):
-            self._note(number)
+            self._after_handing_out(number)
         self.changed.clear()
         if self.keep:
             if self.moments and self.moments[-1].microseconds == self.now:
@@ -172,11 +178,13 @@ class _Machine:
             self.moments.append(Moment(self.now, tuple(self.done), self._held_by_stream()))
 
     def _issue(self, number: int) -> None:
+        """Have the host issue an operator now or, in half of the cases, a random time later."""
         delay = 0.0 if self.random.random() < 0.5 else self.jitter * self.random.random()
         self.weight[number] = (self.random.random() + 1e-3) ** self.unfairness
         heappush(self.events, (self.now + delay, _ISSUE, number, self.version[number]))
 
-    def _appear(self, number: int) -> None:
+    def _activate(self, number: int) -> None:
+        """Have an issued operator begin to ask for cores; one without blocks needs none."""
         self.ready[number] = self.now
         if self.layout.blocks[number]:
             self.active[self.layout.card[number]].append(number)
@@ -188,7 +196,7 @@ class _Machine:
         layout, card = self.layout, self.layout.card[number]
         if self.held[number]:
             self.active[card].remove(number)
-            self._move(number, -self.held[number])
+            self._change_held(number, -self.held[number])
         self.end[number] = self.now
         self.done[layout.ids[number][0]] += 1
         for other in layout.after[number]:
@@ -206,26 +214,27 @@ class _Machine:
             # What is left, and kept for nobody, lets elastic operators run more of their blocks at a time.
             for number in self.active[card]:
                 if self.held[number] and not self.layout.gang[number]:
-                    self._take(number, self._wish(number))
+                    self._take(number, self._blocks_possible(number))
 
     def _hand_out_freely(self, card: int, burst: bool) -> None:
-        waiting = [number for number in self.active[card] if self._wish(number)]
+        """D0 and D0b: give idle cores to waiting operators in random order, block by block or as many as fit."""
+        waiting = [number for number in self.active[card] if self._blocks_possible(number)]
         while waiting:
             number = self._draw(waiting)
-            blocks = self._wish(number)
+            blocks = self._blocks_possible(number)
             if blocks:
                 self._take(number, blocks if burst else 1)
-            if not self._wish(number):
+            if not self._blocks_possible(number):
                 waiting.remove(number)
 
     def _hand_out_whole(self, card: int) -> bool:
-        """All or nothing; whether the idle cores are left to anyone."""
+        """D1 and D2: give operators all that they need, or nothing. False if idle cores are kept for one (D1)."""
         waiting = [number for number in self.active[card] if not self.held[number]]
         reserves = self.discipline is Discipline.D1
         while waiting:
             keeper = self.keeper[card]
             number = self._draw(waiting) if keeper is None else keeper
-            if self._room(number) >= self.layout.needed[number]:
+            if self._blocks_that_fit(number) >= self.layout.needed[number]:
                 self.keeper[card] = None
                 self._take(number, self.layout.needed[number])
             elif reserves:
@@ -235,25 +244,27 @@ class _Machine:
         return True
 
     def _draw(self, waiting: list[int]) -> int:
+        """Choose one of the waiting operators, by their random weights."""
         if len(waiting) == 1:
             return waiting[0]
         return self.random.choices(waiting, [self.weight[number] for number in waiting])[0]
 
-    def _room(self, number: int) -> int:
+    def _blocks_that_fit(self, number: int) -> int:
         """Number of its blocks that the idle cores of its card can take."""
         idle = self.idle[self.layout.card[number]]
         return min(idle[kind] // cores for kind, cores in enumerate(self.layout.block[number]) if cores)
 
-    def _wish(self, number: int) -> int:
+    def _blocks_possible(self, number: int) -> int:
         """Number of blocks that it can get now, in addition."""
-        return min(self.layout.blocks[number] - self.held[number], self._room(number))
+        return min(self.layout.blocks[number] - self.held[number], self._blocks_that_fit(number))
 
     def _take(self, number: int, blocks: int) -> None:
         if blocks:
-            self._move(number, blocks)
+            self._change_held(number, blocks)
             self.begin.setdefault(number, self.now)
 
-    def _move(self, number: int, blocks: int) -> None:
+    def _change_held(self, number: int, blocks: int) -> None:
+        """Give an operator blocks, or take some back; the work that it has done so far is counted first."""
         layout = self.layout
         if not layout.gang[number] and self.held[number]:
             self.work[number] -= self.held[number] * (self.now - self.since[number])
@@ -268,7 +279,7 @@ class _Machine:
 
     # Who runs.
 
-    def _note(self, number: int) -> None:
+    def _after_handing_out(self, number: int) -> None:
         """After cores were handed out: keep what it holds; let it run."""
         if self.keep:
             self.steps.setdefault(number, []).append((self.now, self.held[number]))

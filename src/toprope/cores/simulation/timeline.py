@@ -1,7 +1,7 @@
 """The content of a picture of a run: which operators held which cores when, and which waited; pure.
 
-`timeline_svg` draws it. Cards do not say which of their cores an operator has: a free place is chosen for each, so that
-what it holds is in one piece where that can be.
+`toprope cores` makes it of a run or of a witness; `timeline_svg` draws it. Cards do not say which of their cores an
+operator has: a free place is chosen for each, so that what it holds is in one piece if possible.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A picture's content.
+    """The content of a picture: blocks, waiting operators and arrows.
 
     Attributes:
         program: what ran.
@@ -88,7 +88,7 @@ class Timeline:
         blocks: who held cores.
         idle: who waited or ran without any.
         arrows: the wait-for cycle; empty without a deadlock, or where it has none.
-        labels: for each operator that waits at the end: how much it holds, and what for it waits.
+        labels: for each operator that waits at the end: the cores that it holds, and the reason why it waits.
         cycle: the cycle in sentences.
         notes: what the reader must know.
     """

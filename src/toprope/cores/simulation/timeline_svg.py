@@ -1,8 +1,9 @@
 """Draws a timeline as SVG or HTML: a band for each kind of core of each card, as high as it has cores; pure.
 
-The elements carry `data-` attributes (op, card, kind, cores, begin, end, state), which the tests read. To the right of
-the blocks is the wait-for cycle: each arrow leaves a block to the right, goes up or down in a lane, and comes back to
-another block. Arrows that pass each other have lanes of their own, the longer ones further out, so that few cross.
+For `toprope cores`, with the content that `simulation.timeline` has chosen. The elements carry `data-` attributes (op,
+card, kind, cores, begin, end, state), which tests/cores/test_cores_timeline.py reads. To the right of the blocks is the
+wait-for cycle: each arrow leaves a block to the right, goes up or down in a lane, and comes back to another block.
+Arrows that pass each other have lanes of their own, the longer ones further out, so that few cross.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _STYLE = (
 
 
 def svg(timeline: Timeline, title: str = "", *, subtitle: str = "") -> str:
-    """The picture.
+    """The picture as SVG.
 
     Args:
         timeline: what it shows.
@@ -118,7 +119,7 @@ class _Figure:
             streams[16:] = [("", f"and {len(streams) - 16} more streams")]
         self.y = self.drawing.legend(12, self.y + 4, streams)
         seen = {each.state for each in self.timeline.blocks}
-        states = [(f"key {_look(state)}", _MEANING[state]) for state in (RUNS, WAITS, PARTIAL) if state in seen]
+        states = [(f"key {_css_class(state)}", _MEANING[state]) for state in (RUNS, WAITS, PARTIAL) if state in seen]
         if any(each.uses_cores for each in self.timeline.idle):
             states.append(("none", "has none, waits"))
         self.y = self.drawing.legend(12, self.y + 2, states, swatch=22) + 2
@@ -184,7 +185,7 @@ class _Figure:
         }  # fmt: skip
         tooltip = f"{program.describe(block.op)}, stream {program.streams[block.op[0]].name}: {block.cores} "
         tooltip += f"{kind} cores, {_MEANING[block.state]}"
-        look = f"block {_look(block.state)} {self._colour(block.op)}"
+        look = f"block {_css_class(block.state)} {self._colour(block.op)}"
         self.drawing.rect(x, y, width, height, look, data=data, tooltip=tooltip)
         if block.end is None:
             port = self.ports.get(block.op)
@@ -309,7 +310,7 @@ class _Figure:
             self.y += 18
 
 
-def _look(state: str) -> str:
+def _css_class(state: str) -> str:
     return f"{state} hatched" if state == PARTIAL else state
 
 

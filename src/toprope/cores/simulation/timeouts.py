@@ -1,4 +1,7 @@
-"""The time at which a card would report that an operator does not end, in virtual time; pure."""
+"""The time at which a card would report that an operator does not end, in virtual time; pure.
+
+`simulation.simulate` ends a run that is stuck with it. Times and codes are in timeouts.toml, with the vendor's pages.
+"""
 
 from __future__ import annotations
 

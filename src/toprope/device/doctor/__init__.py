@@ -1,3 +1,7 @@
-"""Diagnosis for `toprope doctor` and `toprope devices`: collect facts, then reason about them."""
+"""Diagnosis for `toprope doctor` and `toprope devices`: collect facts, then reason about them.
+
+`collect` reads the machine, `torch_probe` asks torch in child processes, `diagnosis` and the `_checks` make findings of
+it. Called by `cli.doctor` and `cli.devices`; docs/doctor.md.
+"""
 
 __all__: list[str] = []

@@ -2,6 +2,8 @@
 
 Run by `toprope.device.doctor.torch_probe`, never imported. Each fact is written as one line of JSON to a file
 descriptor of its own, as soon as it is known, so that a crash leaves what was found before it.
+
+`torch_probe.examination` reads the facts and `host.machine` has their classes: a fact that is added here needs both.
 """
 
 import contextlib

@@ -1,6 +1,10 @@
 """Diagnosis: the reason why there is no NPU, parts that do not fit, and advice. Pure: facts in, findings out.
 
 The order is by cause: what has to be fixed first comes first.
+
+Called by `cli.doctor` and `cli.devices` with the facts of `collect`. A finding is added here or in `mask_checks` and
+`software_checks`; its text is translated (locale/zh.po), and a test in tests/device/test_doctor.py begins from facts
+written by hand.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
 
 
 def _torch(facts: Facts) -> Iterator[Finding]:
+    """Findings about a torch that is missing or cannot be imported."""
     examination = facts.examination
     if examination is not None and examination.torch_error and "torch" in facts.packages:
         yield Finding(
@@ -251,6 +256,7 @@ def _devices(facts: Facts) -> Iterator[Finding]:
 
 
 def _failed(device: DeviceResult, what: str, error: str) -> Finding:
+    """The finding about a device that failed at an operation, with the known meaning of its codes."""
     from toprope.codes import in_text
 
     known = {each.code: each.means for each in in_text(error)}

@@ -1,4 +1,7 @@
-"""Checks of the variables that choose cards: which cards they show and hide. Pure."""
+"""Checks of the variables that choose cards: which cards they show and hide. Pure.
+
+Called by `diagnosis`; the rules of the variables themselves are in `toprope.visible_devices`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from toprope.device.doctor.finding import Finding
 from toprope.device.host.machine import Facts
 from toprope.messages import Message, joined
-from toprope.visible import (
+from toprope.visible_devices import (
     CONTAINER_VARIABLE,
     CUDA_VARIABLE,
     VARIABLE,
@@ -169,6 +172,7 @@ def _in_container(facts: Facts, granted: str) -> Iterator[Finding]:
 
 
 def _misspelt(facts: Facts) -> Iterator[Finding]:
+    """Findings about variables whose names are almost a mask's."""
     known = (VARIABLE, CONTAINER_VARIABLE, CUDA_VARIABLE)
     for name in facts.environment:
         meant = difflib.get_close_matches(name, known, n=1, cutoff=0.9)

@@ -1,4 +1,7 @@
-"""Rating of a dtype on a device, from measurements. Pure."""
+"""Rating of a dtype on a device, from measurements. Pure.
+
+Called by `cli.output.doctor_text` for the devices that the child process tried.
+"""
 
 from __future__ import annotations
 

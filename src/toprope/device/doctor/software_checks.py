@@ -1,4 +1,8 @@
-"""Checks of installed software that does not fit together: torch_npu, CANN, NNAL, Python. Pure."""
+"""Checks of installed software that does not fit together: torch_npu, CANN, NNAL, Python. Pure.
+
+Called by `diagnosis`. Which releases fit is the vendor's table, device/host/versions.toml; which packages exist and
+what they need is device/host/software.toml.
+"""
 
 from __future__ import annotations
 
@@ -240,6 +244,7 @@ def python_packages(facts: Facts) -> Iterator[Finding]:
 
 
 def _missing(library: str, facts: Facts) -> Finding:
+    """The finding about a library without which torch_npu cannot be loaded, by its package."""
     package = software.package_of(library)
     what = Message("torch_npu cannot be loaded: {library} is missing.", library=library)
     if package == "driver":
@@ -305,6 +310,7 @@ def _not_loaded(what: str, package: str, facts: Facts) -> Finding:
 
 
 def _no_torch_npu(facts: Facts) -> Iterator[Finding]:
+    """The finding about a machine with cards or CANN, and no torch_npu."""
     cann = facts.package("CANN")
     if not facts.ascend.cards and cann is None:
         return

@@ -1,6 +1,9 @@
 """The Ascend parts of a machine, read from files and variables alone: device files, driver, CANN, masks, container.
 
 Nothing is loaded or started, so it works even if everything else is broken.
+
+Called by `device.doctor.collect`, and by `device.npu` for its errors. The paths are the driver's and CANN's;
+tests/device/test_device_ascend.py has folders that are laid out so.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toprope.messages import Message, joined
-from toprope.visible import CONTAINER_VARIABLE, VARIABLE, npu_map, visible_cards
+from toprope.visible_devices import CONTAINER_VARIABLE, VARIABLE, npu_map, visible_cards
 
 __all__ = ["AscendMachine", "look_at_machine", "mask_text"]
 
@@ -194,6 +197,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _owner(path: Path) -> str:
+    """Owner and group of a file, as names or else as numbers."""
     try:
         return f"{path.owner()}:{path.group()}"
     except (OSError, KeyError):  # a number without a name, as in a container

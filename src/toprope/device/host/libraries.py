@@ -1,4 +1,9 @@
-"""Diagnosis of a vendor's package that cannot be loaded: the missing library, its owner, and its source."""
+"""Diagnosis of a vendor's package that cannot be loaded: the missing library, its owner, and its source.
+
+Called wherever an import of torch or torch_npu fails: `device.npu`, `device.torch_import`, `device.doctor`,
+`cli.launch.detect`. The texts that are searched are the loader's (glibc) and torch_npu's;
+tests/device/test_device_ascend.py.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +87,7 @@ def codes(error: BaseException | str) -> tuple[str, ...]:
 
 
 def _advice_without_library(error: BaseException | str) -> str:
+    """Advice for an import that failed for another reason than a missing library."""
     module = missing_module(error)
     if module:
         return f"install the Python package that has the module {module}"

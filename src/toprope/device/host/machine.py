@@ -1,4 +1,8 @@
-"""A machine, as an NPU program sees it, as plain data: the facts that `toprope doctor` reasons about."""
+"""Facts about a machine as plain data: what `toprope doctor` collects, reasons about and prints.
+
+Filled by `device.doctor.collect` and `torch_probe`, read by `diagnosis`, the checks and `cli.output.doctor_text`. Only
+fields and their meaning are here.
+"""
 
 from __future__ import annotations
 

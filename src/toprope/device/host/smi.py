@@ -1,6 +1,10 @@
 """`npu-smi info`: runs it and parses its output.
 
 Numbers are taken as they are printed: a machine's only card may be number 1, and numbers may have gaps.
+
+Called by `device.doctor.collect`, `device.npu` (who holds the memory of a full card) and
+`functions.deployment.discover`. The layouts are those of the vendor's releases; tests/device/test_doctor_collect.py has
+recorded outputs.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toprope.device.host.machine import SmiCard
-from toprope.visible import VARIABLE, visible_cards
+from toprope.visible_devices import VARIABLE, visible_cards
 
 __all__ = ["SmiProcess", "holders", "output", "parse", "processes", "start"]
 

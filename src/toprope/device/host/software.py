@@ -1,4 +1,8 @@
-"""Installed software: torch_npu and other Python packages, and the vendor's packages: libraries, folders, scripts."""
+"""Installed software: torch_npu and other Python packages, and the vendor's packages: libraries, folders, scripts.
+
+Called by `device.doctor`, `cli.run` and `device.npu`. What is looked for is listed in software.toml next to it, with
+sources.
+"""
 
 from __future__ import annotations
 
@@ -106,6 +110,7 @@ def find(root: Path, environment: Mapping[str, str]) -> tuple[Package, ...]:
 
 
 def _bases(root: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the folders in which the vendor's packages are looked for, the usual ones first."""
     yield root / DEFAULT
     if environment.get("HOME"):
         yield Path(environment["HOME"], "Ascend")

@@ -1,6 +1,7 @@
 """Work of torch_npu's attention operators, from the arguments of a call; pure.
 
-Layouts and sparse modes are those of the vendor's pages (Ascend/op-plugin, docs/zh/custom_APIs/torch_npu).
+toprope.sim.composites asks it when a trace is recorded. Layouts and sparse modes are those of the vendor's pages
+(Ascend/op-plugin, docs/zh/custom_APIs/torch_npu). Tests: tests/estimate/test_attention_work.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Changes of a program that would save most of a card's time, each with its estimated gain; pure."""
+"""Advice: changes of a program that would save most of a card's time, each with its estimated gain; pure.
+
+The run report shows them (through toprope.sim.tracing.timing). Tests: tests/estimate/test_timeline.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Work of a call of an operator: operations of the cube cores, and bytes that pass the memory; pure.
+"""Work of an operator's call: operations of the cube cores, and bytes that pass the memory; pure.
 
-Counted from shapes alone, as torch.utils.flop_counter does: a multiply-add is two operations. Reads of tables
-(embedding, gather) count what is taken, not the table.
+rates.py turns it into time; traces record it. Counted from shapes alone, as torch.utils.flop_counter does: a
+multiply-add is two operations. Reads of tables (embedding, gather) count the rows that are read, not the table. Kinds
+of operators are data: costs.toml. Tests: tests/estimate/test_costs.py.
 """
 
 from __future__ import annotations

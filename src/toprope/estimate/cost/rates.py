@@ -1,4 +1,9 @@
-"""Time of a chip for the work of an operator, as a range; pure, from rates.toml and the chip's own figures."""
+"""Time that a chip takes for the work of an operator, as a range; pure, from rates.toml and the chip's own figures.
+
+Used by every estimate. A user's own measured rates (stored.py) replace those of rates.toml. Tests:
+tests/estimate/test_rates.py; a change of rates.toml changes the errors in docs/estimate_errors.md (`python
+benchmarks/estimates.py`).
+"""
 
 from __future__ import annotations
 

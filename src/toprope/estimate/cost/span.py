@@ -1,4 +1,7 @@
-"""A time that is not known exactly: the least, the likely and the most; pure."""
+"""`Span`: a time that is not known exactly, as its least, likely and most seconds; pure.
+
+Every estimate is one; reports show it by `seconds_text`. Tests: tests/estimate/test_span.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rates that were fitted on a user's own card: one TOML file for each chip, in the folder of the user's settings."""
+"""Rates that were fitted on a user's own card: one TOML file for each chip, in the folder of the user's settings.
+
+`toprope calibrate` writes them, rates.py reads them. Tests: tests/estimate/test_stored_rates.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from toprope.errors import SettingError, UsageError
 from toprope.settings import config_dir
-from toprope.whole_file import writing_whole
+from toprope.whole_file import write_named
 
 __all__ = ["Figures", "StoredRates", "forget", "place", "read", "stored_for", "write"]
 
@@ -156,15 +159,13 @@ def write(rates: StoredRates, path: Path | None = None) -> Path:
         SettingError: there is no home folder.
     """
     target = place(rates.chip) if path is None else path
-    try:
-        if path is None:
+    advice = "name a file in a folder that is yours: --output FILE"
+    if path is None:
+        try:
             target.parent.mkdir(parents=True, exist_ok=True)
-        with writing_whole(target) as file:
-            file.write(rates.text.encode())
-    except OSError as error:
-        raise UsageError(
-            f"{target} cannot be written: {error.strerror}.", do="name a file in a folder that is yours: --output FILE"
-        ) from None
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written: {error.strerror}.", do=advice) from None
+    write_named(target, rates.text, advice)
     return target
 
 

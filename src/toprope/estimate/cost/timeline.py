@@ -1,6 +1,7 @@
 """Timeline of a program: the host launches, streams compute in order, and both wait for each other; pure.
 
-Three clocks run side by side, for the lower end of the range, the likely value and the upper end.
+Used for runs (toprope.sim.tracing.timing) and for models on paper (model/estimate.py). Three clocks run side by side,
+for the lower end of the range, the likely value and the upper end. Tests: tests/estimate/test_timeline.py.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Clock:
         self.waited = 0.0
 
     def act(self, act: Act) -> tuple[float, float]:
-        """Lets the act happen; begin and end of it on the card, or on the host."""
+        """Let the act happen; begin and end of it on the card, or on the host."""
         begin = self.host
         self.host += act.host[self._end]
         place = act.device, act.stream

@@ -1,3 +1,3 @@
-"""Rates fitted to a card's own profiles, and a program that compares a card with the documents."""
+"""Rates fitted to a card's own profiles, and a program that compares a card with toprope's tables."""
 
 __all__: list[str] = []

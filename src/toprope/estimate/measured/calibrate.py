@@ -1,4 +1,8 @@
-"""Rates of a chip fitted to measured times of operators: a profile of a card, or other measurements; pure."""
+"""Rates of a chip fitted to measured times of operators: a profile of a card, or other measurements; pure.
+
+`toprope calibrate` (cli/calibrate.py) and verification.py call it; fitting.py does the arithmetic. Tests:
+tests/estimate/test_calibrate.py.
+"""
 
 from __future__ import annotations
 
@@ -171,16 +175,16 @@ def calibrate(samples: Sequence[Sample], rates: Rates, launches: Launches | None
         launches: what launching takes, where it is known.
     """
     known = [each for each in samples if each.cost is not None and _possible(rates, each.cost)]
-    cases = [(each, each.cost) for each in _spread(known) if each.cost is not None]
+    cases = [(each, each.cost) for each in _evenly_spaced(known) if each.cost is not None]
     made = _fit(rates, cases)
-    more = _further(rates, cases, made)
+    more = _extra_figures(rates, cases, made)
     if more:
-        made = _fit(Rates(rates.chip, _with(rates.table, more)), cases, tuple(more))
-    table = _with(rates.table, {name: value for name, value in made.figures.items() if name in made.identified})
-    table = _with(table, _wider(Rates(rates.chip, table), known))
+        made = _fit(Rates(rates.chip, _with_figures(rates.table, more)), cases, tuple(more))
+    table = _with_figures(rates.table, {name: value for name, value in made.figures.items() if name in made.identified})
+    table = _with_figures(table, _widened(Rates(rates.chip, table), known))
     figures = list(_reported(rates.table, table, made, launches))
     if launches is not None:
-        table = _with(table, {each.name: each.after for each in figures if each.fitted})
+        table = _with_figures(table, {each.name: each.after for each in figures if each.fitted})
     types, before, after = _compared(samples, rates, Rates(rates.chip, table))
     return Calibration(rates.chip.name, tuple(figures), types, before, after, table)
 
@@ -192,7 +196,7 @@ def _possible(rates: Rates, cost: Cost) -> bool:
         return False
 
 
-def _spread(samples: Sequence[Sample]) -> Iterator[Sample]:
+def _evenly_spaced(samples: Sequence[Sample]) -> Iterator[Sample]:
     """Evenly spaced samples of each group where it has too many, from the shortest to the longest."""
     groups: dict[str, list[Sample]] = {}
     for each in samples:
@@ -272,16 +276,18 @@ def _fit(rates: Rates, cases: Sequence[tuple[Sample, Cost]], more: Sequence[str]
                 table[section][key] = current[name] = value
         return model.seconds(cases[at][1]).likely
 
-    measured = [Case(median(each.seconds), len(each.seconds), _group(cost), _section(cost)) for each, cost in cases]
+    measured = [
+        Case(median(each.seconds), len(each.seconds), _group(cost), _section_of_rates(cost)) for each, cost in cases
+    ]
     return fit(measured, predict, start, groups, _MOST_ATTAINED, least_rows=LEAST_ROWS)
 
 
-def _further(rates: Rates, cases: Sequence[tuple[Sample, Cost]], made: Fit) -> dict[str, float]:
+def _extra_figures(rates: Rates, cases: Sequence[tuple[Sample, Cost]], made: Fit) -> dict[str, float]:
     """Figures that rates.toml has not, for operators that are slower than memory and start explain.
 
     A rate of the vector cores for an operator, and a start for a kind whose shortest kernels take longer.
     """
-    table = _with(rates.table, {name: value for name, value in made.figures.items() if name in made.identified})
+    table = _with_figures(rates.table, {name: value for name, value in made.figures.items() if name in made.identified})
     model = Rates(rates.chip, table)
     found: dict[str, float] = {}
     vector = [(each, cost) for each, cost in cases if _group(cost).startswith("vector") and not cost.rearranged]
@@ -306,14 +312,14 @@ def _further(rates: Rates, cases: Sequence[tuple[Sample, Cost]], made: Fit) -> d
     return found
 
 
-def _wider(rates: Rates, samples: Sequence[Sample]) -> dict[str, float]:
+def _widened(rates: Rates, samples: Sequence[Sample]) -> dict[str, float]:
     """Widths that hold nine of ten kinds of calls, where those of rates.toml are too narrow; they never shrink."""
     found: dict[str, float] = {}
     for section in ("products", "convolution", "attention", "memory"):
         errors = [
             (abs(log(rates.seconds(each.cost).likely / median(each.seconds))), len(each.seconds))
             for each in samples
-            if each.cost is not None and _section(each.cost) == section
+            if each.cost is not None and _section_of_rates(each.cost) == section
         ]
         if len(errors) >= LEAST_ROWS:
             needed = exp(2 * _quantile(errors, 0.9))
@@ -322,7 +328,7 @@ def _wider(rates: Rates, samples: Sequence[Sample]) -> dict[str, float]:
     return found
 
 
-def _section(cost: Cost) -> str:
+def _section_of_rates(cost: Cost) -> str:
     if cost.rows:
         return "products"
     return cost.kind if cost.kind in ("convolution", "attention") else "memory"
@@ -399,7 +405,7 @@ def _value(table: Mapping[str, Any], name: str) -> float:
     return float(table[section].get(key, float("inf")))
 
 
-def _with(table: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, Any]:
+def _with_figures(table: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, Any]:
     made = deepcopy(dict(table))
     for name, value in figures.items():
         section, _, key = name.partition(".")

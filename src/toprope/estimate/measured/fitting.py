@@ -1,8 +1,9 @@
 """Robust fit of positive figures to measured times: least absolute error of logarithms; pure.
 
-A model gives a time for each case from a few positive figures. Figures are fitted in logarithms with weights that
-bound the influence of outliers (iteratively reweighted least squares, damped as by Levenberg and Marquardt), after
-scans of each figure alone: a model that takes the longer of two times is blind to the shorter one.
+Used by calibrate.py. A model gives a time for each case from a few positive figures. Figures are fitted in logarithms
+with weights that bound the influence of outliers (iteratively reweighted least squares, damped as by Levenberg and
+Marquardt), after scans of each figure alone: a model that takes the longer of two times does not react to the shorter
+one. Tests: tests/estimate/test_calibrate.py.
 """
 
 from __future__ import annotations
@@ -192,14 +193,16 @@ def fit(
         for number, name in enumerate(names):
             telling = (np.abs(slopes[:, number]) >= _SENSITIVE).tolist()
             rows[name] = sum(case.rows for case, says in zip(cases, telling, strict=True) if says)
-        doubt = dict(zip(names, _doubt(cases, slopes, errors).tolist(), strict=True))
+        uncertainty = dict(zip(names, _standard_errors(cases, slopes, errors).tolist(), strict=True))
         dropped = {name for name in names if rows[name] < least_rows}
         at_bound = {name for name, value in zip(names, x.tolist(), strict=True) if value > problem.most[name] - 1e-6}
         beyond |= at_bound - dropped
         dropped |= at_bound
         if not dropped:  # the worst third: without them the others may be certain
-            doubtful = sorted((name for name in names if doubt[name] > certain), key=lambda name: -doubt[name])
-            dropped = set(doubtful[: (len(doubtful) + 2) // 3])
+            unclear = sorted(
+                (name for name in names if uncertainty[name] > certain), key=lambda name: -uncertainty[name]
+            )
+            dropped = set(unclear[: (len(unclear) + 2) // 3])
         if not dropped:
             found = dict(zip(names, np.exp(x).tolist(), strict=True))
             return Fit(start | found, rows, frozenset(names), frozenset(beyond))
@@ -208,7 +211,7 @@ def fit(
     return Fit(dict(start), rows, frozenset(), frozenset(beyond))
 
 
-def _doubt(cases: Sequence[Case], slopes: _Array, errors: _Array) -> _Array:
+def _standard_errors(cases: Sequence[Case], slopes: _Array, errors: _Array) -> _Array:
     """Standard errors of the figures, in logarithms: how far they move if the cases err as these do."""
     families = [case.family for case in cases]
     scales = {

@@ -3,7 +3,7 @@
 `toprope calibrate` fits the rates of estimates to them. Sources of the columns: Ascend/pytorch,
 torch_npu/profiler/analysis (kernel_details.csv, operator_details.csv, step_trace_time.csv), and the vendor's pages
 about msprof's op_summary. Start times are microseconds since 1970 with three decimals: more digits than a float holds,
-so they are kept as whole nanoseconds.
+so they are kept as whole nanoseconds. Tests: tests/estimate/test_profile_reading.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Kernels as the vendor's profiler names them, as calls of operators; pure, from vendor_kernels.toml."""
+"""Kernels as the vendor's profiler names them, translated to calls of operators; pure, from vendor_kernels.toml.
+
+Used by calibrate.py. A kernel that is not in the table is not used for the fit. Tests:
+tests/estimate/test_profile_reading.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Comparison of toprope's tables with a card: the program that measures it, and the file that it writes."""
+"""Comparison of toprope's tables with a real card: the program that measures it, and the file that it writes.
+
+`toprope verify` (cli/verify.py) writes verify_card.py for the user and reads the JSON that it made; both files must
+agree on its fields. Tests: tests/cli/test_cli_verify.py.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +179,11 @@ def read_measured(path: Path) -> Measured:
         missing = {part: why for part, why in parts.items() if why.startswith("not begun")}
         failed = {part: why for part, why in parts.items() if part not in missing}
         return Measured(facts, results, str(data["release"]), str(data["stopped"]), failed, missing)
-    except (OSError, UnicodeDecodeError, ValueError, LookupError, TypeError) as error:
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}.", do="give the JSON file that verify_card.py wrote"
+        ) from None
+    except (ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"{path} is no file of `toprope verify`.",
             looked_at=f"{type(error).__name__}: {error}",
@@ -212,7 +220,7 @@ def _verdict(agrees: bool) -> Verdict:
     return "agrees" if agrees else "differs"
 
 
-def _close(ours: float, measured: float, share: float = 0.01) -> bool:
+def _is_close(ours: float, measured: float, share: float = 0.01) -> bool:
     return abs(measured - ours) <= share * ours
 
 
@@ -225,9 +233,9 @@ def _memory(measured: Measured, chip: Chip) -> Iterator[Finding]:
         return
     ours = gibibytes(usable)
     if isinstance(total, int):
-        yield Finding("memory", "usable memory", ours, gibibytes(total), _verdict(_close(usable, total)), where)
+        yield Finding("memory", "usable memory", ours, gibibytes(total), _verdict(_is_close(usable, total)), where)
     for each in measured.of("mem_get_info"):
-        agrees = _close(usable, each["total"])
+        agrees = _is_close(usable, each["total"])
         yield Finding("memory", "total of mem_get_info", ours, gibibytes(each["total"]), _verdict(agrees), where)
         largest = measured.facts.get("largest")
         if not isinstance(largest, int):
@@ -325,7 +333,7 @@ def _errors(measured: Measured, chip: Chip) -> Iterator[Finding]:
             total, usable = float(found["total"]), chip.hbm_usable_mib / 1024
             yield Finding(
                 "error text", "total capacity in it", f"{usable:.2f} GiB", f"{total:.2f} GiB",
-                _verdict(_close(usable, total)), f"hbm_usable_mib of the {chip.name} (toprope/chips)",
+                _verdict(_is_close(usable, total)), f"hbm_usable_mib of the {chip.name} (toprope/chips)",
             )  # fmt: skip
     for each in measured.of("bad index"):
         error = str(each["error"])
@@ -360,7 +368,7 @@ def _on_card(measured: Measured, each: Mapping[str, Any], rates: Rates) -> tuple
     return (cost, taken) if taken > 1.5 * host else None
 
 
-def _in(span: Span, seconds: float) -> bool:
+def _is_within(span: Span, seconds: float) -> bool:
     return span.low <= seconds <= span.high
 
 
@@ -381,7 +389,7 @@ def _times(measured: Measured, rates: Rates) -> Iterator[Finding]:
             continue
         if cost.operations:
             seen += f" ({cost.operations / taken / 1e12:.1f} TFLOPS)"
-        yield Finding("time", what, span.text, seen, _verdict(_in(span, taken)), rates.basis(cost.kind))
+        yield Finding("time", what, span.text, seen, _verdict(_is_within(span, taken)), rates.basis(cost.kind))
 
 
 def _launches(measured: Measured, rates: Rates) -> Iterator[Finding]:
@@ -389,11 +397,13 @@ def _launches(measured: Measured, rates: Rates) -> Iterator[Finding]:
     for (kind, queue), taken in sorted(_launched(measured).items()):
         span = rates.launch(kind, queue=queue)
         what = f"{'an operator' if kind == 'host' else kind}, TASK_QUEUE_ENABLE={queue}"
-        yield Finding("launch", what, span.text, seconds_text(taken), _verdict(_in(span, taken)), where)
+        yield Finding("launch", what, span.text, seconds_text(taken), _verdict(_is_within(span, taken)), where)
     for each in measured.of("synchronise"):
         if each["queue"] == 1:
             span, taken = rates.synchronise(), median(each["seconds"])
-            yield Finding("launch", "synchronise", span.text, seconds_text(taken), _verdict(_in(span, taken)), where)
+            yield Finding(
+                "launch", "synchronise", span.text, seconds_text(taken), _verdict(_is_within(span, taken)), where
+            )
 
 
 def _copies(measured: Measured, rates: Rates) -> Iterator[Finding]:
@@ -404,7 +414,7 @@ def _copies(measured: Measured, rates: Rates) -> Iterator[Finding]:
         what = f"{decimal(size)} {way}, {'pinned' if pinned else 'pageable'}"
         seen = f"{seconds_text(taken)} ({size / taken / 1e9:.1f} GB/s)"
         where = "[host_link] of toprope/estimate/cost/rates.toml"
-        yield Finding("copy", what, span.text, seen, _verdict(_in(span, taken)), where)
+        yield Finding("copy", what, span.text, seen, _verdict(_is_within(span, taken)), where)
 
 
 def fitted(measured: Measured, rates: Rates) -> Calibration:
@@ -425,7 +435,7 @@ def fitted(measured: Measured, rates: Rates) -> Calibration:
     launched = {kind: each for (kind, queue), each in _launched(measured).items() if queue == 1}
     launches = Launches(launched, dict.fromkeys(launched, LEAST_ROWS), "launches one after the other")
     made = calibrate(samples, rates, launches)
-    return _with(made, list(_host_figures(measured, rates)))
+    return _with_figures(made, list(_host_figures(measured, rates)))
 
 
 def _host_figures(measured: Measured, rates: Rates) -> Iterator[FigureFit]:
@@ -453,7 +463,7 @@ def queue_factors(measured: Measured, rates: Rates) -> Figures:
     return {"launch.queue": [launched.get(("host", queue), base * before[queue]) / base for queue in range(3)]}
 
 
-def _with(made: Calibration, more: Sequence[FigureFit]) -> Calibration:
+def _with_figures(made: Calibration, more: Sequence[FigureFit]) -> Calibration:
     return replace(made, figures=(*made.figures, *more))
 
 

@@ -1,3 +1,6 @@
-"""Models on paper: their configurations, workloads and division among cards, and the estimate of a step."""
+"""Models on paper: their configurations, workloads and division among cards, and the estimate of a step.
+
+`toprope estimate` (cli/estimate.py) is the user's way in; estimate.py adds everything up.
+"""
 
 __all__: list[str] = []

@@ -1,4 +1,8 @@
-"""Models without weights, on the meta device: of transformers or diffusers by a config, or a class of the user."""
+"""Models without weights, on the meta device: of transformers or diffusers by a config, or a class of the user.
+
+Called by estimate.py and workloads.py. Tests: tests/estimate/test_models_on_paper.py, against published counts of
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -150,9 +154,12 @@ def _load(model: str, wanted: torch.dtype, arguments: dict[str, Any], change: An
         return [_of_config(path, wanted, change=change)]
     module, colon, name = model.rpartition(":")
     if not colon or not name.isidentifier():
+        if path.is_file() and path.suffix == ".py":
+            raise UsageError(f"{model} is a program, not a model.", do=f"name the class in it: {model}:CLASS")
         raise UsageError(
             f"there is no model {model!r}.",
-            do="name a folder with config.json or model_index.json, such a file, or module:Class",
+            looked_at=f"{Path.cwd()}; nothing is downloaded",
+            do="name a folder with config.json or model_index.json, such a file, FILE.py:CLASS or module:CLASS",
         )
     return [_of_class(module, name, wanted, arguments)]
 
@@ -282,8 +289,7 @@ def _build(make: Any, dtype: torch.dtype, path: Path) -> Any:
 def _of_class(module: str, name: str, dtype: torch.dtype, arguments: dict[str, Any]) -> Component:
     try:
         with _on_meta(dtype):
-            found = getattr(_module(module), name)
-            made = found(**arguments)
+            made = _found(_module(module), module, name)(**arguments)
     except UsageError:
         raise
     except Exception as error:  # of code that is not ours
@@ -299,6 +305,22 @@ def _of_class(module: str, name: str, dtype: torch.dtype, arguments: dict[str, A
     if any(each.device.type != "meta" for each in made.parameters()):
         made = made.to("meta")
     return Component(name, made, "")
+
+
+def _found(home: Any, module: str, name: str) -> Any:
+    """The class, or the function, of a module."""
+    if hasattr(home, name):
+        return getattr(home, name)
+    classes = [
+        each
+        for each, value in vars(home).items()
+        if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == home.__name__
+    ]
+    raise UsageError(
+        f"{module} has no {name}.",
+        looked_at=f"classes of modules in it: {', '.join(classes) or 'none'}",
+        do=f"name one of them: {module}:{classes[0]}" if classes else "name a class of torch.nn.Module",
+    )
 
 
 def _module(name: str) -> Any:

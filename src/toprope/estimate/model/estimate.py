@@ -1,4 +1,8 @@
-"""Parameters, memory and time of a model on one card, or divided among cards: the sum of what `workloads` recorded."""
+"""Parameters, memory and time of a model on one card, or divided among cards: the sum of what `workloads` recorded.
+
+Called by `toprope estimate` (cli/estimate.py); text.py shows the result. Tests: tests/estimate/test_paper.py and
+test_models_on_paper.py (published memory).
+"""
 
 from __future__ import annotations
 
@@ -189,6 +193,9 @@ def _ends(span: Span) -> list[float | None]:
     return [each if isfinite(each) else None for each in span]
 
 
+_COMPOSED = "attention is composed of products and a softmax: this chip has no fused kernel"
+
+
 def estimate(
     model: str,
     chip: Chip,
@@ -224,13 +231,16 @@ def estimate(
     refuse_without_effect(given, _asked(components, work))
     work = _with_sharding(work, layout)
     notes = [note] if (note := rates_of(chip).not_used) else []
-    if not has_fused_attention(chip):
-        notes.append("attention is composed of products and a softmax: this chip has no fused kernel")
+    composed = [] if has_fused_attention(chip) else [_COMPOSED]
     if len(components) > 1:
+        notes += composed
         return _pipeline(model, chip, work, layout, components, parts, steps, queue, notes)
     component = components[0]
     _check_mode(component, work.mode)
     runs = _runs(model, component, work, layout, chip)
+    calls = [event.call for _, one in runs for event in one.events if event.call is not None]
+    if any("softmax" in call.name for call in calls):
+        notes += composed
     notes += [note for _, one in runs for note in one.notes]
     notes += [*component.notes, *_experts_notes(component, work)]
     memory = _memory(chip, layout, work, runs)
@@ -559,11 +569,11 @@ def _with_collectives(
             moved = Event(None, 1, phase, ("alltoall", size * chosen, layout.ep))
             experts = sum(1 for _ in _experts(component.module)) // layout.pp
             new += [moved] * (2 * experts * repeats)
-        made = _spread(made, new, found[0], found[-1] + 1)
+        made = _inserted_evenly(made, new, found[0], found[-1] + 1)
     return made
 
 
-def _spread(events: list[Event], new: list[Event], begin: int, end: int) -> list[Event]:
+def _inserted_evenly(events: list[Event], new: list[Event], begin: int, end: int) -> list[Event]:
     inside, made, put = events[begin:end], events[:begin], 0
     for place, each in enumerate(inside, 1):
         made.append(each)

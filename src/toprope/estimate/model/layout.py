@@ -1,4 +1,7 @@
-"""How a model is divided among cards, on paper: degrees, what they must divide, and what they send; pure."""
+"""Division of a model among cards, on paper: degrees, divisibility, and what the cards send; pure.
+
+Called by estimate.py and cli/estimate.py. Tests: tests/estimate/test_paper.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of an estimate that have no effect on what is estimated: each is an error, none is passed over; pure."""
+"""Errors for options of an estimate that would have no effect on it; pure.
+
+Called by estimate.py; no option is passed over in silence. Tests: tests/cli/test_cli_estimate.py.
+"""
 
 from __future__ import annotations
 

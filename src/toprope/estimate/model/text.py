@@ -1,4 +1,7 @@
-"""An estimate of a model as lines for a person."""
+"""An estimate of a model as lines for a person, for `toprope estimate` (cli/estimate.py).
+
+Tests: tests/estimate/test_paper.py.
+"""
 
 from __future__ import annotations
 

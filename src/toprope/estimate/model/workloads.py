@@ -1,4 +1,7 @@
-"""Record a forward pass, a prefill, a step of decoding or a training step of a model on the meta device."""
+"""Recording of a forward pass, a prefill, a step of decoding or a training step of a model on the meta device.
+
+Called by estimate.py and cli/estimate.py; record/recorder.py sees the operators. Tests: tests/estimate/test_paper.py.
+"""
 
 from __future__ import annotations
 
@@ -434,7 +437,7 @@ class _Run:
     # ---- the cache of keys and values
 
     def _filled_cache(self) -> Any:
-        """A cache with `length` tokens, made by a prefill that nobody records."""
+        """A cache with `length` tokens, made by a prefill that is not recorded."""
         work, module = self.work, self.stage.module
         if not self.component.is_language_model:
             raise UsageError(f"{self.component.name} does not generate tokens.", do="use --mode forward")
@@ -447,11 +450,11 @@ class _Run:
             cache = module(**inputs, use_cache=True).past_key_values
         if work.graph:
             for layer in getattr(cache, "layers", ()):
-                _fix(layer)
+                _use_static_cache(layer)
         return cache
 
 
-def _fix(layer: Any) -> None:
+def _use_static_cache(layer: Any) -> None:
     """Make a layer's cache one of a fixed size, into which the new token is written, as engines have it."""
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if keys is None or values is None:
@@ -576,7 +579,7 @@ class _Optimizer:
         if self._own:
             sums = [] if self._work.zero else list(self._sums.values())
             for place, each in enumerate(self._optimized):
-                each.grad = sums[place] if sums else _unseen(each)
+                each.grad = sums[place] if sums else _uncounted_gradient(each)
         if self._optimizer is None:
             dtype = "float32" if self._work.master else self._work.dtype
             shapes = [tuple(each.shape) for each in self._optimized]
@@ -593,7 +596,7 @@ class _Optimizer:
             each.grad = None
 
 
-def _unseen(like: torch.Tensor) -> torch.Tensor:
+def _uncounted_gradient(like: torch.Tensor) -> torch.Tensor:
     """A gradient that is a part of memory that is counted already."""
     with torch.utils._python_dispatch._disable_current_modes():
         return torch.empty_like(like)

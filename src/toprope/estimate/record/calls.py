@@ -1,4 +1,7 @@
-"""Calls of operators with the dtypes and shapes of their tensors; pure."""
+"""`OperatorCall`: a call of an operator with the dtypes and shapes of its tensors; pure.
+
+Recorder, traces, profiles and costs.py all use this form. Tests: tests/estimate/test_paper.py.
+"""
 
 from __future__ import annotations
 

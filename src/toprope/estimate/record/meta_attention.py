@@ -1,9 +1,10 @@
 """Attention on the meta device as torch_npu computes it: one kernel forward, one backward.
 
-The conditions and the operators around the kernel are those of op-plugin's scaled_dot_product_attention
-(op_plugin/ops/opapi/ScaledDotProductAttentionKernelNpuOpApi.cpp, 015a2e4b): four dimensions, at most 2048 heads of at
-most 512, no mask or a boolean one. A causal call has a mask of 2048 x 2048; the kernel gives the maximum and the sum
-of each row of the softmax in float32, eight times. Anything else is composed of products and a softmax.
+Used by recorder.py and meta_kernels.py. The conditions and the operators around the kernel are those of op-plugin's
+scaled_dot_product_attention (op_plugin/ops/opapi/ScaledDotProductAttentionKernelNpuOpApi.cpp, 015a2e4b): four
+dimensions, at most 2048 heads of at most 512, no mask or a boolean one. A causal call has a mask of 2048 x 2048; the
+kernel returns the maximum and the sum of each row of the softmax in float32, eight times. Any other call is composed of
+products and a softmax. Tests: tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

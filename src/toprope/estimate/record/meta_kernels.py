@@ -1,7 +1,8 @@
 """Kernels of torch_npu that diffusers calls where torch_npu is installed, for models on the meta device.
 
-diffusers 0.42 asks `is_torch_npu_available()` in RMSNorm (models/normalization.py, npu_rms_norm) and in GEGLU
-(models/activations.py, npu_geglu). Elsewhere models run the operators that they are written with.
+model/workloads.py switches them on. diffusers 0.42 asks `is_torch_npu_available()` in RMSNorm (models/normalization.py,
+npu_rms_norm) and in GEGLU (models/activations.py, npu_geglu). Elsewhere models run the operators that they are written
+with. Tests: tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

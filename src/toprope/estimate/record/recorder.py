@@ -1,4 +1,7 @@
-"""Run a model on the meta device, and note its operators and its memory as a card would have them."""
+"""Recorder of a model on the meta device: its operators and its memory as a card would have them.
+
+Used by model/workloads.py and estimate.py. Tests: tests/estimate/test_paper.py.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def tensors_in(value: Any, *, _seen: set[int] | None = None) -> Iterator[torch.T
 
 
 class _Cache:
-    """Blocks of memory that the level-2 cache may hold, by the rule of csrc/core/signatures.cpp.
+    """Blocks of memory that the level-2 cache may hold, by the rule of toprope/sim/csrc/core/signatures.cpp.
 
     Args:
         size: bytes that it holds; 0 where that is not known, and then nothing is called cold.

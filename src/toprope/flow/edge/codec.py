@@ -1,9 +1,9 @@
-"""Codec of messages between processes: small payloads in the message, large ones in shared memory, device tensors by
-reference.
+"""Codec of messages between processes: data inside the message, in shared memory, or, on a device, by reference.
 
-The sender fills blocks of shared memory, and receivers read them in place. In front of a block are flags, one for each
-receiver, which it sets when nothing there uses the block any more: giving a block back costs no message. Segments are
-mapped once and stay mapped. A block with several readers must not be written to: arrays in it are read-only, as a sign.
+`edge.links` and the runner use one for each process. The sender fills blocks of shared memory (`Lender`), and receivers
+read them in place (`Borrower`). In front of a block are flags, one for each receiver, which it sets when nothing there
+uses the block any more: giving a block back costs no message. Segments are mapped once and stay mapped. A block with
+several readers must not be written to: arrays in it are read-only, as a sign.
 
 Pickles are only ever read from sockets in the graph's private folder, which this user alone can enter, and from
 connections to other machines that have authenticated with the graph's secret.
@@ -252,7 +252,7 @@ _OF_NUMPY = frozenset(
 
 
 class Sealed:
-    """A serialized message.
+    """A serialized message with the blocks of shared memory that it uses.
 
     Attributes:
         meta: plain values: the head, the kind, and the location of the payload.
@@ -333,7 +333,7 @@ class Codec:
         sealed = Sealed((), [])
         sealed.soon = soon
         sealed.windows = sealed.receivers = receivers
-        form = self._form(message, sealed, on_host)
+        form = self._packed_form(message, sealed, on_host)
         head = message.head
         sealed.meta = (
             head.transaction_id, head.start_time, head.end_time, head.flags, head.user_data, head.data_size,
@@ -341,7 +341,7 @@ class Codec:
         )  # fmt: skip
         return sealed
 
-    def _form(self, message: Message, sealed: Sealed, on_host: bool) -> tuple[Any, ...]:
+    def _packed_form(self, message: Message, sealed: Sealed, on_host: bool) -> tuple[Any, ...]:
         kind, payload = message.kind, message.payload
         if kind == EMPTY:
             return (_NONE,)
@@ -352,7 +352,7 @@ class Codec:
         elif kind == TENSOR and payload.dtype.kind in "biufc":
             if not payload.flags.c_contiguous:
                 payload = payload.copy()
-            place = self._borrowed(payload, payload.__array_interface__["data"][0], payload.nbytes, sealed)
+            place = self._forward_borrowed(payload, payload.__array_interface__["data"][0], payload.nbytes, sealed)
             is_shared = sealed.receivers > 1 or place is not None
             place = place or self._bytes(memoryview(payload.reshape(-1)), sealed)
             return (_ARRAY, payload.dtype.str, payload.shape, is_shared, *place)
@@ -380,12 +380,12 @@ class Codec:
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
         size = tensor.nbytes
-        place = self._borrowed(tensor, tensor.data_ptr(), size, sealed)
+        place = self._forward_borrowed(tensor, tensor.data_ptr(), size, sealed)
         if place is None:
-            place = self._bytes(_raw(tensor) if size else memoryview(b""), sealed)
+            place = self._bytes(_tensor_bytes(tensor) if size else memoryview(b""), sealed)
         return (_HOST_TENSOR, _name(tensor.dtype), tuple(tensor.shape), *place)
 
-    def _borrowed(self, value: Any, address: int, size: int, sealed: Sealed) -> _Place | None:
+    def _forward_borrowed(self, value: Any, address: int, size: int, sealed: Sealed) -> _Place | None:
         """Forward a received block: its location, and a block for its flags only; None for our own memory."""
         found = self._borrower.locate(address, size) if self._forwards and size >= INLINE else None
         if found is None:
@@ -489,7 +489,9 @@ class Codec:
             data = parts.pop(0) if form[1] else None
             # unpickled objects are the receiver's own, and writable
             own = Own(self._borrower, copies=form[3])
-            return unpack(data, form[2], [bytearray(each) for each in parts], own, self._giver(sealed.place), own=True)
+            return unpack(
+                data, form[2], [bytearray(each) for each in parts], own, self._give_back_of(sealed.place), own=True
+            )
         key = form[-2]
         if what == _BYTES:
             return memoryview(sealed.parts[0] if key is None else self._array(form, sealed)).toreadonly()
@@ -518,7 +520,7 @@ class Codec:
     def _array(self, form: tuple[Any, ...], sealed: Sealed, dtype: str = "u1", shape: Any = ()) -> Any:
         return self._borrower.array(form[-2], form[-1], sealed.place, dtype, shape)
 
-    def _giver(self, place: int) -> Any:
+    def _give_back_of(self, place: int) -> Any:
         return functools.partial(self._borrower.give_back, place)
 
     def _cards(self) -> Any:
@@ -542,7 +544,7 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _raw(tensor: Any) -> memoryview:
+def _tensor_bytes(tensor: Any) -> memoryview:
     """The bytes of a contiguous tensor."""
     import torch
 

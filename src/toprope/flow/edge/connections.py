@@ -1,11 +1,12 @@
 """Connections of one process of a graph: sockets to the others, and a wait for messages, shared by its threads.
 
-Processes on one machine use Unix sockets in the graph's private folder, those on several machines TCP after the
-authentication of `multiprocessing.connection` with the graph's secret. Messages by TCP are neither encrypted nor
-signed: the network between the machines of a Ray is assumed to be private, as Ray itself does.
+The driver and every process of stages have one `Connections`; links, fetcher and loops send and wait by it. Processes
+on one machine use Unix sockets in the graph's private folder, those on several machines TCP after the authentication of
+`multiprocessing.connection` with the graph's secret. Messages by TCP are neither encrypted nor signed: the network
+between the machines of a Ray is assumed to be private, as Ray itself does.
 
 Sending never waits: what does not fit is kept and sent later, and `Peer.full` is true meanwhile. Threads that wait
-read; of several, one reads for all.
+read; of several, one reads for all. Held by tests/flow/test_flow_edge.py and test_flow_far.py.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _AT_ONCE = 64
 
 
 class Kind:
-    """Kinds of messages."""
+    """Kinds of messages between the processes of a graph."""
 
     HELLO, LINK, DATA, WAKE, MOVED, CLOSE, EXCEPTION, CAUGHT, TRACE, TRACED, CANCEL, CREDIT, FIGURES = range(1, 14)
 
@@ -90,7 +91,7 @@ class Peer:
             self.full = True
 
 
-def _turn(left: float, due: float | None) -> float:
+def _check_interval(left: float, due: float | None) -> float:
     """Seconds until a waiting thread checks its condition again."""
     return min(left, _TURN if due is None else min(_TURN, max(_LEAST, due - time.monotonic())))
 
@@ -329,12 +330,12 @@ class Connections:
             if self._reading.acquire(blocking=False):
                 try:
                     if not done():
-                        self.pump(_turn(left, due()))
+                        self.pump(_check_interval(left, due()))
                 finally:
                     self._reading.release()
                     self.notify()
             else:
-                self._wait_for_news(done, _turn(left, due()))
+                self._wait_for_news(done, _check_interval(left, due()))
         return True
 
     def look(self) -> None:
@@ -469,7 +470,7 @@ class Connections:
                 elif message.kind == Kind.DATA:
                     key, place, meta = message.meta
                     if key in peer.links:
-                        peer.links[key].add_apart(place, meta, message.parts)
+                        peer.links[key].add_from_socket(place, meta, message.parts)
                 elif message.kind == Kind.CREDIT:
                     key, figures = message.meta
                     if key in peer.links:

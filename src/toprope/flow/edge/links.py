@@ -1,10 +1,12 @@
 """The two ends of an edge between two processes: a ring buffer on one machine, a socket between machines.
 
-The sender may have as many messages in flight as the edge is deep. On one machine it reads in the ring buffer how many
-were taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message
-until the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first
-had not begun with, and a failure in place of the others. Between machines a receiver may have taken more than its
-sender knows: then messages are marked as sent again, and a stage that has had their results drops them.
+The runner and the processes of stages make them by `out_link` and `in_link`, and take messages from an `InQueue`. The
+sender may have as many messages in flight as the edge is deep. On one machine it reads in the ring buffer how many were
+taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message until
+the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first had not
+begun with, and a failure in place of the others. Between machines a receiver may have taken more than its sender knows:
+then messages are marked as sent again, and a stage that has had their results drops them. Held by
+tests/flow/test_flow_edge.py, test_flow_far.py and test_flow_faults.py.
 """
 
 from __future__ import annotations
@@ -173,7 +175,11 @@ class OutLink:
         return self._sent - int(self.ring.cells[DONE])
 
     def move(self, target: str, failure: Failure) -> None:
-        """Send to the successor of a receiver that has died."""
+        """Send to the successor of a receiver that has died.
+
+        It gets all messages that the receiver had not finished; those that it had begun with are replaced by a failure,
+        as they may be what killed it.
+        """
         with self._lock:
             taken = self.ring.cells[TAKEN]
             self._trim()
@@ -185,9 +191,9 @@ class OutLink:
             for each in left:
                 sealed, place = each.sealed, each.place
                 if each.number <= taken:
-                    stands = Message(FAILURE, failure, sealed.head, failure.code, replayed=True)
+                    instead = Message(FAILURE, failure, sealed.head, failure.code, replayed=True)
                     self._codec.give_back(sealed, place)
-                    sealed, place = self._codec.seal(stands, 1, on_host=True), 0
+                    sealed, place = self._codec.seal(instead, 1, on_host=True), 0
                 self._sent += 1
                 self._window.append(_Sent(self._sent, sealed, place))
                 self._put(sealed, place)
@@ -197,17 +203,17 @@ class OutLink:
         return RingBuffer(self._connections.folder / name, slots=self._slots(slots))
 
     def _slots(self, depth: int) -> int:
-        # where nothing limits the messages that are under way, they go by the socket
+        # An edge that overwrites has no limit for messages in flight, so there are no slots: all go by the socket.
         return 0 if self.overwrites else depth + _AT_ONCE
 
 
 class _RemoteOutLink(OutLink):
     """The sender's end of an edge to another machine. Tensors have to leave their card: `on_host` is true."""
 
-    _again = False
+    _is_resending = False
 
     def _announce(self, peer: Peer) -> None:
-        peer.links[_reverse(self.key)] = self
+        peer.links[_credit_key(self.key)] = self
         self._connections.send(peer, Kind.LINK, 0, (*self.key, ""))
 
     def credit(self, peer: Peer, figures: Sequence[int]) -> None:
@@ -219,11 +225,11 @@ class _RemoteOutLink(OutLink):
     def move(self, target: str, failure: Failure) -> None:
         """Send to the successor of a receiver that has died."""
         with self._lock:
-            self._again = True
+            self._is_resending = True
             try:
                 super().move(target, failure)
             finally:
-                self._again = False
+                self._is_resending = False
 
     def _put(self, sealed: Sealed, place: int) -> None:
         cells, peer = self.ring.cells, self._peer
@@ -233,7 +239,7 @@ class _RemoteOutLink(OutLink):
         if peer is None or peer.gone:
             return  # what is in the window is sent to the next one
         meta, parts = self._codec.flat(sealed)
-        if self._again:
+        if self._is_resending:
             meta = (*meta[:9], True, meta[10])
         try:
             self._connections.send(peer, Kind.DATA, 0, (self.key, 0, meta), parts)
@@ -250,7 +256,7 @@ class _RemoteOutLink(OutLink):
         return 0
 
 
-def _reverse(key: tuple[int, int, int]) -> tuple[int, int, int]:
+def _credit_key(key: tuple[int, int, int]) -> tuple[int, int, int]:
     """Key of the credit for an edge: two processes may have edges in both directions between them."""
     return ~key[0], key[1], key[2]
 
@@ -270,7 +276,7 @@ class InLink:
         self.queue = queue
         self.taken = 0
         self._drained = 0
-        self._apart: deque[tuple[Any, ...]] = deque()  # messages that no slot had room for
+        self._from_socket: deque[tuple[Any, ...]] = deque()  # messages that had no room in a slot, in their order
         self._begun: deque[int] = deque()  # transaction ids that were taken and are not done, by age
 
     def drain(self) -> bool:
@@ -283,21 +289,21 @@ class InLink:
         while drained < sent:
             record = ring.get(drained + 1)
             if record is None:
-                if not self._apart:
-                    break  # its socket is slower
-                record = self._apart.popleft()
+                if not self._from_socket:
+                    break  # the message itself is still on its way by the socket
+                record = self._from_socket.popleft()
             drained += 1
             self.queue.add(self, *record)
-        is_news = drained != self._drained
+        found = drained != self._drained
         self._drained = drained
-        return is_news
+        return found
 
-    def add_apart(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
+    def add_from_socket(self, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
         """Keep a message that has come by the socket."""
-        self._apart.append((place, meta, parts))
+        self._from_socket.append((place, meta, parts))
 
     def take(self, connections: Connections, transaction: int) -> None:
-        """Count a message as taken: its sender may send another. One that waits is woken for several at a time."""
+        """Count a message as taken, for its sender; one that waits is woken once half of its room is free."""
         self.taken += 1
         self._begun.append(transaction)
         cells = self.ring.cells
@@ -334,14 +340,14 @@ class _RemoteInLink(InLink):
     def __init__(self, connections: Connections, key: tuple[int, int, int], peer: Peer, queue: InQueue) -> None:
         super().__init__(RingBuffer(None), peer, queue)
         self._connections = connections
-        self._name = _reverse(key)
+        self._name = _credit_key(key)
         self._step = max(1, queue.depth // 8)
         self._reported = 0
         self._come = 0
 
     def drain(self) -> bool:
         """Move messages that have come into the queue; whether there were any."""
-        apart = self._apart
+        apart = self._from_socket
         if not apart:
             return False
         while apart:
@@ -388,7 +394,7 @@ class _Arrived:
     sealed: Sealed | None
 
 
-def _part(head: Head) -> int:
+def _part_number(head: Head) -> int:
     """One number for a transaction, or for a part of one that was split."""
     return head.transaction_id + (head.data_label << 64)
 
@@ -427,7 +433,7 @@ class InQueue:
     def add(self, link: InLink, place: int, meta: tuple[Any, ...], parts: list[bytes]) -> None:
         """Add a message of another process."""
         sealed = self._codec.arrived(place, meta, parts)
-        part = _part(sealed.head)
+        part = _part_number(sealed.head)
         if sealed.replayed and part in self._seen and part not in self._open_streams:
             link.take(self._connections, sealed.head.transaction_id)  # the stage had sent it before it died
             return
@@ -447,7 +453,7 @@ class InQueue:
         is_on_card = message.kind == TORCH and payload.device.type != "cpu"
         if self.on_host and is_on_card:
             message = replace(message, payload=payload.cpu())
-        self._append(_Arrived(None, message, None), _part(message.head))
+        self._append(_Arrived(None, message, None), _part_number(message.head))
         is_lost = self._overwrites and len(self._items) > self.depth
         if is_lost:
             self._items.popleft()
@@ -458,9 +464,9 @@ class InQueue:
             cells[TO_HOST] += self.on_host and is_on_card
             cells[SHARED] += is_on_card and not self.on_host
             cells[LOST] += is_lost
-            self._settle(ring)
+            self._count_taken(ring)
 
-    def _settle(self, ring: RingBuffer) -> None:
+    def _count_taken(self, ring: RingBuffer) -> None:
         """Count messages that have left this queue: inside a process those that are taken are done with."""
         ring.cells[TAKEN] = ring.cells[DONE] = ring.cells[SENT] - len(self._items)
 
@@ -494,7 +500,7 @@ class InQueue:
         item = self._items.popleft()
         message = self._open(item)
         if self.ring is not None:
-            self._settle(self.ring)
+            self._count_taken(self.ring)
         if self.on_room is not None:
             self.on_room()
         return message

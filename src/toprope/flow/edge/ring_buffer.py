@@ -1,7 +1,9 @@
 """Shared-memory ring buffer of an edge with a cross-process wake-up: no system call while both sides are awake.
 
-The ring buffer has counters and slots for small messages. The wake-up is an eventfd plus a shared "sleeping" flag, so
-that senders signal only a sleeping receiver.
+`edge.links` puts messages in and takes them out, `edge.connections` sleeps on the wake-up, `observability.metrics`
+reads the counters. The ring buffer has counters and slots for small messages. The wake-up is an eventfd plus a shared
+"sleeping" flag, so that senders signal only a sleeping receiver. The order of memory accesses matters here (`fence`):
+run tests/flow/test_flow_edge.py on more than one kind of processor after a change.
 """
 
 from __future__ import annotations

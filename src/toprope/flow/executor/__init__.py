@@ -1,3 +1,6 @@
-"""A running graph in the program: placement of its processes, feeding, fetching, faults, and its end."""
+"""A running graph in the program: placement of its processes, feeding, fetching, faults, and its end.
+
+Internal to `toprope.flow`, behind `FlowGraph`; its counterpart in the processes of stages is `flow.worker`.
+"""
 
 __all__: list[str] = []

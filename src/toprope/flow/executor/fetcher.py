@@ -1,4 +1,7 @@
-"""Fetching: assembles the results that have arrived at the driver, and returns them."""
+"""Fetching: assembles the results that have arrived at the driver, and returns them.
+
+A part of `executor.runner`. Results are put together like inputs of a stage, by `worker.input_matching`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from toprope.flow.worker.input_matching import Align, Gather, Order, Source
 
 __all__ = ["Fetched", "Fetcher"]
 
-_SETTLE = 1.0
+_QUIET = 1.0
 """Time without a message after which a broken graph has no more results, in seconds."""
 
 _LONG = 60.0
@@ -37,7 +40,7 @@ _log = logging.getLogger("toprope")
 
 
 class Fetched(NamedTuple):
-    """A result of `Runner.fetch`.
+    """A result of `Runner.fetch`: messages, or a code.
 
     Attributes:
         messages: one for each place that was asked for; none where there is no result.
@@ -53,7 +56,7 @@ class Fetched(NamedTuple):
 
 
 class Fetcher:
-    """The results of a graph.
+    """Takes the results of a graph out of its queues, in the user's order.
 
     Args:
         connections: of the driver.
@@ -161,7 +164,7 @@ class Fetcher:
 
     def has_ended(self) -> bool:
         """True if no more messages can arrive."""
-        return self.closed or (self._gone is not None and time.monotonic() - self._news > _SETTLE)
+        return self.closed or (self._gone is not None and time.monotonic() - self._news > _QUIET)
 
     def _wait(self, gather: Gather, until: float | None) -> bool:
         def is_there() -> bool:

@@ -1,4 +1,8 @@
-"""Placement of the stages of a graph in processes; pure but for the masks of this process."""
+"""Placement of the stages of a graph in processes; pure but for the masks of this process.
+
+The runner calls `place` once, when a graph starts; the result is the plan of every process (`stage.plan`). Rules of the
+deploy file are in `graph.deploy_file`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _LEAST_CPU, _LEAST_MEMORY = 300, 128
 
 @dataclass(frozen=True)
 class Placed:
-    """A graph's processes.
+    """The processes of a graph as `place` has chosen them, and the routes between them.
 
     Attributes:
         hosts: the processes, by name.
@@ -103,13 +107,13 @@ class _Placer:
                 raise DfException(f"{where} puts {node.deploy_name} on card {max(deploy.devices)}: {there}")
 
     def place(self) -> Placed:
-        """Place them."""
+        """Assign all stages to processes, and work out their routes."""
         if self._options.exception_catch and not self._options.align:
             raise DfException("exceptions can only be caught where inputs are aligned")
         hosts: dict[str, list[StagePlan]] = {}
         for node in range(len(self._specs)):
             for instance in range(len(self._deploys[node].devices)):
-                hosts.setdefault(self._host(node, instance), []).append(self._stage(node, instance))
+                hosts.setdefault(self._process_name(node, instance), []).append(self._stage(node, instance))
         inputs = range(len(self._plan.inputs))
         return Placed(
             {
@@ -117,12 +121,12 @@ class _Placer:
                 for name, stages in hosts.items()
             },
             {name: self._variables(stages) for name, stages in hosts.items()},
-            {name: self._charge(stages) for name, stages in hosts.items()},
+            {name: self._cores_and_memory(stages) for name, stages in hosts.items()},
             tuple(self._routes(-1, place, "") for place in inputs),
             any(len(each.devices) > 1 for each in self._deploys),
         )
 
-    def _host(self, node: int, instance: int) -> str:
+    def _process_name(self, node: int, instance: int) -> str:
         return f"stage-{self._groups[node]}-{instance}"
 
     def _neighbours(self) -> list[int]:
@@ -219,14 +223,14 @@ class _Placer:
         wired = self._plan.nodes[edge.target]
         targets = tuple(
             Target(
-                self._host(edge.target, each), edge.target, each,
-                kind != "npu" or self._specs[edge.target].kind != "npu" or not self._sees(edge, instance, each),
+                self._process_name(edge.target, each), edge.target, each,
+                kind != "npu" or self._specs[edge.target].kind != "npu" or not self._shares_card(edge, instance, each),
             )
             for each in range(len(self._deploys[edge.target].devices))
         )  # fmt: skip
         return Route(number, edge.input, targets, wired.depth, wired.overwrites, wired.name)
 
-    def _sees(self, edge: Edge, instance: int, target: int) -> bool:
+    def _shares_card(self, edge: Edge, instance: int, target: int) -> bool:
         """True if an instance sees the card of the one that sends to it."""
         ours, theirs = self._specs[edge.source], self._specs[edge.target]
         same = self._deploys[edge.source].devices[instance] == self._deploys[edge.target].devices[target]
@@ -239,18 +243,18 @@ class _Placer:
         if not first.spec.visible_device:
             return {}
         index = self._deploys[first.node].devices[first.context.instance_id]
-        found = {_MASK: _of_mask(os.environ, _MASK, index)}
+        found = {_MASK: _card_in_mask(os.environ, _MASK, index)}
         if os.path.exists("/dev/nvidiactl"):
-            found[_CUDA_MASK] = _of_mask(os.environ, _CUDA_MASK, index)
+            found[_CUDA_MASK] = _card_in_mask(os.environ, _CUDA_MASK, index)
         return found
 
-    def _charge(self, stages: list[StagePlan]) -> tuple[int, int]:
+    def _cores_and_memory(self, stages: list[StagePlan]) -> tuple[int, int]:
         cpu = sum(each.spec.resources.get("num_cpus", 0) for each in stages)
         memory = sum(each.spec.resources.get("memory", 0) for each in stages)
         return max(_LEAST_CPU, int(cpu * 1000)), max(_LEAST_MEMORY, int(memory))
 
 
-def _of_mask(variables: Mapping[str, str], name: str, index: int) -> str:
+def _card_in_mask(variables: Mapping[str, str], name: str, index: int) -> str:
     """The card of this number among those that a mask shows.
 
     Raises:

@@ -1,4 +1,8 @@
-"""Processes of a graph in the driver: creation, supervision, restarts and end."""
+"""Processes of a graph in the driver: creation, supervision, restarts and end.
+
+A part of `executor.runner`. A process is an instance of `toprope.functions` whose class is `worker.process.Host`;
+without a session of the program's, a graph begins one of its own.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,7 @@ class _Running:
 
 
 class Hosts:
-    """The processes of a graph.
+    """The processes of a graph, as the driver creates and watches them.
 
     Args:
         placed: what they are.
@@ -214,10 +218,10 @@ class Hosts:
             if self._is_closing() or self._running.get(base) is not host:
                 return
             names = ", ".join(each.context.name for each in host.plan.stages)
-            why = host.why or _death(names, error)
+            why = host.why or _died_failure(names, error)
             if host.why is None:
                 if not self._lives[base]:
-                    self._on_broken(_used_up(why, self._options.restarts))
+                    self._on_broken(_no_restart_failure(why, self._options.restarts))
                     return
                 self._lives[base] -= 1
             self._kill(host)
@@ -258,7 +262,7 @@ class Hosts:
             for (stage, _), cells in zip(stages, host.status, strict=True):
                 transaction, since = cells[0], cells[1]
                 if transaction and now - since > limit and host.why is None and not host.ended:
-                    host.why = _overdue(stage, transaction, self._options.deadline_ms)
+                    host.why = _overdue_failure(stage, transaction, self._options.deadline_ms)
                     self._kill(host)
 
     def _kill(self, host: _Running) -> None:
@@ -334,7 +338,7 @@ def _figures(host: _Running, past: list[list[int]] | None) -> list[list[int]]:
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 
 
-def _death(names: str, error: BaseException | None) -> Failure:
+def _died_failure(names: str, error: BaseException | None) -> Failure:
     text = f"stage {names} has ended while it had this input: {error}"
     if "SIGKILL" in text:
         text += "; the system ends processes so where memory is short, and its log says so then"
@@ -353,14 +357,14 @@ def _not_started(names: str, error: Exception) -> DfException:
     return found
 
 
-def _used_up(why: Failure, restarts: int) -> Failure:
+def _no_restart_failure(why: Failure, restarts: int) -> Failure:
     """Return the failure of a process that is not restarted."""
     times = "restarts=0" if not restarts else f"it was started again {restarts} times, as restarts={restarts} says"
     text = f"{why.error} ({times}). do: make the graph again, or allow more by FlowGraph(..., restarts=n)"
     return Failure(RuntimeError(text), why.traceback, why.stage, FAILED)
 
 
-def _overdue(stage: StagePlan, transaction: int, deadline_ms: int) -> Failure:
+def _overdue_failure(stage: StagePlan, transaction: int, deadline_ms: int) -> Failure:
     name = stage.context.name
     text = f"stage {name} has worked on input {transaction} for more than its deadline of {deadline_ms} ms"
     return Failure(TimeoutError(text), stage=name, code=MODEL_EXECUTE_TIMEOUT)

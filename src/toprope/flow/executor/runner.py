@@ -1,4 +1,8 @@
-"""Runner of a graph in the program: starts, feeds, fetches from and ends the graph."""
+"""Runner of a graph in the program: starts, feeds, fetches from and ends the graph.
+
+`FlowGraph` makes one when it is first fed; futures and closures call it, too. It works on messages and codes: values,
+exceptions and the API's quirks belong to `FlowGraph`. Held by tests/flow/test_flow_run.py and test_flow_faults.py.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
 class Runner:
-    """A graph that runs.
+    """A running graph: its processes, its edges from and to the driver, and its end.
 
     Args:
         plan: the graph.
@@ -92,7 +96,7 @@ class Runner:
             placed = place(self._plan, self._options, self._folder, _cards if self._is_local else lambda: None)
             self._codec = Codec(self._folder, DRIVER)
             reached = reach(self._is_local, functions.resources)
-            self._hosts = Hosts(placed, self._options, self._folder, reached, self._moved, self._break)
+            self._hosts = Hosts(placed, self._options, self._folder, reached, self._moved, self._fail)
             self._mirror = Mirror(self._folder, self._hosts.status)
             as_host = HostPlan(DRIVER, str(self._folder), (), reach=reached)
             connections = make_connections(as_host, begin(as_host), self._handle, self._lost)
@@ -108,14 +112,14 @@ class Runner:
             self._rings = RingCounters(self._folder, self._plan)
             _runners.add(self)
             self._hosts.start(self._connections.connect)  # type: ignore[arg-type]
-            self._links = [[self._row(route) for route in routes] for routes in placed.feeds]
+            self._links = [[self._links_of_route(route) for route in routes] for routes in placed.feeds]
             for link in self._all_links():
                 link.connect()
         except BaseException:
             self.close()
             raise
 
-    def _row(self, route: Route) -> list[OutLink]:
+    def _links_of_route(self, route: Route) -> list[OutLink]:
         assert self._connections is not None
         return [
             out_link(self._connections, (route.edge, 0, target.instance), target, route, self._codec)
@@ -154,7 +158,7 @@ class Runner:
                 return PARAM_INVALID
             if self._options.replies:
                 ids = self._with_room(ids)  # type: ignore[arg-type]
-            links = [(input, self._chosen(input, ids[input])) for input in values]  # type: ignore[arg-type]
+            links = [(input, self._links_for(input, ids[input])) for input in values]  # type: ignore[arg-type]
             for _, row in links:
                 for link in row:
                     if not self._wait_for_room(link, until):
@@ -219,11 +223,11 @@ class Runner:
         most = max(len(row) for routes in self._links for row in routes)
         for skipped in range(most):
             found: dict[int, int | None] = {input: id + skipped for input, id in ids.items()}
-            if all(link.is_free() for input in ids for link in self._chosen(input, ids[input] + skipped)):
+            if all(link.is_free() for input in ids for link in self._links_for(input, ids[input] + skipped)):
                 return found
         return dict(ids)
 
-    def _chosen(self, input: int, id: int) -> list[OutLink]:
+    def _links_for(self, input: int, id: int) -> list[OutLink]:
         return [row[(id - 1) % len(row)] for row in self._links[input]]
 
     def _send(
@@ -304,7 +308,7 @@ class Runner:
                 link.move(new, failure)
         connections.wake()
 
-    def _break(self, failure: Failure) -> None:
+    def _fail(self, failure: Failure) -> None:
         """Fail the graph."""
         self._broken = failure
         self._results.end(failure)

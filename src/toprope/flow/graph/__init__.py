@@ -1,3 +1,6 @@
-"""A graph as data: nodes and their wiring, streams, options, settings, and the deploy file."""
+"""A graph as data: nodes and their wiring, streams, options, settings, and the deploy file.
+
+Behind the public names of `toprope.flow`; nothing runs here.
+"""
 
 __all__: list[str] = []

@@ -1,6 +1,8 @@
 """Nodes, their wiring, and the plan of a graph; pure.
 
-Any thread may build graphs. Names are given as the reference gives them: the class's name, then `_1`, `_2`, ...
+Users build graphs of `FlowData`, `FlowNode` and `FlowOutput`; `plan` makes the `Plan` that everything behind works on:
+placement, runner, metrics, service. Any thread may build graphs. Names are given as the reference gives them: the
+class's name, then `_1`, `_2`, ... Held by tests/flow/test_flow_graph.py.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def forget_names() -> None:
 
 
 def unique_name(name: str | None, default: str, space: str = "") -> str:
-    """A name that nothing else has: that which was given or the class's, else with `_1`, `_2`, ... behind it.
+    """A unique name: the given one or the class's, with `_1`, `_2`, ... behind it if that is taken.
 
     Args:
         name: given by the user; None for none.
@@ -89,7 +91,7 @@ def unique_name(name: str | None, default: str, space: str = "") -> str:
 
 
 class FlowData:
-    """An input of a graph.
+    """An input of a graph, to which values are fed.
 
     Args:
         data_cls: `dataflow.Tensor`.
@@ -116,7 +118,7 @@ class FlowData:
 
 @dataclass(frozen=True)
 class FlowOutput:
-    """An output of a node.
+    """An output of a node, which other nodes take or the graph returns.
 
     Attributes:
         node: the node.
@@ -345,7 +347,7 @@ class FlowNode:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A connection.
+    """A connection from a node's output, or a graph's input, to an input of a node.
 
     Attributes:
         source: number of the node in the plan; -1 for an input of the graph.

@@ -1,4 +1,8 @@
-"""Settings of a graph: its options and those of `init`, the deploy file, and setters until it is first fed."""
+"""Settings of a graph: its options and those of `init`, the deploy file, and setters until it is first fed.
+
+The base class of `FlowGraph`; its result is `RunOptions` (`stage.spec`) for the runner. Option names are the
+reference's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _MOST_GROUPS, _LONGEST_ALIGN = 1024, 600_000
 
 
 class GraphSettings:
-    """The settings of a graph.
+    """The settings of a graph, which can be changed until it is first fed.
 
     Args:
         plan: its plan.

@@ -1,8 +1,9 @@
 """Streams of results: which outputs of a graph carry several results of one input, and where such a stream ends; pure.
 
-A generator function makes several results of an input. In a graph that replies (`RunOptions.replies`) its stage sends
-an END after the last one, and all stages after it pass that on. A generator after a generator makes the stream longer
-and ends nothing. Streams of different generators have different lengths, so nothing can put them together.
+Placement tells each stage by it where to send an END, and the service which graphs stream. A generator function makes
+several results of an input. In a graph that replies (`RunOptions.replies`) its stage sends an END after the last one,
+and all stages after it pass that on. A generator after a generator makes the stream longer and ends nothing. Streams of
+different generators have different lengths, so nothing can put them together.
 """
 
 from __future__ import annotations

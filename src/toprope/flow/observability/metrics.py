@@ -1,4 +1,8 @@
-"""Metrics of a graph's edges and stages, read from shared memory without a request to any process."""
+"""Metrics of a graph's edges and stages, read from shared memory without a request to any process.
+
+For users (`FlowGraph.metrics`) and for Prometheus (`service.prometheus`). Counters of edges are those of
+`edge.ring_buffer`, those of stages of `stage.status`: a new one is added there first.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +103,7 @@ class RingCounters:
         self._plan = plan
         self._rings: dict[str, RingBuffer] = {}
 
-    def _look(self) -> None:
+    def _find_rings(self) -> None:
         for path in self._folder.glob("link-*"):
             if path.name not in self._rings:
                 try:
@@ -113,7 +117,7 @@ class RingCounters:
         Args:
             living: names of the processes that are there; what others have sent does not count.
         """
-        self._look()
+        self._find_rings()
         names = set(living)
         newest: dict[tuple[str, str], int] = {}
         for name in self._rings:
@@ -131,7 +135,7 @@ class RingCounters:
 
     def metrics(self) -> list[EdgeMetrics]:
         """Return the metrics of all edges."""
-        self._look()
+        self._find_rings()
         sums: list[dict[str, int]] = [dict.fromkeys((*CELLS, "depth"), 0) for _ in self._plan.edges]
         for name, ring in self._rings.items():
             row = sums[int(name.split("-")[1])]

@@ -1,6 +1,7 @@
 """Drawing of a graph as SVG, with the metrics of its edges; pure.
 
-The elements carry `data-` attributes (node, source, target), which the tests read.
+For users (`FlowGraph.picture`). The elements carry `data-` attributes (node, source, target), which the tests read
+(tests/flow/test_flow_graph.py); all else of the drawing may change.
 """
 
 from __future__ import annotations

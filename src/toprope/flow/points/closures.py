@@ -1,4 +1,8 @@
-"""Models and graphs that a function of a stage runs by `run_flow_model`."""
+"""Models and graphs that a function of a stage runs by `run_flow_model`.
+
+`process_points` makes them for the stage; there `udf.run_context` runs them. Unlike stages, they run when they are
+called, inside of the stage.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ def portable(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class ModelClosure:
-    """A model file.
+    """A model file that a function of a stage runs.
 
     Attributes:
         path: the file.

@@ -1,4 +1,8 @@
-"""`pyflow` and `method`: a Python function or class as a stage."""
+"""`pyflow` and `method`: a Python function or class as a stage.
+
+For users. Only the arguments of the decorators are checked here; the nodes are made by `python_points`. Refusals are
+the reference's: tests/flow/test_flow_decorators.py.
+"""
 
 from __future__ import annotations
 

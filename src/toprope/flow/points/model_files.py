@@ -1,4 +1,7 @@
-"""Stages that run model files: programs of torch.export, and ONNX by onnxruntime."""
+"""Stages that run model files: programs of torch.export, and ONNX by onnxruntime.
+
+`process_points` calls it for the file of a `GraphProcessPoint`, `closures` for a model that a function runs.
+"""
 
 from __future__ import annotations
 

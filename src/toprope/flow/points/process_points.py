@@ -1,4 +1,8 @@
-"""Process points other than decorated functions: UDF classes, model files, and graphs as closures."""
+"""Process points other than decorated functions: UDF classes, model files, and graphs as closures.
+
+For users; `FlowNode.add_process_point` takes them. Each describes its stage as a `StageSpec` (`stage.spec`). Classes,
+arguments and configuration files are the reference's.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ _SCALARS = (str, int, float, bool, DType)
 
 
 class Framework(Enum):
-    """Framework of a model file."""
+    """Framework of a model file: torch.export or ONNX, or one that is refused."""
 
     TENSORFLOW = 0
     ONNX = 1

@@ -1,4 +1,8 @@
-"""Process points that run Python: a decorated function, and a class with decorated methods."""
+"""Process points that run Python: a decorated function, and a class with decorated methods.
+
+`decorators` and `npu_models` make nodes by it. Half of it runs while a graph is built, half (`_make_function`,
+`_make_actor`) in the stage's process, where `worker.calls` calls the function.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _making = threading.local()
 
 @dataclass(frozen=True)
 class Options:
-    """Arguments of a decorator.
+    """Arguments of a decorator (`pyflow`, `npu_model`), checked.
 
     Attributes:
         kind: "python", or "npu" for tensors on the stage's device.
@@ -131,7 +135,7 @@ def decorate_function(function: Callable[..., Any], options: Options) -> Callabl
     def fnode(name: str | None = None) -> FlowNode:
         count = output_count(original, options.num_returns, strict=is_strict())
         inputs = input_count(original)
-        node = _named(FlowNode(inputs, count, name or f"{original.__name__}_fnode"), options)
+        node = _mark_npu_model(FlowNode(inputs, count, name or f"{original.__name__}_fnode"), options)
         choice = _choices(options.choice, count)
         run = StageFunction(
             "run",
@@ -175,7 +179,7 @@ def _make_function(function: Callable[..., Any], context: StageContext) -> Stage
     return stage_object(context, {"run": function})
 
 
-def _named(node: FlowNode, options: Options) -> FlowNode:
+def _mark_npu_model(node: FlowNode, options: Options) -> FlowNode:
     if options.kind == "npu":
         node.attrs["_npu_sched_model"] = 1
     return node
@@ -313,7 +317,7 @@ def _returns(method: Method, options: Options) -> Any:
 def actor_fnode(cls: type, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlowNode:
     """A node whose stage makes an object of a class."""
     functions = method_functions(cls, options)
-    node = _named(ActorNode(f"{cls.__name__}_fnode", functions), options)
+    node = _mark_npu_model(ActorNode(f"{cls.__name__}_fnode", functions), options)
     names = tuple(each.name for each in functions)
     moves = options.kind == "npu" and not is_strict()
     code = _pickled(functools.partial(_make_actor, cls, args, kwargs, names, moves))
@@ -328,11 +332,11 @@ def _make_actor(
     running.enter(context)
     made = local(cls, *args, **kwargs)
     if moves:
-        made = _onto(made, context)
+        made = _move_to_device(made, context)
     return stage_object(context, {name: getattr(made, name) for name in names})
 
 
-def _onto(model: Any, context: StageContext) -> Any:
+def _move_to_device(model: Any, context: StageContext) -> Any:
     """A model whose weights are on the host, moved to the stage's device, where its inputs are."""
     import torch
 

@@ -1,4 +1,8 @@
-"""Template of a class of the UDF interface."""
+"""Template of a class of the UDF interface: a beginning that users fill in.
+
+For users, by the facade's command `python -m dataflow.tools.create_func_ws`. Names and files are the reference's,
+without the CMake project.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ __all__ = ["FuncWsCreator", "command", "main", "source"]
 
 
 def source(functions: Sequence[tuple[str, Sequence[str]]], name: str) -> str:
-    """The text of the class.
+    """The text of the class's file.
 
     Args:
         functions: name, and inputs and outputs such as "i0", of each.

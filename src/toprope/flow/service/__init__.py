@@ -1,4 +1,7 @@
-"""HTTP services of graphs: `Service(graph).app` is an ASGI application, `toprope serve` runs it."""
+"""HTTP services of graphs: `Service(graph).app` is an ASGI application, `toprope serve` runs it.
+
+For users. It uses graphs by the public calls of `FlowGraph`; docs/serve.md says what clients see.
+"""
 
 from toprope.flow.service.app import Limits, Service
 

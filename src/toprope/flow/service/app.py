@@ -1,4 +1,9 @@
-"""HTTP application of a graph: FastAPI, with one endpoint that feeds the graph."""
+"""HTTP application of a graph: FastAPI, with one endpoint that feeds the graph.
+
+`toprope.flow.service.Service`, for users, and `toprope serve`. Here are admission, deadlines, streaming and refusals;
+bodies are in `bodies`, descriptions in `openapi` and `ports`. docs/serve.md promises what clients see;
+tests/flow/test_serve_app.py holds it with a graph that is a stand-in, test_serve_http.py with a real one.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +59,7 @@ _LONGER = "start the service with a longer --timeout, or send less"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a service.
+    """Limits of a service: bytes, requests at once, and seconds.
 
     Attributes:
         ongoing: requests that are accepted and not answered yet; more get 429.
@@ -86,7 +91,7 @@ class Service:
         self._graph = graph
         self._limits = limits or Limits()
         self.figures = prometheus.RequestFigures()
-        self._pace = _Pace()
+        self._pace = _AnswerRate()
         self._is_draining = False
         names = generators(graph.plan)
         specs = [node.stage_spec() for node in graph.plan.nodes]
@@ -111,7 +116,7 @@ class Service:
             Route("/readyz", self._readyz, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        app.add_exception_handler(HTTPException, _of_http)  # type: ignore[arg-type]
+        app.add_exception_handler(HTTPException, _on_http_error)  # type: ignore[arg-type]
         return app
 
     # State
@@ -151,7 +156,7 @@ class Service:
         return _Answer(self, request)
 
     def admit(self) -> None:
-        """Take a request in.
+        """Accept a request, or refuse it if there are too many or the service ends.
 
         Raises:
             Problem: 503 where the service ends, 429 where too many are ongoing.
@@ -215,9 +220,9 @@ class Service:
         body = await read(bounded(request.receive, limit, _too_large), ClientDisconnect)
         if media_type in ("", "application/json", "application/x-www-form-urlencoded") or media_type.endswith("+json"):
             # curl -d sends JSON under the type of forms
-            found = await _apart(len(body), bodies.values_of_json, body, self.ports)
+            found = await _run_large_in_thread(len(body), bodies.values_of_json, body, self.ports)
         elif bodies.is_safetensors(media_type):
-            found = await _apart(len(body), bodies.values_of_safetensors, body, self.ports)
+            found = await _run_large_in_thread(len(body), bodies.values_of_safetensors, body, self.ports)
         else:
             found = self._of_bytes(body, media_type)
         return found, media_type, len(body)
@@ -254,7 +259,7 @@ class Service:
                     found[name] = bodies.value_of_part(part, "", "", inputs[name])
                 else:
                     body, kind = await part.read(), (part.content_type or "").partition(";")[0].lower()
-                    found[name] = await _apart(
+                    found[name] = await _run_large_in_thread(
                         len(body), bodies.value_of_part, body, kind, part.filename or "", inputs[name]
                     )
             return found
@@ -306,7 +311,7 @@ class _Answer(Response):
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer, as an ASGI application."""
-        service, status, send = self._service, _GONE, _patient(send)
+        service, status, send = self._service, _GONE, _with_write_limit(send)
         is_in = False
         try:
             try:
@@ -324,22 +329,22 @@ class _Answer(Response):
             service.figures.ongoing -= is_in
             service.answered(status, time.monotonic() - self._began)
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         return self._seconds - (time.monotonic() - self._began)
 
     async def _run(self, receive: Receive, send: Send) -> int:
         try:
-            async with asyncio.timeout(self._left()):
+            async with asyncio.timeout(self._seconds_left()):
                 found, media_type, size = await self._service.inputs_of(self._request)
         except TimeoutError:
             raise Problem(408, f"the body has not come within {self._seconds:g} s") from None
         streams = self._service.ports.is_stream
         form = self._form or (bodies.SAFETENSORS if bodies.is_safetensors(media_type) else "application/json")
         feed = self._service.feed_of(found)
-        result = await self._service.fed(feed, max(0.001, self._left()), size, streams=streams)
+        result = await self._service.fed(feed, max(0.001, self._seconds_left()), size, streams=streams)
         if not streams:
-            return await self._one(asyncio.wrap_future(result), form, receive, send)
-        watch = asyncio.ensure_future(_gone(receive))
+            return await self._answer_one(asyncio.wrap_future(result), form, receive, send)
+        watch = asyncio.ensure_future(_wait_until_gone(receive))
         try:
             return await self._stream(result, form, watch, send)
         finally:
@@ -370,12 +375,12 @@ class _Answer(Response):
 
     # One result
 
-    async def _one(self, future: asyncio.Future[list[Any]], form: str, receive: Receive, send: Send) -> int:
+    async def _answer_one(self, future: asyncio.Future[list[Any]], form: str, receive: Receive, send: Send) -> int:
         watch: list[asyncio.Future[None]] = []
 
         def look() -> None:
             """Cancel the input, which stages leave out then, when the client goes."""
-            watch.append(asyncio.ensure_future(_gone(receive)))
+            watch.append(asyncio.ensure_future(_wait_until_gone(receive)))
             watch[0].add_done_callback(lambda _: future.cancel())
 
         timer = asyncio.get_running_loop().call_later(_PATIENCE, look)  # most answers are there before
@@ -395,7 +400,7 @@ class _Answer(Response):
         if form == _EVENTS:
             body = _event("result", bodies.json_of_values(found, self._service.ports)) + _event("end", b"{}")
         else:
-            body = await _apart(size_of(found), self._encoded, found, form)
+            body = await _run_large_in_thread(size_of(found), self._encoded, found, form)
         if form == BYTES:
             form = self._type_of(body)
         await send_whole(send, 200, form, body)
@@ -467,7 +472,7 @@ class _ClientGone(Exception):  # noqa: N818 - no error
     """The client has closed its connection."""
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_until_gone(receive: Receive) -> None:
     """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -559,7 +564,7 @@ def _too_large(limit: int) -> Problem:
     return Problem(413, f"the body has more than {limit} bytes", "send less, or start the service with --max-body")
 
 
-async def _apart(size: int, function: Callable[..., Any], *args: Any) -> Any:
+async def _run_large_in_thread(size: int, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function, in another thread where it takes long."""
     return await asyncio.to_thread(function, *args) if size >= _LARGE else function(*args)
 
@@ -568,7 +573,7 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
-def _patient(send: Send) -> Send:
+def _with_write_limit(send: Send) -> Send:
     """Give up on a client that does not read a large part of its answer, and forbid browsers to guess its type."""
 
     async def send_some(message: Message) -> None:
@@ -584,12 +589,12 @@ async def _write(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _of_http(request: Request, error: HTTPException) -> Response:
+async def _on_http_error(request: Request, error: HTTPException) -> Response:
     problem = Problem(error.status_code, str(error.detail))
     return Response(problem.body(), error.status_code, error.headers, PROBLEM)
 
 
-class _Pace:
+class _AnswerRate:
     """How fast requests are answered while there are any, for Retry-After."""
 
     def __init__(self) -> None:

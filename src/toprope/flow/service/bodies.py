@@ -1,4 +1,8 @@
-"""Bodies of requests and responses: JSON, safetensors, forms and raw bytes as values of a graph, and back."""
+"""Bodies of requests and responses: JSON, safetensors, forms and raw bytes as values of a graph, and back.
+
+`service.app` calls it. Input comes from strangers: every check of sizes, types and names is here, and each refusal is a
+`Problem` with the place of the mistake. Formats are public: docs/serve.md.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +131,7 @@ def value_of_json(value: Any, to: Input) -> Any:
             raise Problem(422, f"{to.name} is no base64: {error}", field=to.name, expected="base64") from None
     if not to.is_tensor:
         return value
-    return _finished(_array(value, to.dtype, to), to, to.dtype)
+    return _as_input_takes_it(_array(value, to.dtype, to), to, to.dtype)
 
 
 def _tensor_object(value: dict[str, Any], to: Input) -> Any:
@@ -142,7 +146,7 @@ def _tensor_object(value: dict[str, Any], to: Input) -> Any:
     count = math.prod(shape)
     if array.size != count:
         raise _misfit(to, f"{array.size} elements for the shape {shape}", f"data must have {count} elements")
-    return _finished(array.reshape(shape), to, dtype)
+    return _as_input_takes_it(array.reshape(shape), to, dtype)
 
 
 def _check_size(shape: Sequence[int], to: Input) -> None:
@@ -168,7 +172,7 @@ def _array(value: Any, dtype: DType | None, to: Input) -> Any:
     taken: tuple[type, ...] = (str,) if is_text else (bool, int, float)
     if not found <= set(taken):
         text = "lists of one depth must have one length; " if found & {list} else ""
-        raise _misfit(to, _at(array, lambda each: type(each) not in taken),
+        raise _misfit(to, _first_wrong(array, lambda each: type(each) not in taken),
                       f"{text}send {'texts' if is_text else 'numbers'}")  # fmt: skip
     if is_text:
         return _texts(array, to)
@@ -179,13 +183,13 @@ def _array(value: Any, dtype: DType | None, to: Input) -> Any:
         return _floats(array, wanted, dtype, to)
     if wanted.kind == "b":
         if not found <= {bool}:
-            raise _misfit(to, _at(array, lambda each: type(each) is not bool), "send true and false")
+            raise _misfit(to, _first_wrong(array, lambda each: type(each) is not bool), "send true and false")
     elif float in found:
-        raise _misfit(to, _at(array, lambda each: type(each) is float), "send whole numbers")
+        raise _misfit(to, _first_wrong(array, lambda each: type(each) is float), "send whole numbers")
     elif array.size:
         limits = numpy.iinfo(wanted)
         if min(array.flat) < limits.min or max(array.flat) > limits.max:
-            which = _at(array, lambda each: not limits.min <= each <= limits.max)
+            which = _first_wrong(array, lambda each: not limits.min <= each <= limits.max)
             raise _misfit(to, which, f"{wanted} has {limits.min} to {limits.max}")
     return array.astype(wanted)
 
@@ -215,14 +219,16 @@ def _float(value: float) -> float:
 def _texts(array: Any, to: Input) -> Any:
     """An array of texts, each as long as the longest."""
     if not all(map(str.isascii, array.flat)):
-        raise _misfit(to, f"texts that are not ASCII: {_at(array, lambda each: not each.isascii())}", "send ASCII")
+        raise _misfit(
+            to, f"texts that are not ASCII: {_first_wrong(array, lambda each: not each.isascii())}", "send ASCII"
+        )
     size = array.size * max(map(len, array.flat), default=0)
     if size > _MOST_TEXT:
         raise _misfit(to, f"texts of {size} bytes, each as long as the longest", f"send at most {_MOST_TEXT} bytes")
     return numpy.array([each.encode() for each in array.flat], dtype="S").reshape(array.shape)
 
 
-def _at(array: Any, is_wrong: Callable[[Any], bool]) -> str:
+def _first_wrong(array: Any, is_wrong: Callable[[Any], bool]) -> str:
     """The first wrong element of an array of objects, with its place."""
     return next(_element(each, place) for place, each in numpy.ndenumerate(array) if is_wrong(each))
 
@@ -238,7 +244,7 @@ def _brief(value: Any) -> str:
     return _SHORT.repr(value)
 
 
-def _finished(array: Any, to: Input, dtype: DType | None) -> Any:
+def _as_input_takes_it(array: Any, to: Input, dtype: DType | None) -> Any:
     """An array as the input takes it, its dtype and shape checked."""
     if dtype is not None and not dtype.numpy and dtype != DT_STRING:  # bfloat16
         tensor = torch.from_numpy(array).to(getattr(torch, dtype.torch))

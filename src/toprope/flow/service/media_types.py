@@ -1,4 +1,7 @@
-"""Media types of answers: what a client accepts, and of which type bytes are by their content; pure."""
+"""Media types of answers: what a client accepts, and of which type bytes are by their content; pure.
+
+For `service.app`. Types that a browser would run as a program are never recognised: add none of them.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def may_be(wanted: str) -> bool:
 
 
 def fits(name: str, wanted: str) -> bool:
-    """True if a type is one that is accepted."""
+    """True if a type is accepted."""
     return wanted in ("*/*", name, f"{name.partition('/')[0]}/*")
 
 

@@ -1,4 +1,7 @@
-"""The OpenAPI description of a service, with the inputs and outputs of its graph; pure."""
+"""The OpenAPI description of a service, with the inputs and outputs of its graph; pure.
+
+`service.app` serves it. What clients may send and get is decided in `service.bodies`: change both.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ _ERRORS = {
 
 
 def description(name: str, version: str, ports: Ports, safetensors: str, seconds: float) -> dict[str, Any]:
-    """The description.
+    """The OpenAPI document of a service.
 
     Args:
         name: of the graph.

@@ -1,4 +1,7 @@
-"""The inputs and outputs of a graph as a service names and describes them; pure."""
+"""The inputs and outputs of a graph as a service names and describes them; pure.
+
+`service.app` makes them once; `bodies` checks requests by them, and `openapi` describes them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["Input", "Ports", "ports_of"]
 
 @dataclass(frozen=True)
 class Input:
-    """An input.
+    """An input of the graph, as clients name it and what it accepts.
 
     Attributes:
         data: the graph's input.

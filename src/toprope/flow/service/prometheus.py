@@ -1,4 +1,7 @@
-"""Figures of a service in Prometheus's text format; pure."""
+"""Figures of a service in Prometheus's text format; pure.
+
+`service.app` serves it at /metrics. Dashboards rely on the names of the figures: add some, rename none.
+"""
 
 from __future__ import annotations
 

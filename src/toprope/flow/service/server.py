@@ -1,4 +1,7 @@
-"""The server of a service: uvicorn, with an end in which accepted requests are answered."""
+"""The server of a service: uvicorn, with an end in which accepted requests are answered.
+
+`toprope serve` calls it; a program with its own server mounts `Service.app` instead.
+"""
 
 from __future__ import annotations
 

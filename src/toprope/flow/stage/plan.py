@@ -1,4 +1,7 @@
-"""Plans that are sent to the processes of a graph: their stages, and the targets of their outputs; pure."""
+"""Plans that are sent to the processes of a graph: their stages, and the targets of their outputs; pure.
+
+Made by `executor.placement` in the driver, read by `worker.process`. Both are the same version of toprope.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Route:
-    """An edge at its sender.
+    """An edge as its sender sees it: the targets of one output.
 
     Attributes:
         edge: its number in the plan of the graph.
@@ -51,7 +54,7 @@ class Route:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """An instance of a stage.
+    """An instance of a stage, as its process gets it.
 
     Attributes:
         node: its number in the plan of the graph.
@@ -111,7 +114,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """A process.
+    """One process of a graph: the stages in it, and the folder by which it finds the others.
 
     Attributes:
         name: of the process in the graph.

@@ -1,8 +1,9 @@
 """Specification of stages, and messages between them: types that building and running a graph share; pure.
 
-A process point describes its stage with `StageSpec`. In the stage's process the `code` of it is unpickled and called
-with a `StageContext`; what it returns, a `StageObject`, has the functions to run and knows how Python values become
-messages. So the running half needs to know nothing of decorators, tensors and registries.
+A process point (`flow.points`) describes its stage with `StageSpec`. In the stage's process (`flow.worker`) the `code`
+of it is unpickled and called with a `StageContext`; what it returns, a `StageObject`, has the functions to run and
+knows how Python values become messages. So the running half needs to know nothing of decorators, tensors and
+registries. Numbers of message types and flags are the reference's.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Head:
 
 @dataclass(slots=True)
 class Failure:
-    """A failure in place of data.
+    """A failure that travels in place of data.
 
     Attributes:
         error: the user's exception, or ours.
@@ -162,7 +163,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Message:
-    """One message.
+    """One message on an edge: kind, payload and head.
 
     Attributes:
         kind: TENSOR, RAW, TORCH, PICKLED, EMPTY, FAILURE, or a type of the user's (1024 and more; bytes).
@@ -193,7 +194,7 @@ class Message:
 
 @dataclass(frozen=True)
 class StageFunction:
-    """One function of a stage.
+    """One function of a stage: its inputs, its outputs and how it is called.
 
     Attributes:
         name: its key in `StageObject.functions`.
@@ -317,7 +318,7 @@ START_TIMEOUT_MS = 1_800_000
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a graph runs.
+    """Options of the run of a graph, from its settings.
 
     Attributes:
         deploy: by name of the node in the deploy file; a node that is not there runs once on `device_index`.

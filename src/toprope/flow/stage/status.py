@@ -1,4 +1,8 @@
-"""Status cells that each function of a stage shares with the driver: its current input, and the times of its calls."""
+"""Status cells that each function of a stage shares with the driver: its current input, and the times of its calls.
+
+`worker.loop` writes them; `executor.processes` reads them for deadlines and `observability.metrics` for figures. The
+layout is the constants here: both sides use them.
+"""
 
 from __future__ import annotations
 

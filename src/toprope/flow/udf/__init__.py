@@ -1,3 +1,6 @@
-"""The UDF interface: functions that see messages, with their metadata, queues and output routing."""
+"""The UDF interface: functions that see messages, with their metadata, queues and output routing.
+
+For users, as `dataflow.flow_func`; names and codes are the reference's. `flow.points` makes stages of such functions.
+"""
 
 __all__: list[str] = []

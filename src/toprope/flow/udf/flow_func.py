@@ -1,14 +1,16 @@
 """The interface of functions that see messages themselves: `import dataflow.flow_func as ff`.
 
-class Twice:
-    @ff.init_wrapper()
-    def init_flow_func(self, meta_params):
-        return ff.FLOW_FUNC_SUCCESS
+    class Twice:
+        @ff.init_wrapper()
+        def init_flow_func(self, meta_params):
+            return ff.FLOW_FUNC_SUCCESS
 
-    @ff.proc_wrapper("i0,o0")
-    def twice(self, run_context, input_flow_msgs):
-        array = input_flow_msgs[0].get_tensor().numpy()
-        return run_context.set_output(0, array * 2)  # 0 is the o0 of proc_wrapper
+        @ff.proc_wrapper("i0,o0")
+        def twice(self, run_context, input_flow_msgs):
+            array = input_flow_msgs[0].get_tensor().numpy()
+            return run_context.set_output(0, array * 2)  # 0 is the o0 of proc_wrapper
+
+Names and codes are the reference's. `FuncProcessPoint` makes a stage of such a class by `make_stage`.
 """
 
 from __future__ import annotations

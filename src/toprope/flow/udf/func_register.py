@@ -1,4 +1,8 @@
-"""Functions of the UDF interface by the names of their module and class, as `proc_wrapper` registers them."""
+"""Functions of the UDF interface by the names of their module and class, as `proc_wrapper` registers them.
+
+For users (`FlowFuncRegister`, `FlowFuncInfos`), who may register functions without decorators; `FuncProcessPoint` reads
+it.
+"""
 
 from __future__ import annotations
 

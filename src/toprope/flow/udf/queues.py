@@ -1,4 +1,7 @@
-"""Queues of messages for functions with stream input."""
+"""Queues of messages for functions with stream input.
+
+A stage gives one to a function for each input that it declares as a stream; `worker.calls.InputQueue` is behind it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Start parameters and run context, which functions of the UDF interface get in addition to messages."""
+"""Start parameters and run context, which functions of the UDF interface get in addition to messages.
+
+For users; `flow_func` makes them in the stage's process. Methods and codes are the reference's.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +167,7 @@ class MetaRunContext:
         Args:
             index: which output of the process point: 1 is the o1 of `proc_wrapper`, in each of its functions.
             data: a FlowMsg, an array, or another value; None sends nothing.
-            balance_config: which element of a matrix it is, and so which instance of what follows it goes to.
+            balance_config: which element of a matrix it is, which decides to which instance of the next stage it goes.
 
         Returns:
             0; 164000 where the function has no such output, the element was not said, or the node may not use this

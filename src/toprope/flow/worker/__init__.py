@@ -1,3 +1,6 @@
-"""A process of a graph: the loops of its functions, how they take their inputs, and how they are called."""
+"""A process of a graph: the loops of its functions, how they take their inputs, and how they are called.
+
+Internal to `toprope.flow`; `executor.processes` starts one for each process of a graph.
+"""
 
 __all__: list[str] = []

@@ -1,6 +1,7 @@
-"""Batches: several messages of an input joined into one, by number or by their own times. numpy and torch apart, pure.
+"""Batches: several messages of an input joined into one, by number or by their own times.
 
-A failed message passes by itself, so that the others go on.
+For inputs with a `CountBatch` or `TimeBatch`: `worker.input_matching` gives it the messages. A failed message passes by
+itself, so that the others go on. Batching of whole requests is another thing: `worker.dynamic_batch`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def batcher(attr: CountBatch | TimeBatch) -> Batcher:
 
 
 class Batcher(ABC):
-    """Gathers batches.
+    """Base of the two kinds of batches of messages: by number and by time.
 
     Attributes:
         out: batches that are ready.

@@ -1,4 +1,8 @@
-"""Calls of a stage's functions, and their context objects."""
+"""Calls of a stage's functions, and their context objects.
+
+`worker.loop` has an input and calls; here values are taken out of messages and results become messages. The functions
+come from `flow.points`, by way of `stage.spec.StageObject`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ class Cancelled(DfException):
 
 
 class Stopped(DfAbortException):
-    """The graph ends."""
+    """Raised in a stage's thread when the graph ends."""
 
     def __init__(self) -> None:
         super().__init__("the graph ends")
@@ -157,10 +161,10 @@ class Python:
         self._count = len(function.outputs)
         self._choice = function.choice or (None,) * self._count
         self._is_simple = self._choice == (None,)
-        self._device = None if device is None else _plain(device.torch_device)
+        self._device = None if device is None else _tensor_device(device.torch_device)
 
     def run(self, messages: list[Message], send: Callable[[int, Message], None]) -> None:
-        """Call it once.
+        """Call the function once, with the values of one message for each input.
 
         Raises:
             Whatever it raises; DfException where what it returns cannot be sent.
@@ -362,7 +366,7 @@ def _writable(array: Any, *, copies: bool) -> Any:
     return array.copy()
 
 
-def _plain(device: Any) -> Any:
+def _tensor_device(device: Any) -> Any:
     """A device as tensors name it: the CPU has no number there."""
     import torch
 

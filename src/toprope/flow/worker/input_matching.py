@@ -1,4 +1,7 @@
-"""Matching of inputs: one message of each input for an activation, by order or by transaction."""
+"""Matching of inputs: one message of each input for an activation, by order or by transaction.
+
+`worker.loop` takes its inputs by it, and the driver's fetcher its results. Held by tests/flow/test_flow_edge.py.
+"""
 
 from __future__ import annotations
 

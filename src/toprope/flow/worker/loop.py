@@ -1,4 +1,9 @@
-"""A stage of a process, and the loop of each of its functions: gather, run, send, again."""
+"""A stage of a process, and the loop of each of its functions: gather, run, send, again.
+
+`worker.process` runs it, one thread for each function. It joins `input_matching`, `dynamic_batch`, `calls` and the
+links of `flow.edge`; order, deadlines, cancelled inputs, streams and failures are decided here. Held by
+tests/flow/test_flow_run.py and test_flow_faults.py.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +154,7 @@ def _device(plan: StagePlan) -> Any:
 
 
 class Loop:
-    """A function of a stage.
+    """The loop of one function of a stage, in a thread of its own or shared.
 
     Attributes:
         leaves: whether its outputs leave the process.
@@ -226,26 +231,30 @@ class Loop:
             if self._exceptions:
                 self._see_exception()
             else:
-                self._turn(gather.take())
+                self._handle_group(gather.take())
 
     def _is_ready(self) -> bool:
         return bool(self._exceptions) or self._gather.is_ready()
 
-    def _turn(self, group: Group) -> None:
+    def _handle_group(self, group: Group) -> None:
+        """Handle one message of each input that belong together: call the function, or pass on what replaces a call."""
         messages = group.messages
         first = messages[0]
         if len(messages) == 1 and first.kind != FAILURE and not self._replies and not self._given_up:
             self._run(messages)
         else:
-            instead = self._instead(messages)
+            instead = self._messages_without_call(messages)
             if instead is None:
                 self._run(messages)
             else:
-                self._pass(instead)
-        self._finish(first.head.transaction_id)
+                self._send_to_all(instead)
+        self._finish_inputs(first.head.transaction_id)
 
-    def _instead(self, messages: list[Message]) -> list[Message] | None:
-        """The message that goes to all outputs without a call, or none; None where the function is to be called."""
+    def _messages_without_call(self, messages: list[Message]) -> list[Message] | None:
+        """Decide without a call: messages for all outputs, an empty list for nothing at all; None to call the function.
+
+        The function is not called for inputs that have failed, were cancelled or given up, or are the end of a stream.
+        """
         head = messages[0].head
         if self._given_up and head.transaction_id in self._given_up:
             return []
@@ -254,7 +263,7 @@ class Loop:
                 return [_passed_on(each)]
         if not self._replies:
             return None
-        self._look()
+        self._read_at_intervals()
         if self._cancelled and head.transaction_id in self._cancelled:
             return [_cancelled(head)]
         ends = sum(each.head.flags & END != 0 for each in messages)
@@ -266,12 +275,16 @@ class Loop:
         why = _failure(DfException(text), self._stage.plan.spec.name)
         return [Message(FAILURE, why, head, why.code)]
 
-    def _pass(self, instead: list[Message]) -> None:
+    def _send_to_all(self, instead: list[Message]) -> None:
         for each in instead:
             for outlet in self._outlets:
                 outlet.send(each)
 
-    def _finish(self, transaction: int) -> None:
+    def _finish_inputs(self, transaction: int) -> None:
+        """Tell the senders that they need not keep these inputs any longer: the results have left this process.
+
+        If other stages are in the process, it finds out itself when the results have passed them (`on_left`).
+        """
         if self.is_alone:
             if self._gather.is_clear:
                 for queue in self._queues:
@@ -281,6 +294,7 @@ class Loop:
             self.on_left(self, transaction)
 
     def _run(self, messages: list[Message]) -> None:
+        """Call the function for one input; its errors become failures on the outputs."""
         head = messages[0].head
         began, waited = self._begin(head)
         try:
@@ -293,14 +307,14 @@ class Loop:
         except Stopped:
             raise
         except Cancelled:
-            self._pass([_cancelled(head)])
+            self._send_to_all([_cancelled(head)])
         except BaseException as error:
             self._fail(error, head)
         finally:
             self._end(1, began, waited, head.transaction_id)
 
     def _begin(self, head: Head) -> tuple[int, int]:
-        """Start an input. Return the time, and the time that outputs have waited for room so far."""
+        """Note the start of an input for the driver. Return the time, and how long outputs have waited so far."""
         status = self._status
         status[1] = began = time.monotonic_ns()
         status[0] = head.transaction_id
@@ -308,6 +322,7 @@ class Loop:
         return began, 0 if self._recorder is None else sum(each.waited_ns for each in self._outlets)
 
     def _end(self, inputs: int, began: int, waited: int, transaction: int) -> None:
+        """Note the end of an input, and count its time without waiting for room in outputs."""
         self._status[0] = 0
         if self._recorder is not None:
             waited -= sum(each.waited_ns for each in self._outlets)
@@ -340,7 +355,7 @@ class Loop:
 
     def _turn_of_batch(self, groups: list[Group]) -> None:
         assert self._call is not None
-        instead = [self._instead(each.messages) for each in groups]
+        instead = [self._messages_without_call(each.messages) for each in groups]
         called = [each.messages for each, known in zip(groups, instead, strict=True) if known is None]
         head = (called or [groups[0].messages])[0][0].head
         began, waited = self._begin(head)
@@ -350,13 +365,13 @@ class Loop:
                 if known is None:
                     self._send_made(group.messages[0].head, next(made))
                 else:
-                    self._pass(known)
+                    self._send_to_all(known)
         finally:
             if called:
                 self._end(len(called), began, waited, head.transaction_id)
             self._status[0] = 0
         for group in groups:  # the collector is empty
-            self._finish(group.messages[0].head.transaction_id)
+            self._finish_inputs(group.messages[0].head.transaction_id)
 
     def _send_made(self, head: Head, made: Made) -> None:
         self._sent = [0] * len(self._outlets)
@@ -376,14 +391,15 @@ class Loop:
         found = _failure(error, self._stage.plan.spec.name)
         text = found.traceback.rstrip()
         os.write(2, f"toprope: input {head.transaction_id} failed in stage {self.name}:\n{text}\n".encode())
-        # an output whose data of this input is out already gets no failure in addition: pairs would drift apart
+        # An output that has sent its data of this input gets no failure in addition: the next stage would take it for
+        # the data of another input, and pair all later messages wrongly.
         least = min(self._sent, default=0)
         for outlet, count in zip(self._outlets, self._sent, strict=True):
             if count == least and (least == 0 or self._call is not None):
                 outlet.send(Message(FAILURE, found, head, found.code))
 
     def _send(self, index: int, message: Message) -> None:
-        # while it waits for room it is not at work on the input
+        # Waiting for room is not work on the input: the driver must not count it against the deadline.
         status = self._status
         transaction, status[0] = status[0], 0
         try:
@@ -396,6 +412,7 @@ class Loop:
     # Stream input
 
     def _stream(self) -> None:
+        """Call a function with stream input whenever there are messages, which it takes itself."""
         queues = [InputQueue(self._connections, each, self._pass_on) for each in self._queues]
         assert self._call is not None
         while True:
@@ -435,11 +452,11 @@ class Loop:
         Raises:
             Cancelled: it was.
         """
-        self._look()
+        self._read_at_intervals()
         if self._cancelled and transaction in self._cancelled:
             raise Cancelled
 
-    def _look(self) -> None:
+    def _read_at_intervals(self) -> None:
         """Read messages at intervals: a stage that always has inputs never waits for any."""
         now = time.monotonic_ns()
         if now - self._looked > _LOOK_NS:
@@ -450,14 +467,15 @@ class Loop:
 
     def _activate(self, messages: list[Message], head: Head, exception: tuple[int, int] | None) -> None:
         def raise_(code: int, context: int) -> None:
-            self._raise(head, code, context)
+            self._raise_exception(head, code, context)
 
         activation = Activation(messages, head, self._send, raise_, exception)
         code = self._stage.made.functions[self._function.name](activation)
         if code and head.transaction_id not in self._given_up:
             raise DfException(f"{self.name} returned {code}", FLOW_FUNC_FAILED)
 
-    def _raise(self, head: Head, code: int, context: int) -> None:
+    def _raise_exception(self, head: Head, code: int, context: int) -> None:
+        """Give an input up for the function, and report that to all stages by way of the driver."""
         if not self._stage.plan.catches:
             raise DfException(f"{self.name} raised the exception {code}, and the graph does not catch them", code)
         self._given_up.append(head.transaction_id)

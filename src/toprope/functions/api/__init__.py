@@ -1,3 +1,6 @@
-"""Names of the yr API, by subject; `toprope.functions.exports` lists them all."""
+"""Names of the yr API, by subject; `toprope.functions.exports` lists them all.
+
+What users call. It checks arguments and passes calls to the backend in use (`functions.backend`); nothing runs here.
+"""
 
 __all__: list[str] = []

@@ -1,4 +1,8 @@
-"""Function groups of the yr API: N members that start together and know each other's ranks and cards."""
+"""Function groups of the yr API: N members that start together and know each other's ranks and cards.
+
+For users (`yr.fcc`). The members are instances of one instance group (`api.proxies`); a backend only adds their ranks
+(`function_group_context`). Names and defaults are openYuanrong's yr.fcc. Held by tests/functions/test_functions_fcc.py.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +198,7 @@ class _Member:
         self._function = pickle.loads(blob)
 
     def run(self, *arguments: Any) -> Any:
-        """Run it."""
+        """Run the group's function in this member."""
         return self._function(*arguments)
 
 

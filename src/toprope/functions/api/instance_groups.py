@@ -1,4 +1,7 @@
-"""Groups of instances of the yr API: members start all or none, and end together."""
+"""Groups of instances of the yr API (`yr.Group`): members start all or none, and end together.
+
+For users; a thin layer over the backend's `InstanceGroups`. `suspend` and `resume` exist in the API only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The decorators of the yr API and their proxies: functions, classes and instances that run in workers."""
+"""Decorators of the yr API (`yr.invoke`, `yr.instance`), and the proxies that functions and classes become.
+
+For users; `toprope.flow` starts its processes by them, too. A call checks its options and goes to the backend in use
+(`functions.context`); nothing runs here. Names and quirks are openYuanrong's (its Python API, master of 2026-08); held
+by tests/functions/test_functions_semantics.py.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +89,7 @@ def method(*arguments: Any, return_nums: int = 1, concurrency_group: str = "", *
 
 
 class FunctionProxy:
-    """A remote function."""
+    """A decorated function: `invoke` runs it in a worker."""
 
     def __init__(self, function: Any, options: InvokeOptions | None, returns: int) -> None:
         functools.update_wrapper(self, function)
@@ -135,7 +140,7 @@ class FunctionProxy:
 
 
 class InstanceCreator:
-    """A remote class."""
+    """A decorated class: `invoke` creates an instance in a worker."""
 
     def __init__(self, code: Code, options: InvokeOptions | None = None) -> None:
         self._code = code

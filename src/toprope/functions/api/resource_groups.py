@@ -1,4 +1,7 @@
-"""Resource groups of the yr API: bundles of resources, granted all together, for instances to use."""
+"""Resource groups of the yr API: bundles of resources, granted all together, for instances to use.
+
+For users; checks the arguments (`functions.scheduling.bundles`) and calls the backend's `ResourceGroups`.
+"""
 
 from __future__ import annotations
 

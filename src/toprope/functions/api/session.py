@@ -1,4 +1,9 @@
-"""Calls of the yr API: sessions, objects, state, resources and instances."""
+"""`yr.init`, `yr.get`, `yr.put`, `yr.wait` and the other calls of the yr API on sessions, objects, state and resources.
+
+For users, and for `toprope.flow`. `init` chooses the backend by the server address: `functions.local` or
+`functions.ray`; every other call checks its arguments and passes them to that backend. Names, defaults and messages are
+openYuanrong's; docs/functions.md lists them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +48,7 @@ _ADDRESS = re.compile(r"(ray://|ray:)?([^/:\s]+|\[[0-9a-fA-F:]+\]):\d+")
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """A session.
+    """The session that `yr.init` has started, as it returns it.
 
     Attributes:
         job_id: names it.

@@ -1,3 +1,6 @@
-"""The session of a machine that `toprope start` begins: its options, its state file, and the cards of the machine."""
+"""The session of a machine that `toprope start` begins: its options, its state file, and the cards of the machine.
+
+Shared by the commands `start`, `status`, `stop` and `run` and by both backends.
+"""
 
 __all__: list[str] = []

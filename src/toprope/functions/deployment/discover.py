@@ -1,4 +1,8 @@
-"""Discovery of the cards of this machine: simulated ones, or those that the vendors' tools and device files report."""
+"""Discovery of the cards of this machine: simulated ones, or those that the vendors' tools and device files report.
+
+Called where a session or `toprope start` begins, by `toprope status` and by the image pipelines. Modes and the device
+files that count are openYuanrong's; tests/functions/test_functions_collect.py has stand-ins of /dev and npu-smi.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from pathlib import Path
 
 from toprope.errors import UsageError
 from toprope.functions.scheduling.ledger import Card
-from toprope.visible import cuda_map, visible_cards
+from toprope.visible_devices import cuda_map, visible_cards
 
 __all__ = ["MODES", "collect"]
 

@@ -1,8 +1,8 @@
 """Reservations of cards among the programs of a user, after `toprope start`: a file that all of them read and write.
 
-Without `toprope start` programs are independent. With it they share the cards that were started: a card that one
-program has granted to a function or an instance is granted by another one once it is free. Entries of programs that
-have ended are ignored.
+`local.scheduling.scheduler` keeps it up to date. Without `toprope start` programs are independent. With it they share
+the cards that were started: a card that one program has granted to a function or an instance is granted by another one
+once it is free. Entries of programs that have ended are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reservations:
     def __init__(self, file: Path, pool: str) -> None:
         self._file = file
         self._pool = pool
-        self._name = f"{os.getpid()} {_born(os.getpid())} {id(self)}"
+        self._name = f"{os.getpid()} {_start_time(os.getpid())} {id(self)}"
         self._published: list[Any] = []
 
     @contextmanager
@@ -57,7 +57,7 @@ class Reservations:
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # each holds it for a moment
-            entries = {name: entry for name, entry in self._read().items() if _lives(name)}
+            entries = {name: entry for name, entry in self._read().items() if _is_alive(name)}
             ledger.held_elsewhere(node, _shares(entries, self._pool, but=self._name))
             yield
             self._published = _entry(ledger, node)
@@ -100,12 +100,12 @@ def _shares(entries: Mapping[str, Any], pool: str, but: str) -> dict[tuple[str, 
     return total
 
 
-def _lives(name: str) -> bool:
+def _is_alive(name: str) -> bool:
     pid, born, _ = name.split(" ")
-    return _born(int(pid)) == born
+    return _start_time(int(pid)) == born
 
 
-def _born(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return the start time of a process; "" if there is none. Process numbers are used again."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]

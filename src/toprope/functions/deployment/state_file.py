@@ -1,4 +1,8 @@
-"""State file of `toprope start`, in the user's run-time directory; only the user can read or write it."""
+"""State file of `toprope start`, in the user's run-time directory; only the user can read or write it.
+
+The commands `start`, `status`, `stop` and `run` and the start of a session read it: it says which deployment is active,
+at which address its Ray is, and where the state of simulated cards is.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def read() -> Deployment | None:
             found = Deployment.parse(file.read())
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.boot == _boot() else None
+    return found if found.boot == _boot_id() else None
 
 
 def reservations() -> Reservations:
@@ -78,7 +82,7 @@ def keep(deployment: Deployment) -> Path:
             raise PermissionError(f"{folder} belongs to another user")
         folder.chmod(0o700)
         with writing_whole(folder / FILE, mode=0o600) as file:
-            file.write(replace(deployment, boot=_boot()).format().encode())
+            file.write(replace(deployment, boot=_boot_id()).format().encode())
     except OSError as error:
         raise EnvironmentProblem(
             f"the state file cannot be written: {error}.", do="set XDG_RUNTIME_DIR to a folder of your own"
@@ -169,7 +173,7 @@ def _folder() -> Path:
     return Path(tempfile.gettempdir()) / f"toprope-{os.getuid()}"
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,8 @@
-"""Functions and instances in processes of this machine."""
+"""Functions and instances in processes of this machine: one of the two backends of the yr API.
+
+`yr.init` calls `start`. `session` joins the parts in the driver, `worker` is the other side; rules that Ray shares are
+in `functions.lifecycle` and `functions.scheduling`.
+"""
 
 from toprope.functions.local.startup import start
 

@@ -1,4 +1,8 @@
-"""Dispatch of calls to workers, and of their results."""
+"""Dispatch of calls to workers, and of their results: a part of the local session.
+
+Instances and pools call `send`; the reactor calls `handle` with the messages that it has read. The messages are those
+of `transport.wire`; the worker's side is in `local.worker.worker_process`.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,9 @@ class Dispatcher:
         backlog.append(call)  # it goes with others now, or at the latest when a result comes
         if len(backlog) % SEVERAL == 0:
             if len(process.pending) < process.window:
-                self._catch_up(process)
+                self._send_backlog(process)
             else:
-                self._session.reactor.glance(process)
+                self._session.reactor.read_available(process)
 
     def _transmit(self, process: Process, call: Call) -> None:
         value = call.value
@@ -110,10 +114,10 @@ class Dispatcher:
                 else:
                     self._handle(process, message)
             if process.backlog and len(process.pending) < process.window:
-                self._catch_up(process)
-        self._session.store.settle()
+                self._send_backlog(process)
+        self._session.store.free_released()
 
-    def _catch_up(self, process: Process) -> None:
+    def _send_backlog(self, process: Process) -> None:
         """Send the waiting calls in one system call, under the session's lock."""
         process.channel.gather()
         try:
@@ -128,7 +132,7 @@ class Dispatcher:
         if kind == Kind.FAIL:
             is_ours, leaves = message.meta
             if leaves:  # before the caller has its answer: its next call is not for this worker
-                self._session.reactor.leaves(process)
+                self._session.reactor.exits_by_itself(process)
             call = process.pending.pop(number, None)
             if call is not None:
                 self._stream_ended(process, call)
@@ -170,7 +174,7 @@ class Dispatcher:
             return
         process = call.process
         if process is not None and process.pending.get(call.number) is call:
-            self._tell(process, call, is_unwanted=True)
+            self._send_cancel(process, call, is_unwanted=True)
         elif process is not None and call in process.backlog:
             process.backlog.remove(call)
             call.fail(call.cancel_error())
@@ -180,9 +184,9 @@ class Dispatcher:
     def _stream_ended(self, process: Process, call: Call) -> None:
         """Tell a worker to forget its request to stop a generator: the call has ended."""
         if call.stream is not None and call.stream.closed:
-            self._tell(process, call, is_unwanted=False)
+            self._send_cancel(process, call, is_unwanted=False)
 
-    def _tell(self, process: Process, call: Call, *, is_unwanted: bool) -> None:
+    def _send_cancel(self, process: Process, call: Call, *, is_unwanted: bool) -> None:
         try:
             process.channel.send(Kind.CANCEL, call.number, is_unwanted)
         except Closed:

@@ -1,4 +1,7 @@
-"""State of one instance in the driver."""
+"""State of one instance in the driver: its life cycle, its resources, its process and its queue of calls.
+
+`local.instance_manager` makes and changes it; the scheduler and the groups read it. The states are `lifecycle.Life`'s.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ __all__ = ["Instance"]
 
 @dataclass(eq=False, kw_only=True)
 class Instance(Life[Call]):
-    """An instance.
+    """An instance as the driver knows it, with its life cycle as the base class.
 
     Attributes:
         id: names it.

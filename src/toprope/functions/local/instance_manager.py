@@ -1,4 +1,8 @@
-"""Instances: resource requests, start, calls, restarts and end."""
+"""Instances of a local session: resource requests, start, calls, restarts and end.
+
+The session, its workers' requests and the instance groups call it. What happens on an event is decided by
+`functions.lifecycle`; here its commands are carried out. `ray.instances` does the same on Ray.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +135,7 @@ class Instances:
                 case Do.WITHDRAW:
                     self._session.scheduler.withdraw(instance)
                 case Gone():
-                    self._over(instance, command)
+                    self._clean_up_ended(instance, command)
                 case Do.FREE:
                     self._freed(instance)
 
@@ -160,16 +164,16 @@ class Instances:
         call.owner = _Creation(self, instance)
         pending = [entry for entry in call.needed if not entry.done]
         if pending:
-            pending[0].when_done(lambda: self._later(instance, call))
+            pending[0].when_done(lambda: self._construct_when_ready(instance, call))
         else:
-            self._later(instance, call)
+            self._construct_when_ready(instance, call)
 
-    def _later(self, instance: Instance, call: Call) -> None:
+    def _construct_when_ready(self, instance: Instance, call: Call) -> None:
         """Send the constructor's call once its argument objects are available."""
         with self._session.lock:
             for entry in call.needed:
                 if not entry.done:
-                    entry.when_done(lambda: self._later(instance, call))
+                    entry.when_done(lambda: self._construct_when_ready(instance, call))
                     return
                 if entry.error is not None:
                     self.do(instance, instance.fail(entry.error))
@@ -269,7 +273,7 @@ class Instances:
         process.pending.clear()
         process.backlog.clear()
         instance.process = None
-        # one that ended with status 0 may have ended of itself
+        # one that ended with status 0 may have ended by its own decision
         may_return = process.exit != 0 and not self._session.ended
         error = _exited(instance, process)
         self.do(instance, instance.lost(sent, error, may_return=may_return))
@@ -280,7 +284,7 @@ class Instances:
             return
         self._session.reactor.stop(process, grace_of(instance.options))
 
-    def _over(self, instance: Instance, end: Gone) -> None:
+    def _clean_up_ended(self, instance: Instance, end: Gone) -> None:
         """Clean up after a dead instance; its group may have to end too."""
         instance.value, instance.refs = NOTHING, []
         if instance.timeout is not None:

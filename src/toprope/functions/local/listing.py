@@ -1,4 +1,8 @@
-"""The instances of a session in a file, which `toprope status` reads."""
+"""The instances of a session in a file, which `toprope status` reads.
+
+The instance manager writes it after changes (`Listing`), the command reads it (`listed`): both are here, so that the
+format is in one place.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Object store of a session: packs and unpacks values, and counts the readers of their shared memory."""
+"""Object store of a local session: packs and unpacks values, and counts the readers of their shared memory.
+
+A part of the session, in the driver. Blocks are `transport.arena`'s, pickles `transport.serialization`'s; a block is
+given back to its creator once no process reads it.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ class ObjectStore:
         """Release a value. May be called at any moment, in any thread, so the work is deferred."""
         self._gone.append((owner, spec))
 
-    def settle(self) -> None:
+    def free_released(self) -> None:
         """Free the memory of released values."""
         if not self._gone and not self._released:
             return
@@ -130,7 +134,7 @@ class ObjectStore:
     @property
     def used(self) -> int:
         """Bytes of this process's memory that hold values."""
-        self.settle()
+        self.free_released()
         return self._arena.used
 
     def close(self) -> None:

@@ -1,4 +1,8 @@
-"""Function calls: pools of workers that run them, one pool for each set of options."""
+"""Function calls of a local session: pools of workers that run them, one pool for each set of options.
+
+The session calls `add` for each call of a function; the scheduler has pools make room. What happens on an event is
+decided by `lifecycle.PoolLife`; here its commands are carried out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The driver's view of a worker process, and of the calls that are on their way to it."""
+"""The driver's view of a worker process, and of the calls that are on their way to it.
+
+Plain records that the parts of a local session share: the reactor makes a `Process`, instances and pools make `Call`s.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +156,7 @@ class Call:
 
 
 class Process:
-    """A worker process.
+    """A worker process as the driver knows it: socket, calls in flight, and what it holds.
 
     Attributes:
         number: names it in the session.

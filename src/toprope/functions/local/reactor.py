@@ -1,4 +1,9 @@
-"""Event loop of a session: starts worker processes ahead of use, reads their messages, and detects their end."""
+"""Event loop of a local session: starts worker processes ahead of use, reads their messages, and detects their end.
+
+One thread of the driver; a caller that waits for a result reads the worker's socket itself, which is faster. Instances
+and pools take processes from it; the dispatcher gets the messages. Held by tests/functions/test_functions_faults.py,
+which kills and stops processes at random moments.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +35,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Reactor"]
 
-WARM = 2
+IDLE = 2
 """Number of idle processes that are kept ready for new instances."""
 
-LAST_MOMENT = 0.2
-"""Time for a process to exit by itself after its socket has closed, in seconds."""
+SELF_EXIT = 0.2
+"""Time for a process to exit by itself after its socket has closed, in seconds; then it is killed."""
 
-EXIT_NEWS = 20.0
+EXIT_REPORT = 20.0
 """Time for the report of a process's exit after its socket has closed, in seconds; its children are ended before."""
 
 FLUSH = 0.002
 """Interval between attempts to send to a full socket, in seconds."""
 
-LEAVE = 30.0
+REQUESTED_EXIT = 30.0
 """Time for a process to exit after the user's code requested it, in seconds."""
 
 STOP_ALL = 10.0
@@ -54,10 +59,10 @@ class Reactor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._warm: deque[Process] = deque()
+        self._idle: deque[Process] = deque()
         self._all: dict[int, Process] = {}
         self._numbers = itertools.count(1)
-        self._timers = Timers(self._wake)
+        self._timers = Timers(self.wake)
         self._full: deque[Process] = deque()  # processes with unsent data
         self._epoll = select.epoll()
         self._listened: dict[int, Process] = {}
@@ -65,7 +70,7 @@ class Reactor:
         self._owned: dict[int, int] = {}  # blocks of ended workers that are still needed, by number
         self._closing = False
         self._forkserver = Forkserver(session.folder, session.hold)
-        self._pump = threading.Thread(target=self._run, name="toprope functions", daemon=True)
+        self._listener = threading.Thread(target=self._run, name="toprope functions", daemon=True)
 
     def start(self) -> None:
         """Start the forkserver, the first workers, and the thread that listens to them."""
@@ -74,15 +79,15 @@ class Reactor:
         self._epoll.register(self._forkserver.control, select.EPOLLIN)  # type: ignore[arg-type]
         with self._session.lock:
             self._refill()
-        self._pump.start()
+        self._listener.start()
 
     # Starting and ending
 
     def take(self) -> Process:
         """Take an idle process, which may still be starting. The caller holds the session's lock."""
-        if not self._warm:
-            self._warm.append(self._new())
-        process = self._warm.popleft()
+        if not self._idle:
+            self._idle.append(self._new())
+        process = self._idle.popleft()
         self._refill()
         return process
 
@@ -97,11 +102,11 @@ class Reactor:
             pass
         process.deadline = self.after(grace, lambda: self.kill(process))
 
-    def leaves(self, process: Process) -> None:
-        """Note that a process exits at the request of the user's code. The caller holds the session's lock."""
+    def exits_by_itself(self, process: Process) -> None:
+        """Give a process time to exit, as the user's code requested it. The caller holds the session's lock."""
         if not process.stopping and not process.closed:
             process.stopping = True
-            process.deadline = self.after(LEAVE, lambda: self.kill(process))
+            process.deadline = self.after(REQUESTED_EXIT, lambda: self.kill(process))
 
     def kill(self, process: Process) -> None:
         """Kill a process. Its pid is valid until the forkserver has reported its end."""
@@ -122,14 +127,14 @@ class Reactor:
                 return
             process.closed = True
             self._unlisten(process)
-            if process in self._warm:
-                self._warm.remove(process)
+            if process in self._idle:
+                self._idle.remove(process)
             if process.exit is None and not self._closing:
-                # how it ended is on its way from the forkserver; a process that only closed its socket has to go
+                # The forkserver will report how it ended. A process that has only closed its socket is killed.
                 if process.deadline is not None:
                     process.deadline.cancel()
-                process.deadline = self.after(LAST_MOMENT, lambda: self.kill(process))
-                process.cleanup_timer = self.after(EXIT_NEWS, lambda: self._clean_up(process))
+                process.deadline = self.after(SELF_EXIT, lambda: self.kill(process))
+                process.cleanup_timer = self.after(EXIT_REPORT, lambda: self._clean_up(process))
             else:
                 self._clean_up(process)
 
@@ -205,10 +210,10 @@ class Reactor:
                 left = list(self._all.values())
             for process in left:
                 self.lost(process)
-                self._clean_up(process)  # one lost a moment ago still waited for its exit, whose news nobody reads now
-            self._wake()
-            self._pump.join(5)
-            if not self._pump.is_alive():
+                self._clean_up(process)  # if it was lost before, no report of its exit comes any more
+            self.wake()
+            self._listener.join(5)
+            if not self._listener.is_alive():
                 self._epoll.close()
                 for file in (self._wake_read, self._wake_write):
                     os.close(file)
@@ -226,22 +231,22 @@ class Reactor:
         self._wake_write = -1
 
     def _refill(self) -> None:
-        while len(self._warm) < WARM and not self._closing:
-            self._warm.append(self._new())
+        while len(self._idle) < IDLE and not self._closing:
+            self._idle.append(self._new())
 
     def _new(self) -> Process:
         ours, theirs = socket.socketpair()
         with theirs:
             number = next(self._numbers)
-            process = Process(number, Channel(ours, on_full=functools.partial(self._overflows, number)))
-            self._all[number] = process  # before the forkserver, which reports to the other thread at once, knows of it
+            process = Process(number, Channel(ours, on_full=functools.partial(self._on_overflow, number)))
+            self._all[number] = process  # before `ask`: the forkserver's report may reach the other thread at once
             try:
                 self._forkserver.ask(number, theirs.fileno())
             except YRRuntimeError:
                 del self._all[number]
                 ours.close()
                 raise
-        # first: the process may report to the other thread at once, and only once, that it is up
+        # Listed before epoll watches it: the process reports only once that it is up, perhaps at once.
         self._listened[process.channel.fileno()] = process
         self._epoll.register(process.channel, select.EPOLLIN | select.EPOLLONESHOT)
         return process
@@ -251,7 +256,7 @@ class Reactor:
     def read_here(self, process: Process, entry: Entry, timeout: float | None) -> None:
         """Read for the caller until its object is available or the time is over. The caller holds `channel.reading`."""
         until = None if timeout is None else time.monotonic() + timeout
-        self._watch(process, 0)  # the pump would wake for every message, only to find that it is read here
+        self._set_events(process, 0)  # else the listening thread would wake for every message that is read here
         while not entry.done and not process.closed:
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
@@ -263,8 +268,8 @@ class Reactor:
                 return
             self._session.handle(process, messages)
 
-    def glance(self, process: Process) -> None:
-        """Handle messages of a worker, unless another thread reads them. The caller holds the session's lock."""
+    def read_available(self, process: Process) -> None:
+        """Handle the messages of a worker that are there, unless another thread reads. The caller holds the lock."""
         if not process.closed and process.channel.reading.acquire(blocking=False):
             self._read_some(process)
 
@@ -273,9 +278,9 @@ class Reactor:
         if process.cleaned_up:
             self._close(process)
         elif not process.closed:
-            self._watch(process, select.EPOLLIN | select.EPOLLONESHOT)
+            self._set_events(process, select.EPOLLIN | select.EPOLLONESHOT)
 
-    def _watch(self, process: Process, events: int) -> None:
+    def _set_events(self, process: Process, events: int) -> None:
         try:
             self._epoll.modify(process.channel, events)
         except (OSError, ValueError):
@@ -285,11 +290,11 @@ class Reactor:
         """Run an action later, in the listening thread."""
         return self._timers.after(seconds, action)
 
-    def _overflows(self, number: int) -> None:
+    def _on_overflow(self, number: int) -> None:
         process = self._all.get(number)
         if process is not None:
             self._full.append(process)
-            self._wake()
+            self.wake()
 
     def _unlisten(self, process: Process) -> None:
         self._listened.pop(process.channel.fileno(), None)
@@ -298,11 +303,8 @@ class Reactor:
         except (OSError, ValueError):
             pass
 
-    def look(self) -> None:
-        """Wake the listening thread: handles of instances were deleted, or generators were closed."""
-        self._wake()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake the listening thread: there are deleted handles, closed generators, or new timers."""
         try:
             os.write(self._wake_write, b"x")
         except OSError:
@@ -311,21 +313,21 @@ class Reactor:
     def _run(self) -> None:
         while not self._closing or any(not each.closed for each in list(self._all.values())):
             try:
-                self._once()
+                self._handle_events()
             except Exception:
                 if not self._closing:
                     import traceback
 
                     traceback.print_exc()
 
-    def _once(self) -> None:
+    def _handle_events(self) -> None:
         control = self._forkserver.control
-        told = -1 if control is None else control.fileno()
+        forkserver = -1 if control is None else control.fileno()
         for fd, _ in self._epoll.poll(FLUSH if self._full else self._timers.due):
             if fd == self._wake_read:
                 os.read(self._wake_read, 4096)
-            elif fd == told:
-                self._news()
+            elif fd == forkserver:
+                self._read_forkserver()
             else:
                 found = self._listened.get(fd)
                 if found is not None:
@@ -335,7 +337,7 @@ class Reactor:
             if not process.channel.flush():
                 self._full.append(process)
         self._timers.run()
-        self._session.store.settle()
+        self._session.store.free_released()
         if self._session.instances.dropped:
             self._session.instances.free_dropped()
         if self._session.unwanted:
@@ -357,22 +359,22 @@ class Reactor:
             process.channel.reading.release()
             self.listen(process)
 
-    def _news(self) -> None:
+    def _read_forkserver(self) -> None:
         """Read a report of the forkserver: a worker's process, or its end."""
-        news = self._forkserver.news()
-        if news is None:
+        report = self._forkserver.report()
+        if report is None:
             self._forkserver_gone()
             return
-        process = self._all.get(news["number"])
+        process = self._all.get(report["number"])
         if process is None:
             return
-        if "pid" in news:
-            process.pid = news["pid"]
-        elif "refused" in news:
-            process.refused = news["refused"]
+        if "pid" in report:
+            process.pid = report["pid"]
+        elif "refused" in report:
+            process.refused = report["refused"]
             self._ended(process)
         else:
-            process.exit = news["exit"]
+            process.exit = report["exit"]
             self._ended(process)
 
     def _ended(self, process: Process) -> None:
@@ -395,7 +397,7 @@ class Reactor:
         """Handle the loss of the forkserver and all its workers; a new one may be started."""
         with self._session.lock:
             gone = list(self._all.values())
-            self._warm.clear()
+            self._idle.clear()
             if self._forkserver.control is not None:
                 self._epoll.unregister(self._forkserver.control)
             if self._closing:

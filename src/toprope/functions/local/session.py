@@ -1,4 +1,9 @@
-"""Session of the driver: functions and instances in processes of this machine."""
+"""Session of the driver: functions and instances in processes of this machine.
+
+`yr.init` without an address makes it; it is the `Backend` of the program. It joins the parts: dispatcher, instances,
+pools, scheduler, object store, reactor and the requests of workers. One lock guards them all, and no code waits while
+it holds the lock: a part that is added keeps to that.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +149,7 @@ class Session(Backend):
                 results.append(None)
             else:
                 results.append(result(entry))
-        self.store.settle()
+        self.store.free_released()
         return results
 
     def result(self, entry: Entry) -> Any:
@@ -298,7 +303,7 @@ class Session(Backend):
         """Note that a handle to an instance was deleted."""
         if not self.ended:
             self.instances.dropped.append(instance)
-            self.reactor.look()
+            self.reactor.wake()
 
     def is_alive(self, instance: str) -> bool:
         """True if the instance exists."""
@@ -428,7 +433,7 @@ class _StreamItems(Items):
         """Stop the generator. May be called at any moment, in any thread, so the work is deferred."""
         if not (self._stream.closed or self._session.ended):
             self._session.unwanted.append(self._stream)
-            self._session.reactor.look()
+            self._session.reactor.wake()
 
     __del__ = close
 

@@ -1,4 +1,7 @@
-"""Start of a session on this machine."""
+"""Start of a session on this machine: `yr.init` without an address of a Ray comes here.
+
+It collects the resources of the machine, from `toprope start` if that was called, and makes the `Session`.
+"""
 
 from __future__ import annotations
 

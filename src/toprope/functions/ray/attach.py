@@ -1,4 +1,7 @@
-"""State of each process of a session on Ray: the manager's name, and in workers the backend of the API."""
+"""Names that all processes of a session on Ray share, and the backend of a process that Ray has started.
+
+A worker has no `yr.init`: `attached` gives it a backend when a reference or a call first needs one.
+"""
 
 from __future__ import annotations
 

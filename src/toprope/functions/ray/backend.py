@@ -1,4 +1,8 @@
-"""Backend of the yr API on Ray, for drivers and workers: calls go directly from process to process."""
+"""`RayBackend`: the backend of the yr API on Ray, for drivers and workers; calls go directly from process to process.
+
+`ray.cluster.startup` makes the driver's, `ray.worker.worker_backend` is a worker's. Functions, instances and groups are
+in modules of their own; state that processes share is in the manager (`ray.manager`).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ R = TypeVar("R")
 
 
 class RayBackend(Backend):
-    """Ray backend of a process.
+    """The backend of one process of a session on Ray.
 
     Args:
         config: of the session.
@@ -75,7 +79,7 @@ class RayBackend(Backend):
         self._unreferenced: SimpleQueue[Any] = SimpleQueue()
         self._counts_handles = manager is not None  # only the program's own handles end instances
         if self._counts_handles:
-            threading.Thread(target=self._look_at_handles, name="toprope handles", daemon=True).start()
+            threading.Thread(target=self._process_unreferenced, name="toprope handles", daemon=True).start()
 
     # The session
 
@@ -328,7 +332,7 @@ class RayBackend(Backend):
         """Cancel the call of a generator."""
         self.ray.cancel(stream, force=False, recursive=False)
 
-    def _look_at_handles(self) -> None:
+    def _process_unreferenced(self) -> None:
         while (item := self._unreferenced.get()) is not None:
             try:
                 if isinstance(item, str):
@@ -371,7 +375,7 @@ class RayBackend(Backend):
             for each in self.ray.util.list_named_actors(all_namespaces=True)
             if each["namespace"] == NAMESPACE and not each["name"].startswith((SESSION, "instance-"))
         ]
-        return listed_names([known.get(id) or _parted(id) for id in ids], self.namespace, all_namespaces)
+        return listed_names([known.get(id) or _namespace_and_name(id) for id in ids], self.namespace, all_namespaces)
 
     def this_node(self) -> dict[str, str]:
         """This node."""
@@ -429,7 +433,7 @@ class _Pairs:
         return self._backend.ask(Manager.delete_pairs, keys)
 
 
-def _parted(id: str) -> tuple[str, str]:
+def _namespace_and_name(id: str) -> tuple[str, str]:
     """Namespace and name of an instance of another session, by its id."""
     if id.startswith(f"{DEFAULT_NAMESPACE}-"):
         return DEFAULT_NAMESPACE, id.removeprefix(f"{DEFAULT_NAMESPACE}-")

@@ -1,4 +1,8 @@
-"""Translation of Ray's errors into errors of the yr API."""
+"""Translation of Ray's errors into errors of the yr API.
+
+Drivers and workers on Ray call it wherever Ray may raise. A user's error travels as a `RaisedError`. A new error class
+of Ray goes into `translated`.
+"""
 
 from __future__ import annotations
 

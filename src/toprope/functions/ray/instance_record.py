@@ -1,4 +1,7 @@
-"""Record of an instance on Ray in a process."""
+"""State of one instance on Ray in a process that knows it: its handle, options and life cycle.
+
+`ray.instances` makes and changes it; groups and the scheduler read it. `local.instance` is its counterpart.
+"""
 
 from __future__ import annotations
 

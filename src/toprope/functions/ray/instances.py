@@ -1,4 +1,8 @@
-"""Instances on Ray, in a process that created them or holds references to them."""
+"""Instances on Ray, in a process that created them or holds references to them.
+
+`RayBackend` calls it; `ray.worker.actor` is the instance itself. What happens on an event is decided by
+`functions.lifecycle`; here its commands are carried out, as `local.instance_manager` does on one machine.
+"""
 
 from __future__ import annotations
 
@@ -314,7 +318,7 @@ class Instances:
             record.fail(freed())  # nothing is to be done: Ray ends it, once its calls have ended
             record.release()
             self._records.pop(id, None)
-        self.placing.settled(record)
+        self.placing.stop_watching(record)
 
     def _is_of_another_session(self, record: Record) -> bool:
         """True if an instance runs that this session knows nothing of; one that waits for resources runs no hook."""

@@ -1,4 +1,8 @@
-"""Shared state of the processes of a session on Ray, kept by the session actor."""
+"""Shared state of the processes of a session on Ray: named instances, places, saved states, ends and key-value pairs.
+
+The session actor is one (`ray.session_actor`), one for each session; all processes of the session call it by
+`RayBackend.ask` and `tell`, so each public method here is a remote call.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _FRESH = 0.25
 
 @dataclass(frozen=True)
 class Placed:
-    """Location of an instance.
+    """Location of an instance that runs, and what it holds there.
 
     Attributes:
         node: Ray's id of the node.
@@ -224,7 +228,7 @@ class Manager:
     # The cluster
 
     def view(self, fresh: bool = False) -> list[Seen]:
-        """The nodes.
+        """The nodes of the cluster, with what is free of them now.
 
         Args:
             fresh: whether to wait until they have reported the latest grants.

@@ -1,4 +1,7 @@
-"""References to Ray's objects, and how they travel in arguments, results and objects that are put."""
+"""References to Ray's objects, and how they travel in arguments, results and objects that are put.
+
+`RayBackend` and its parts use it where calls are made, `functions.arguments` where they run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Session actor on Ray: the manager, and a backend for instances that outlive the worker that created them."""
+"""Session actor on Ray: the manager, and a backend for instances that outlive the worker that created them.
+
+The driver starts one for each session (`ray.cluster.startup`); workers reach it by `ray.worker.worker_backend`.
+"""
 
 from __future__ import annotations
 

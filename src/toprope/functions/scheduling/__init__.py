@@ -1,3 +1,6 @@
-"""Placement of requests on nodes: resource grammar, ledger, bundles, strategies, affinities; pure."""
+"""Placement of requests on nodes: resource grammar, ledger, bundles, strategies, affinities; pure.
+
+Shared by both backends, which do the waiting and starting. Rules and messages are openYuanrong's.
+"""
 
 __all__: list[str] = []

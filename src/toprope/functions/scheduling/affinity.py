@@ -1,7 +1,7 @@
 """Affinity rules: the nodes that an instance may use, and its preference among them; pure.
 
-Affinities of the same kind and type are alternatives; those of different kinds or types must all be met
-(openYuanrong's documentation of affinity, master of 2026-08).
+The schedulers of both backends call it. Affinities of the same kind and type are alternatives; those of different kinds
+or types must all be met (openYuanrong's documentation of affinity, master of 2026-08).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Wishes:
     """
 
     def __init__(self, options: InvokeOptions) -> None:
-        self._affinities = (*_listed(options.schedule_affinities), *_legacy(options.affinity))
+        self._affinities = (*_as_tuple(options.schedule_affinities), *_legacy(options.affinity))
         self._options = options
 
     def __bool__(self) -> bool:
@@ -75,8 +75,8 @@ class Wishes:
         held = [(each.affinity_type, _holds(each, node, instances)) for each in self._affinities]
         required = [holds for kind, holds in held if kind in (AffinityType.REQUIRED, AffinityType.REQUIRED_ANTI)]
         preferred = [holds for kind, holds in held if kind in (AffinityType.PREFERRED, AffinityType.PREFERRED_ANTI)]
-        first = _first(required) if self._options.required_priority else 0
-        then = _first(preferred) if self._options.preferred_priority else len(preferred) - sum(preferred)
+        first = _first_true(required) if self._options.required_priority else 0
+        then = _first_true(preferred) if self._options.preferred_priority else len(preferred) - sum(preferred)
         return first, then
 
 
@@ -89,11 +89,11 @@ def _holds(affinity: Affinity, node: Mapping[str, str], instances: Sequence[Mapp
     return there != anti
 
 
-def _first(holds: Sequence[bool]) -> int:
+def _first_true(holds: Sequence[bool]) -> int:
     return holds.index(True) if any(holds) else len(holds)
 
 
-def _listed(affinities: Iterable[Affinity] | None) -> tuple[Affinity, ...]:
+def _as_tuple(affinities: Iterable[Affinity] | None) -> tuple[Affinity, ...]:
     return tuple(affinities or ())
 
 

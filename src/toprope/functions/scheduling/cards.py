@@ -1,4 +1,7 @@
-"""The cards of a node: their use, and the choice of cards for a request; pure."""
+"""The cards of a node: their use, and the choice of cards for a request; pure.
+
+A part of `scheduling.ledger`, which keeps a `Use` for each card. Messages are in openYuanrong's words.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ STREAMS = 110
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card of a node.
+    """A card of a node: its model, memory and health.
 
     Attributes:
         id: what the mask of visible cards calls it.
@@ -59,7 +62,7 @@ class Share:
 
 @dataclass
 class Use:
-    """Use of a card.
+    """Use of a card: the parts that this program and others hold.
 
     Attributes:
         whole: number of the grant that has it all; None for none.

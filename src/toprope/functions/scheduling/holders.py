@@ -1,4 +1,7 @@
-"""Holders of the resources of a session: instances, with or without a handle, and workers for functions."""
+"""Holders of the resources of a session: instances, with or without a handle, and workers for functions.
+
+Data for messages about shortages, `yr.list_instances` and `toprope status`; both backends make them.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Ledger of cards, cores and memory: grants, a fair queue of requests, and releases; pure.
 
-Requests are met in the order of arrival. One that fits goes before earlier ones that could be met some day only where
-it takes nothing that they are short of, and makes them short of nothing more: what an earlier request lacks only gets
-less, so that none starves behind smaller ones.
+A local session and each of its resource groups have one; on Ray it only answers questions (`ray.nodes.cluster_view`).
+Requests are met in the order of arrival. One that fits goes before earlier ones that could be met some day only if it
+takes nothing that they are short of, and makes them short of nothing more: what an earlier request lacks only gets
+less, so that none starves behind smaller ones. tests/functions/test_functions_ledger.py holds this.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ class Ledger:
         if number in self._paused:
             self._paused.discard(number)
             pool.cpu -= grant.request.cpu  # it was given back before
-        self._give(pool, grant)
+        self._put_back(pool, grant)
 
     def shortage(self, request: Request, on: _Filter = None) -> Shortage:
         """Return why a request cannot be met now. For an unknown card model, the existing models are named."""
@@ -244,7 +245,7 @@ class Ledger:
                 grant = self._take_behind(pool, asked.numbers[place], asked.requests[place], asked.on[place], earlier)
                 if grant is None:
                     for each in grants:
-                        self._give(pool, each)
+                        self._put_back(pool, each)
                     return False
                 grants.append(grant)
             taken[index] = grants
@@ -252,7 +253,7 @@ class Ledger:
 
         def give_back(index: int, name: str) -> None:
             for grant in taken.pop(index):
-                self._give(by_name[name], grant)
+                self._put_back(by_name[name], grant)
 
         if arrange(len(asked.requests) // asked.each, asked.strategy, list(by_name), take, give_back) is None:
             return None
@@ -263,16 +264,16 @@ class Ledger:
     ) -> Grant | None:
         if (on is not None and not on(pool.node)) or self._lacking(pool, request):
             return None
-        before = [(other, self._lacks(pool, other)) for other in earlier]
-        if any(lacks & _wants(request) for _, lacks in before):
+        before = [(other, self._lacking_for_all(pool, other)) for other in earlier]
+        if any(lacks & _requested_names(request) for _, lacks in before):
             return None
         grant = self._take(pool, number, request)
-        if all(self._lacks(pool, other) <= lacks for other, lacks in before):
+        if all(self._lacking_for_all(pool, other) <= lacks for other, lacks in before):
             return grant
-        self._give(pool, grant)
+        self._put_back(pool, grant)
         return None
 
-    def _lacks(self, pool: _Pool, asked: _Asked) -> set[str]:
+    def _lacking_for_all(self, pool: _Pool, asked: _Asked) -> set[str]:
         """Return the resources that a node lacks for as many of the requests as it could ever meet, in order."""
         lacks: set[str] = set()
         taken = []
@@ -283,7 +284,7 @@ class Ledger:
                 if not lacking and len(asked.requests) > 1:
                     taken.append(self._take(pool, number, request))
         for grant in taken:
-            self._give(pool, grant)
+            self._put_back(pool, grant)
         return lacks
 
     def _take(self, pool: _Pool, number: int, request: Request) -> Grant:
@@ -309,7 +310,7 @@ class Ledger:
         return Grant(number, request, pool.node.id, cards, hbm)
 
     @staticmethod
-    def _give(pool: _Pool, grant: Grant) -> None:
+    def _put_back(pool: _Pool, grant: Grant) -> None:
         pool.cpu += grant.request.cpu
         pool.memory += grant.request.memory
         for key, amount in grant.request.scalars.items():
@@ -366,7 +367,7 @@ class Ledger:
         return (on is None or on(pool.node)) and not self._lacking(self._unused(pool), request)
 
 
-def _wants(request: Request) -> set[str]:
+def _requested_names(request: Request) -> set[str]:
     """The resources that a request takes some of, by the names that `_lacking` gives them."""
     wants = {key for key, amount in request.scalars.items() if amount}
     wants |= {"CPU"} if request.cpu else set()

@@ -1,4 +1,7 @@
-"""Nodes with their resources, grants, and reasons of shortages; pure."""
+"""Nodes with their resources, grants, and reasons of shortages; pure.
+
+The types that `scheduling.ledger` and its callers share. Texts of shortages are in openYuanrong's words.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ UNMET_AFFINITY = "Affinity can't be Satisfied"
 
 @dataclass(frozen=True)
 class Node:
-    """A host.
+    """A host with its resources and labels; a bundle of a resource group is one, too.
 
     Attributes:
         id: its name.

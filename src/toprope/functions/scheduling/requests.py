@@ -1,8 +1,10 @@
 """Requests for resources: grammar of their keys, parsing and checks; pure.
 
-Keys with exactly three fields, `VENDOR/model/kind`, ask for cards; the model is a regular expression that must match
-the whole name of a card's model. Every other key names a scalar resource that a node must have been given.
-Rules and messages are openYuanrong's (its scheduling documentation and sources, master of 2026-08).
+Both backends parse the options of each function and instance by it (`lifecycle.admitted`). Keys with exactly three
+fields, `VENDOR/model/kind`, ask for cards; the model is a regular expression that must match the whole name of a card's
+model. Every other key names a scalar resource that a node must have been given. Rules and messages are openYuanrong's
+(its scheduling documentation and sources, master of 2026-08); tests/functions/test_functions_resources.py has them to
+the letter.
 """
 
 from __future__ import annotations

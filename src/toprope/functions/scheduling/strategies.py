@@ -1,4 +1,7 @@
-"""Placement strategies for several requests: pack on few nodes, spread over many, or strictly one; pure."""
+"""Placement strategies for several requests: pack on few nodes, spread over many, or strictly one; pure.
+
+`scheduling.ledger` calls it for requests that are granted together. The names are those of resource groups.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Messages over a socket between the driver and a worker.
+"""Messages over a socket between the driver and a worker; `toprope.flow` uses them between its processes, too.
 
 A message is a kind, a number, a small tuple of plain values, and parts of bytes. The waiting thread reads the socket
-itself: a thread in between would cost more than the message. A reader spins for a moment before it sleeps,
-since waking a sleeping processor takes longer than most calls; after a while it yields the processor meanwhile.
+itself: a thread in between would cost more than the message. A reader spins for a moment before it sleeps, since waking
+a sleeping processor takes longer than most calls; after a while of spinning it yields the processor. Both ends are the
+same version of toprope, so the format can change; tests/functions/test_functions_wire.py holds it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _PATIENCE_MS = 1
 
 
 class Kind:
-    """Kinds of messages."""
+    """Kinds of messages between driver and workers."""
 
     # to a worker
     CODE, CREATE, CALL, FUNCTION, STOP, FREE, REPLY, CANCEL = range(1, 9)
@@ -56,7 +57,7 @@ class Kind:
 
 
 class Message(NamedTuple):
-    """One message.
+    """One message, as `Channel.receive` returns it.
 
     Attributes:
         kind: of `Kind`.

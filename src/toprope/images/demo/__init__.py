@@ -1,4 +1,8 @@
-"""A tiny trained model that follows three instructions, in the folder of a real one, for trying and for demos."""
+"""A tiny trained model that follows three instructions, in the folder of a real one, for trying and for demos.
+
+`toprope images demo` writes it. The weights are in `model/`, made by scripts/train_demo.py from the pictures of
+`scenes`.
+"""
 
 from toprope.images.demo.copying import write
 from toprope.images.demo.scenes import EDITS, TEST_SEEDS, draw_scene

@@ -1,4 +1,7 @@
-"""Copying the demo model out of the package, with a picture to edit."""
+"""Copying the demo model out of the package, with a picture to edit.
+
+Called by `toprope images demo` (`cli.images`); tests/images/test_images_demo.py holds what the model can do.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,22 @@ def write(folder: str | os.PathLike[str]) -> Path:
 
     Raises:
         UsageError: the folder is not empty, or is a file.
+        OSError: a file cannot be written; none of them is left then.
     """
     path = Path(folder)
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UsageError(f"{path} is there already.", do="name a folder that is empty or is not there")
-    shutil.copytree(MODEL, path, dirs_exist_ok=True)
-    draw_scene(TEST_SEEDS[0]).save(path / EXAMPLE)
+    there = path.exists()
+    try:
+        for each in sorted(MODEL.rglob("*")):  # not copytree, whose error names many files and no reason
+            if each.is_file():
+                target = path / each.relative_to(MODEL)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(each, target)
+        draw_scene(TEST_SEEDS[0]).save(path / EXAMPLE)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)  # a part would be refused as a folder that is not empty
+        if there:
+            path.mkdir(exist_ok=True)
+        raise
     return path

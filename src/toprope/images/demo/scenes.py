@@ -2,6 +2,9 @@
 
 A scene is a sky, a sun, hills, a house and trees, with places and colours that a seed chooses. An edit is an exact
 function of the scene, so the correct result of every instruction is known for each pixel.
+
+Called by scripts/train_demo.py, which trains the model, and by its tests. After a change of the drawing the weights in
+`model/` have to be trained again: they know only these pictures.
 """
 
 from __future__ import annotations
@@ -86,6 +89,7 @@ def _same(what: str, colour: Colour) -> Colour:
 
 
 def _snow(what: str, colour: Colour) -> Colour:
+    """The colour of a part in snow; parts that are not named keep theirs."""
     towards = {
         "sky": (CLOUD, 0.75),
         "sun": (SNOW, 0.7),
@@ -97,6 +101,7 @@ def _snow(what: str, colour: Colour) -> Colour:
 
 
 def _night(what: str, colour: Colour) -> Colour:
+    """The colour of a part at night."""
     if what == "sun":
         return MOON
     if what == "window":
@@ -163,6 +168,7 @@ def _parts(draws: random.Random) -> list[_Part]:
 
 
 def _tree(draws: random.Random, x: float, foot: float) -> list[_Part]:
+    """Parts of a tree: a trunk, and a round or a pointed crown."""
     tall, wide = draws.uniform(8, 14), draws.uniform(4, 7)
     crown = _near(draws, draws.choice(CROWNS))
     trunk = _Part("trunk", "polygon", _corners(x - 1.3, foot - tall, x + 1.3, foot), _near(draws, (92, 66, 46)))
@@ -173,6 +179,7 @@ def _tree(draws: random.Random, x: float, foot: float) -> list[_Part]:
 
 
 def _house(draws: random.Random, middle: float, foot: float, width: float, height: float) -> list[_Part]:
+    """Parts of a house: walls, roof, door and windows, with colours and shape that the seed chooses."""
     left, right, top = middle - width / 2, middle + width / 2, foot - height
     over, tall = draws.uniform(1, 3), draws.uniform(7, 12)
     flat = draws.choice((0.0, width * 0.2))  # a ridge, or a tip

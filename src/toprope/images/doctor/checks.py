@@ -1,4 +1,7 @@
-"""Doctor's check of image editing: packages, and one tiny edit in a separate process. Imports no torch."""
+"""Doctor's check of image editing: packages, and one tiny edit in a separate process. Imports no torch.
+
+Called by `cli.doctor`; the findings are those of `device.doctor.finding`, so that one report shows both.
+"""
 
 from __future__ import annotations
 
@@ -175,6 +178,7 @@ def rows(facts: ImageFacts) -> list[tuple[str, Sequence[str]]]:
 
 
 def _trial_text(trial: Mapping[str, Any]) -> str:
+    """One line about the tiny edit that succeeded."""
     time_said = "" if trial["simulated"] else Message(", 2 steps in {seconds:.2f} s", seconds=trial["seconds"])
     same = Message("twice the same") if trial["repeatable"] else Message("twice, and not the same")
     simulated = Message(" (simulated)") if trial["simulated"] else ""

@@ -1,6 +1,7 @@
 """The child process of `toprope doctor --images`: one tiny edit on the device that would be chosen, offline.
 
-Started by `toprope.images.doctor.checks` with a file descriptor, to which it writes its result.
+Started by `toprope.images.doctor.checks` with a file descriptor, to which it writes its result as a line of JSON;
+`checks` makes an `ImageFacts` of it.
 """
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
-"""Execution on a device: dtype, attention, operators that run on the host, checks of results."""
+"""Execution on a device: dtype, attention, operators that run on the host, checks of results.
+
+Used by `images.engine` and `images.pipeline_manager`; each module is independent of the others.
+"""
 
 __all__: list[str] = []

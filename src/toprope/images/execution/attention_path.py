@@ -2,6 +2,9 @@
 
 `torch.nn.functional.scaled_dot_product_attention` chooses by device, dtype, shapes and mask, and does not report it. On
 a card, the difference between a fused kernel and the plain one is memory that grows with the square of the pixels.
+
+`images.engine` wraps every edit in it; the result is "attention" in the record and in the page's panel. A new fused
+operator of torch or of a vendor needs a row in the table of names below.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ scores are kept, which takes memory that grows with the square of the pixels. He
 wherever possible; otherwise the reason is recorded.
 
 Source of the operator's arguments: torch_npu.npu_fusion_attention, documentation of Ascend Extension for PyTorch.
+
+Used by `images.engine` on devices that have the operator; held by tests/images/simulated/test_images_attention.py.
 """
 
 from __future__ import annotations
@@ -61,9 +63,10 @@ class FusedAttention(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
+        """Compute scaled_dot_product_attention by the fused operator if it can, else by torch's own function."""
         reason = why_not(query, key, value, attn_mask, dropout_p, is_causal)
         if query.device.type == self._kind and not reason:
-            mask = None if attn_mask is None else _left_out(attn_mask, query, key)
+            mask = None if attn_mask is None else _excluded_mask(attn_mask, query, key)
             try:
                 result: torch.Tensor = self._operator(
                     query.contiguous(), key.contiguous(), value.contiguous(), query.shape[1], "BNSD", atten_mask=mask,
@@ -120,7 +123,7 @@ def why_not(
     return ""
 
 
-def _left_out(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _excluded_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Convert torch's mask, True for positions that count, to the operator's, True for positions that are left out."""
     shape = (query.shape[0], 1 if mask.dim() < 4 or mask.shape[1] == 1 else mask.shape[1], query.shape[2], key.shape[2])
     wide = mask if mask.dim() == 4 else mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))

@@ -1,4 +1,8 @@
-"""Check that a model's result can be a picture: its numbers are finite, and it is not black unless the input is."""
+"""Check that a model's result can be a picture: its numbers are finite, and it is not black unless the input is.
+
+`images.callbacks` calls it after each step, `images.engine` at the end; `images.pipeline_manager` answers `NoPicture`
+by loading the model in a safer dtype.
+"""
 
 from __future__ import annotations
 

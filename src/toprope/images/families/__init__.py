@@ -1,4 +1,7 @@
-"""Families of editing models, a file or a sub-package each; `find` picks one by a model's folder."""
+"""Families of editing models, a file or a sub-package each; `find` picks one by a model's folder.
+
+Callers outside import from here. How to add a family: see `base`.
+"""
 
 from toprope.images.families.base import Family, Native, OnStep, Prompt
 from toprope.images.families.finding import families, find, named

@@ -3,6 +3,9 @@
 Each family is one class in its own file, found by the pipeline's name in model_index.json. A family loads its pipeline,
 turns texts into embeddings, and runs the steps. The engine places the pipeline on a device, through `toprope.device`,
 draws seeds and writes files, in the same way for all families.
+
+Called by `images.engine` and what it is made of. A method that is added here needs an implementation for all families,
+or a default; a new knob belongs into `images.request` first.
 """
 
 from __future__ import annotations
@@ -162,7 +165,9 @@ class Family(ABC):
             if value is not None and value not in among:
                 raise UsageError(
                     f"models of the family {self.name} have no {name} {value!r}.",
-                    looked_at=f"there are {', '.join(sorted(among)) or 'none'}",
+                    looked_at=f"there are {', '.join(sorted(among))}"
+                    if among
+                    else f"the family {self.name} has no choice of {name}",
                     do=f"leave it out{', or give one of these' if among else ''}",
                 )
 

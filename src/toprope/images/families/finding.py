@@ -1,4 +1,8 @@
-"""Find the family of a model's folder; each family is a module next to this one."""
+"""Find the family of a model's folder; each family is a module next to this one.
+
+Called when an engine is opened, and by `toprope edit` to check knobs before loading. A new module that is no family
+(such as `base`, `loading`, `sizes`) has to be named in `families` below.
+"""
 
 from __future__ import annotations
 

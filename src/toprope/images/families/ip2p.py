@@ -1,4 +1,7 @@
-"""InstructPix2Pix, over Stable Diffusion and over SDXL."""
+"""InstructPix2Pix, over Stable Diffusion and over SDXL.
+
+Found by `families.finding` and called by the engine. Defaults follow the pages of the pipelines of diffusers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Loading a pipeline of diffusers from a folder, never from the network; missing packages are one clear error."""
+"""Loading a pipeline of diffusers from a folder, never from the network; missing packages are one clear error.
+
+Called by every family, `lora.adapters`, `refining.local` and `tiny`: all that is special about reading files with
+diffusers and transformers is here, and nothing about one model.
+"""
 
 from __future__ import annotations
 

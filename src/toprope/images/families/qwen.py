@@ -1,4 +1,7 @@
-"""Qwen-Image-Edit: a transformer whose instruction is read by a language model that sees the picture too."""
+"""Qwen-Image-Edit: a transformer whose instruction is read by a language model that sees the picture too.
+
+Found by `families.finding` and called by the engine. Rounding and bounds follow diffusers' QwenImageEditPipeline.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class QwenEdit(Family):
         """Refuse a bound that the pipeline would not keep to."""
         if request.max_pixels is not None and request.max_pixels < PIXELS:
             raise UsageError(
-                f"max_pixels is {request.max_pixels}, and this pipeline shows the model {PIXELS} whatever is asked.",
+                f"max_pixels is {request.max_pixels}, and this pipeline always gives the model {PIXELS} pixels.",
                 looked_at="QwenImageEditPipeline of diffusers, which resizes its input itself",
                 do="leave max_pixels out, or use a model of another family",
             )

@@ -1,4 +1,7 @@
-"""Bytes of a pipeline's weights, from the headers of its files: known in milliseconds, before anything is loaded."""
+"""Bytes of a pipeline's weights, from the headers of its files: known in milliseconds, before anything is loaded.
+
+`Family.least_bytes` calls it, for `images.pipeline_manager`, which refuses a model that cannot fit before loading it.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ def least_bytes(folder: Path, dtype: torch.dtype) -> int:
 
 
 def _files(part: Path) -> list[Path]:
+    """The files of weights of one component: those of an index, or a single one."""
     for name in SINGLE:
         index = part / f"{name}.index.json"
         try:

@@ -2,6 +2,9 @@
 
 A file is read and compared with the model first (`files`); if anything is wrong, no weight was changed. Weights
 that fusing changes are kept on the host, so that unfusing restores them exactly, without rounding errors.
+
+Called by `images.engine` (`Engine.loras`) and `images.pipeline_manager`. It uses peft's and diffusers' own loaders, so
+new kinds of layers come with their releases; tests/images/test_images_lora.py.
 """
 
 from __future__ import annotations
@@ -143,7 +146,7 @@ class Adapters:
         stages = getattr(self._loaded.pipeline, "stages", None)
         if getattr(stages, "shares_weights", False):
             raise LoraError(
-                "a LoRA cannot be fused into this model: the weights that edit are those that refine, too.",
+                "a LoRA cannot be fused into this model: its edit and refine stages share weights.",
                 looked_at=f"{self._loaded.folder}, whose edit weights differ from its base in some layers alone",
                 do="leave it as it is: the pictures are the same",
             )
@@ -222,6 +225,7 @@ class Adapters:
     # Inside
 
     def _free_name(self, report: Report) -> str:
+        """A name from the LoRA's file that no loaded one has."""
         stem, names = report.path.stem, {each.name for each in self._adapters}
         if stem in ("pytorch_lora_weights", "adapter_model"):  # the default names of such files
             stem = report.path.resolve().parent.name
@@ -255,6 +259,7 @@ class Adapters:
             self._inject_parts(adapter, file)
 
     def _inject_parts(self, adapter: Adapter, file: LoraFile) -> None:
+        """Load a LoRA into each component, and check that every layer took it."""
         pipeline = self._loaded.pipeline
         for name, count in adapter.report.modules.items():
             part = getattr(pipeline, name)
@@ -302,6 +307,7 @@ class Adapters:
         return _Unfused(self)
 
     def _restore(self) -> None:
+        """Copy the weights back that fusing has changed."""
         import torch
 
         with torch.no_grad():
@@ -347,6 +353,7 @@ def open_all(loaded: Loaded, loras: Sequence[str | Spec], *, fused: bool = False
 
 
 def _need_peft() -> None:
+    """Raise an error with advice if peft cannot be imported."""
     try:
         import peft  # noqa: F401
     except (ImportError, OSError) as error:  # OSError: a library of it that cannot be loaded

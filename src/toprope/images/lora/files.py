@@ -1,4 +1,8 @@
-"""Read a LoRA's file, and compare it with the model before any weight of the model is changed."""
+"""Read a LoRA's file, and compare it with the model before any weight of the model is changed.
+
+Called by `adapters`, and by the page's form for specifications. Names that another training program gives its tensors
+are added in `renamed` and `unwrapped`; tests/images/test_images_lora.py.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,7 @@ def check_scale(scale: float) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise LoraError(f"{scale!r} is no scale of a LoRA.", do="give a number such as 0.8")
     if abs(scale) > MOST_SCALE:
-        raise LoraError(f"a scale of {scale:g} is more than any LoRA bears.", do=f"give at most {MOST_SCALE:g}")
+        raise LoraError(f"a scale of {scale:g} is too large for a LoRA.", do=f"give at most {MOST_SCALE:g}")
     return float(scale)
 
 
@@ -166,6 +170,9 @@ def find_file(path: Path) -> Path:
             )
         return found[0]
     if not path.is_file():
+        named, colon, scale = str(path).rpartition(":")
+        if colon and Path(named).exists():
+            raise LoraError(f"{scale!r} is no scale of a LoRA.", looked_at=str(path), do="give a number such as 0.8")
         raise LoraError(f"{path} is not there.", do=f"name a file ({SUFFIX}): PATH or PATH:SCALE")
     if path.suffix != SUFFIX:
         raise LoraError(
@@ -348,6 +355,7 @@ _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.(?P<what>weight|bias)")
 
 
 def _compare(report: Report, part: str, model: Any, some: Mapping[str, torch.Tensor]) -> None:
+    """Compare a LoRA's tensors for one component with the model, and add mismatches to the report."""
     import torch
 
     layers = dict(model.named_modules())

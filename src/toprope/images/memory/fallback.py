@@ -1,6 +1,9 @@
 """The memory ladder: its rungs from top to bottom, and the next one when memory runs out. Pure, no torch.
 
 Every rung takes less memory of the device than the one above it, and includes the measures above it if possible.
+
+Called by `images.pipeline_manager`. A new rung needs a class in `offload_policies`, and its name in the help of
+`toprope edit --memory` and in docs/images.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Modules on the host that are moved to the device temporarily: as a whole, or layer by layer through tiers.
+"""Offloaded modules: kept on the host, and moved to the device while they compute, whole or layer by layer.
 
 The tensors on the host are kept meanwhile, so that going back restores the same tensors without a copy.
+
+Used by `images.memory.offload_policies` alone; the streaming itself is `toprope.tiers.attach`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from toprope.device import Device
     from toprope.tiers import Handle
 
-__all__ = ["Guest", "Streamed", "Whole", "bytes_of"]
+__all__ = ["OffloadedModule", "StreamedModule", "WholeModule", "bytes_of"]
 
 SMALL = 2**20
 """Tensors with fewer bytes stay on the device while their module is there, as in `toprope.tiers`."""
@@ -35,7 +37,7 @@ def bytes_of(module: nn.Module) -> int:
     return sum(found.values())
 
 
-class Guest(ABC):
+class OffloadedModule(ABC):
     """A module that can be moved to the device and back to the host.
 
     Args:
@@ -45,43 +47,44 @@ class Guest(ABC):
 
     def __init__(self, module: nn.Module, device: Device) -> None:
         self.module, self.device = module, device
-        self.here = False
+        self.on_device = False
 
-    def come(self) -> None:
+    def load(self) -> None:
         """Move to the device, unless it is there. Raises if memory runs out; it is on the host then."""
-        if not self.here:
+        if not self.on_device:
             try:
-                self._come()
+                self._load()
             except BaseException:
-                self._go()
+                self._offload()
                 raise
-            self.here = True
+            self.on_device = True
 
-    def go(self) -> None:
+    def offload(self) -> None:
         """Move back to the host, unless it is there."""
-        if self.here:
-            self.here = False
-            self._go()
+        if self.on_device:
+            self.on_device = False
+            self._offload()
 
     @abstractmethod
-    def _come(self) -> None: ...
+    def _load(self) -> None: ...
 
     @abstractmethod
-    def _go(self) -> None: ...
+    def _offload(self) -> None: ...
 
     def describe(self) -> dict[str, Any]:
         """Facts about it for JSON."""
         return {"bytes": bytes_of(self.module)}
 
 
-class Whole(Guest):
-    """A guest that is moved with all its weights and buffers at once."""
+class WholeModule(OffloadedModule):
+    """A module that is moved with all its weights and buffers at once."""
 
     def __init__(self, module: nn.Module, device: Device) -> None:
         super().__init__(module, device)
         self._home: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
-    def _come(self) -> None:
+    def _load(self) -> None:
+        """Copy all tensors to the device and put the copies in the module; the originals are kept."""
         place = self.device.torch_device
         there: dict[int, torch.Tensor] = {}
         for owner in self.module.modules():
@@ -95,7 +98,7 @@ class Whole(Guest):
                     self._home.append((store, short, tensor))
                     store[short] = there[id(tensor)]
 
-    def _go(self) -> None:
+    def _offload(self) -> None:
         while self._home:
             store, short, tensor = self._home.pop()
             store[short] = tensor
@@ -106,8 +109,8 @@ def _copy(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
     return nn.Parameter(copied, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
-class Streamed(Guest):
-    """A guest whose weights are loaded when their layer runs.
+class StreamedModule(OffloadedModule):
+    """A module whose weights are loaded when their layer runs.
 
     Args:
         module: the module, on the host.
@@ -123,7 +126,8 @@ class Streamed(Guest):
         self._handle: Handle | None = None
         self._given = 0
 
-    def _come(self) -> None:
+    def _load(self) -> None:
+        """Attach tiers with the given budget, or with the smallest one that can be planned."""
         total = bytes_of(self.module)
         if self._links is None and total >= MEASURED:
             self._links = measure(self.device).links
@@ -141,7 +145,7 @@ class Streamed(Guest):
             tried += tried // 4
 
     def _attach(self, budget: int, total: int) -> None:
-        """Attach it.
+        """Attach tiers to the module with a budget on the device.
 
         Raises:
             torch.OutOfMemoryError: the budget is too small to plan with.
@@ -155,7 +159,7 @@ class Streamed(Guest):
         except PlanError as error:
             raise torch.OutOfMemoryError(f"{error.what} {error.do}") from error
 
-    def _go(self) -> None:
+    def _offload(self) -> None:
         if self._handle is not None:
             handle, self._handle = self._handle, None
             handle.detach()

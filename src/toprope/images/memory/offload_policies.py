@@ -1,4 +1,8 @@
-"""The rungs of the memory ladder as placements; `fallback` describes the effect and the cost of each."""
+"""The rungs of the memory ladder as placements: a class for each rung below "none".
+
+`images.pipeline_manager` makes one by its name (`make`) and puts another in its place when memory runs out. `fallback`
+lists the rungs with their effect and cost; tests/images/simulated/test_images_memory.py measures the peak of each.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from toprope.images.memory import fallback
-from toprope.images.memory.offload import Guest, Streamed, Whole, bytes_of
+from toprope.images.memory.offload import OffloadedModule, StreamedModule, WholeModule, bytes_of
 from toprope.images.memory.placement import Loaded, OnDevice, Placement, pin_device
 
 __all__ = ["make"]
@@ -125,7 +129,7 @@ class FourBit(Tiled):
         return super().describe() | {"format": self.FORMAT, "encoders": dict(self._described)}
 
 
-class ByTurns(Placement):
+class SequentialOffload(Placement):
     """Parts are moved to the device when they are needed: each text encoder alone, and then all the others.
 
     A refiner stays on the host: the model's stages move it.
@@ -135,82 +139,82 @@ class ByTurns(Placement):
 
     def __init__(self) -> None:
         self._vae = _Vae()
-        self._encoders: dict[str, Guest] = {}
-        self._rest: dict[str, Guest] = {}
+        self._encoders: dict[str, OffloadedModule] = {}
+        self._rest: dict[str, OffloadedModule] = {}
 
     def place(self, loaded: Loaded) -> None:
         """Prepare the parts; none is moved yet."""
         pin_device(loaded)
         self._vae.on(loaded)
-        self._encoders = self._guests(loaded, encoders=True)
-        self._rest = self._guests(loaded, encoders=False)
+        self._encoders = self._offloaded(loaded, encoders=True)
+        self._rest = self._offloaded(loaded, encoders=False)
 
-    def _guests(self, loaded: Loaded, *, encoders: bool) -> dict[str, Guest]:
+    def _offloaded(self, loaded: Loaded, *, encoders: bool) -> dict[str, OffloadedModule]:
         parts = _parts(loaded, encoders=encoders)
-        return {name: Whole(part, loaded.device) for name, part in parts.items() if name != "refiner"}
+        return {name: WholeModule(part, loaded.device) for name, part in parts.items() if name != "refiner"}
 
     def undo(self, loaded: Loaded) -> None:
         """Move all parts back to the host."""
-        self._send_home(loaded)
+        self._offload_all(loaded)
         self._vae.off(loaded)
         self._encoders, self._rest = {}, {}
 
-    def _send_home(self, loaded: Loaded) -> None:
-        for guest in (*self._encoders.values(), *self._rest.values()):
-            guest.go()
+    def _offload_all(self, loaded: Loaded) -> None:
+        for each in (*self._encoders.values(), *self._rest.values()):
+            each.offload()
         loaded.device.empty_cache()
 
     @contextmanager
     def encoding(self, loaded: Loaded) -> Iterator[None]:
         """Context in which each encoder is on the device while it runs."""
-        self._send_home(loaded)
+        self._offload_all(loaded)
         hooks = []
         try:
-            for guest in self._encoders.values():
-                if not isinstance(guest, Streamed):
-                    hooks += _by_itself(guest)
-            self._bring(loaded, [each for each in self._encoders.values() if isinstance(each, Streamed)])
+            for each in self._encoders.values():
+                if not isinstance(each, StreamedModule):
+                    hooks += _load_around_forward(each)
+            self._load(loaded, [each for each in self._encoders.values() if isinstance(each, StreamedModule)])
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-            self._send_home(loaded)
+            self._offload_all(loaded)
 
     @contextmanager
     def running(self, loaded: Loaded) -> Iterator[None]:
         """Context with the other parts on the device; they stay until a text has to be encoded."""
         rest = list(self._rest.values())
         # whole parts are moved first: the streamed ones share the memory that is left
-        self._bring(loaded, [each for each in rest if not isinstance(each, Streamed)])
-        self._bring(loaded, [each for each in rest if isinstance(each, Streamed)])
+        self._load(loaded, [each for each in rest if not isinstance(each, StreamedModule)])
+        self._load(loaded, [each for each in rest if isinstance(each, StreamedModule)])
         yield
 
-    def _bring(self, loaded: Loaded, guests: list[Guest]) -> None:
-        for guest in guests:
-            guest.come()
+    def _load(self, loaded: Loaded, modules: list[OffloadedModule]) -> None:
+        for each in modules:
+            each.load()
 
     def describe(self) -> dict[str, Any]:
         """The settings that are on, for JSON."""
         return self._vae.describe()
 
 
-def _by_itself(guest: Guest) -> list[Any]:
+def _load_around_forward(offloaded: OffloadedModule) -> list[Any]:
     """Register hooks that move a module to the device before it runs and back afterwards, also when it fails.
 
     A pipeline may put the inputs where the module is at that moment, so these are moved too.
     """
-    place = guest.device.torch_device
+    place = offloaded.device.torch_device
 
     def before(_module: nn.Module, arguments: Any, named: Any) -> tuple[Any, Any]:
-        guest.come()
+        offloaded.load()
         return tuple(_moved(each, place) for each in arguments), {key: _moved(named[key], place) for key in named}
 
     def after(_module: nn.Module, _arguments: Any, _result: Any) -> None:
-        guest.go()
+        offloaded.offload()
 
     return [
-        guest.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-        guest.module.register_forward_hook(after, always_call=True),
+        offloaded.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+        offloaded.module.register_forward_hook(after, always_call=True),
     ]
 
 
@@ -218,7 +222,7 @@ def _moved(value: Any, place: Any) -> Any:
     return value.to(place) if hasattr(value, "device") and hasattr(value, "to") else value
 
 
-class Tiers(ByTurns):
+class TieredOffload(SequentialOffload):
     """Weights of text encoders, denoiser and refiner are loaded when their layer runs.
 
     Args:
@@ -230,42 +234,43 @@ class Tiers(ByTurns):
         self._least = least
         self.rung = "tiers-least" if least else "tiers"
         self._described: dict[str, Any] = {}
-        self._room = 0
+        self._budget = 0
 
-    def _guests(self, loaded: Loaded, *, encoders: bool) -> dict[str, Guest]:
-        guests: dict[str, Guest] = {}
+    def _offloaded(self, loaded: Loaded, *, encoders: bool) -> dict[str, OffloadedModule]:
+        """Streamed modules for encoders, denoiser and refiner; whole ones for the other parts."""
+        modules: dict[str, OffloadedModule] = {}
         for name, part in _parts(loaded, encoders=encoders).items():
             if encoders or name in (loaded.family.denoiser, "refiner"):
-                guests[name] = Streamed(part, loaded.device, None if self._least else lambda: self._room)
+                modules[name] = StreamedModule(part, loaded.device, None if self._least else lambda: self._budget)
             else:
-                guests[name] = Whole(part, loaded.device)
-        return guests
+                modules[name] = WholeModule(part, loaded.device)
+        return modules
 
-    def _bring(self, loaded: Loaded, guests: list[Guest]) -> None:
-        """Attach guests, which share half of the free memory."""
-        coming = sum(not guest.here for guest in guests)
+    def _load(self, loaded: Loaded, modules: list[OffloadedModule]) -> None:
+        """Load modules; the budgets of streamed ones share half of the free memory."""
+        coming = sum(not each.on_device for each in modules)
         if coming and not self._least:
-            self._room = _free(loaded) // 2 // coming
-        super()._bring(loaded, guests)
+            self._budget = _free(loaded) // 2 // coming
+        super()._load(loaded, modules)
 
     @contextmanager
     def encoding(self, loaded: Loaded) -> Iterator[None]:
-        """Like `ByTurns.encoding`; the encoders' plans are recorded, as they are detached afterwards."""
+        """Like `SequentialOffload.encoding`; the encoders' plans are recorded, as they are detached afterwards."""
         with super().encoding(loaded):
             self._describe_parts()
             yield
 
     @contextmanager
     def running(self, loaded: Loaded) -> Iterator[None]:
-        """Like `ByTurns.running`; the parts' plans are recorded."""
+        """Like `SequentialOffload.running`; the parts' plans are recorded."""
         with super().running(loaded):
             self._describe_parts()
             yield
 
     def _describe_parts(self) -> None:
-        for name, guest in (*self._encoders.items(), *self._rest.items()):
-            if guest.here:
-                self._described[name] = guest.describe()
+        for name, each in (*self._encoders.items(), *self._rest.items()):
+            if each.on_device:
+                self._described[name] = each.describe()
 
     def describe(self) -> dict[str, Any]:
         """The settings that are on, and the last plan of each part, for JSON."""
@@ -298,8 +303,8 @@ def make(name: str) -> Placement:
     """
     rung = fallback.rung(name).name
     kinds: dict[str, Any] = {
-        "none": OnDevice, "vae": Tiled, "encoders-4bit": FourBit, "encoders": ByTurns, "tiers": Tiers,
-        "tiers-least": lambda: Tiers(least=True),
+        "none": OnDevice, "vae": Tiled, "encoders-4bit": FourBit, "encoders": SequentialOffload, "tiers": TieredOffload,
+        "tiers-least": lambda: TieredOffload(least=True),
     }  # fmt: skip
     made: Placement = kinds[rung]()
     return made

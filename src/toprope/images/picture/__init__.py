@@ -1,3 +1,6 @@
-"""Pictures: opened as sRGB, framed for a model, masked, and saved whole."""
+"""Pictures: opened as sRGB, framed for a model, masked, and saved whole.
+
+Used by `images.resolve` (in), `images.engine` (to the model and back) and `images.runs.output` (out).
+"""
 
 __all__: list[str] = []

@@ -2,6 +2,8 @@
 
 Models are trained on numbers that mean sRGB. Phones write Display P3, cameras Adobe RGB, print shops CMYK; the profile
 in the file says so. Without a profile, numbers are taken as sRGB, with a note where other metadata says otherwise.
+
+Called by `picture.files` for each picture that is opened. Profiles are converted by Pillow's LittleCMS.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ def to_srgb(picture: Image, source: Image) -> tuple[Image, list[str]]:
 
 
 def _converted(picture: Image, profile: Any) -> tuple[Image, list[str]]:
+    """Convert a picture from its profile to sRGB; a profile that does not fit is ignored with a note."""
     from PIL import ImageCms
 
     space = str(profile.profile.xcolor_space).strip()

@@ -1,4 +1,8 @@
-"""Open pictures of any format as RGB, upright and complete, and save results atomically."""
+"""Open pictures of any format as RGB, upright and complete, and save results atomically.
+
+The only place that opens pictures for the engine, the command line and the page. What a record in a PNG looks like is
+decided in `images.results`.
+"""
 
 from __future__ import annotations
 
@@ -157,6 +161,7 @@ def _pixels_in(said: str) -> str:
 
 
 def _converted(picture: Image, name: str, background: tuple[int, int, int]) -> Opened:
+    """Make RGB of a loaded picture: first frame, upright, 8 bits, sRGB, on a background."""
     from PIL import Image, ImageOps
 
     notes = []
@@ -186,6 +191,7 @@ def _converted(picture: Image, name: str, background: tuple[int, int, int]) -> O
 
 
 def _grey(picture: Image, name: str) -> tuple[Image, str]:
+    """One channel of a loaded picture, upright: alpha if it has one, else brightness."""
     from PIL import ImageOps
 
     picture.load()
@@ -205,7 +211,7 @@ def _eight_bits(picture: Image, name: str) -> Image:
     values = numpy.asarray(picture).astype(numpy.float64)
     if picture.mode == "F" or values.min() < 0 or values.max() > 65535:
         raise ImageError(
-            f"{name} has numbers in which no range from black to white is known.",
+            f"{name} has pixel values of an unknown range.",
             looked_at=f"mode {picture.mode}, {values.min():g} to {values.max():g}",
             do="save it with 8 or 16 bits a channel",
         )
@@ -279,7 +285,7 @@ def save_picture(
         raise ImageError(
             f"a result cannot be saved as {path.suffix or 'a file without an ending'}.",
             looked_at=os.fspath(path),
-            do=f"end it in {', '.join(SUFFIXES)}",
+            do=f"give it one of the endings {', '.join(SUFFIXES)}",
         )
     with writing_whole(path) as file:
         options: dict[str, Any] = {"quality": quality} if kind != "PNG" else {}

@@ -2,6 +2,9 @@
 
 A `Frame` describes both directions: a box of the source is mapped to a box of the model's input, and the same box of
 the model's result is mapped back to the same pixels of the source.
+
+Called by `images.resolve` for each request; `picture.files` and `picture.masks` carry the frame out. `Script` follows
+the authors' scripts of HiDream-E1 and may not be changed otherwise.
 """
 
 from __future__ import annotations

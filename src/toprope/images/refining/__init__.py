@@ -1,3 +1,6 @@
-"""Refiners: models that reword an instruction before a picture is edited."""
+"""Refiners: models that reword an instruction before a picture is edited.
+
+`images.engine` opens one with `opening.open_refiner`; `openai` and `local` are the two kinds of models behind it.
+"""
 
 __all__: list[str] = []

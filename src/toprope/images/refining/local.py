@@ -1,4 +1,7 @@
-"""Refiner that asks a local chat model of transformers, with or without vision."""
+"""Refiner that asks a local chat model of transformers, with or without vision.
+
+Made by `refining.opening` for a name such as `local:FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,7 @@ class Local(Provider):
             self._load()
 
     def _load(self) -> None:
+        """Load the chat model and its tokenizer or processor, on the first call."""
         import transformers
 
         dtype, there = self.device.best_dtype(), self.device.torch_device

@@ -1,4 +1,7 @@
-"""Refiner that asks a server with OpenAI's chat completions, with Python's own HTTP client."""
+"""Refiner that asks a server with OpenAI's chat completions, with Python's own HTTP client.
+
+Made by `refining.opening` for a name such as `openai:URL`; tests/images/test_images_refine.py has servers that fail.
+"""
 
 from __future__ import annotations
 
@@ -109,6 +112,7 @@ class OpenAI(Provider):
             raise NotRefined("the server lists no model, name one: openai:URL?model=NAME") from None
 
     def _json(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Send a request to the server; return the JSON of its reply."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := os.environ.get("OPENAI_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
@@ -157,6 +161,7 @@ def _read(reply: Any, end: float) -> bytes:
 
 
 def _content(reply: Any) -> str:
+    """The text of the first message in a server's reply."""
     try:
         content = reply["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):

@@ -9,6 +9,9 @@ Options follow a question mark: `openai:http://localhost:8000/v1?model=qwen&time
 `local:models/chat?device=npu:1`. A key for the server is read from OPENAI_API_KEY, and is not recorded.
 
 After any failure the user's own instruction is used, and the record has the reason.
+
+Called by `images.engine`. A further kind of model is a class with the methods of `provider.Provider`, and a line in
+`open_refiner`.
 """
 
 from __future__ import annotations
@@ -128,6 +131,7 @@ def open_refiner(name: str) -> Refiner | None:
 
 
 def _read(options: dict[str, str], kinds: dict[str, type], name: str) -> dict[str, Any]:
+    """Read the options of a refiner's name in their types."""
     found: dict[str, Any] = {}
     for key, value in options.items():
         if key not in kinds:

@@ -1,6 +1,8 @@
 """Prompt for a model that rewrites instructions, and parser of its answer. Pure: no network, no torch.
 
 The answer may be JSON or three lines. Anything else raises NoAnswer with a reason; a parsed instruction is never empty.
+
+Used by `opening`, and by both providers for the prompt.
 """
 
 from __future__ import annotations
@@ -154,6 +156,7 @@ _LABEL = re.compile(
 
 
 def _from_lines(text: str) -> Answer:
+    """Read an answer of three lines: what the picture shows, the instruction, the description."""
     kept = [line.strip() for line in text.splitlines() if line.strip().strip("`").strip() not in ("", "json", "text")]
     if len(kept) != 3:
         count = f"{len(kept)} line{'' if len(kept) == 1 else 's'}"

@@ -1,4 +1,7 @@
-"""Interface of the models that reword an instruction."""
+"""Interface of the models that reword an instruction.
+
+Implemented by `refining.openai` and `refining.local`, called by `refining.opening`.
+"""
 
 from __future__ import annotations
 

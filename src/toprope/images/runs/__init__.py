@@ -1,3 +1,6 @@
-"""Runs of many edits: their jobs, their folder of results, and the cards they are spread over."""
+"""Runs of many edits: their jobs, their folder of results, and the cards they are spread over.
+
+Used by `toprope edit` and by the page's controller.
+"""
 
 __all__: list[str] = []

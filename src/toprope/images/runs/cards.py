@@ -1,4 +1,8 @@
-"""Run jobs on several cards: one engine per card, each in its own process, which `toprope.functions` starts."""
+"""Run jobs on several cards: one engine per card, each in its own process, which `toprope.functions` starts.
+
+Called by `toprope edit --cards` and `toprope ui --cards` (for `check_cards`); `runs.running` has the same for one
+engine.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from toprope.images.results import EditResult
 from toprope.images.runs.jobs import Job, Summary
 from toprope.images.runs.output import Output, problem_of
 from toprope.images.runs.running import Attempt, Listener, Problem, attempts, keep
-from toprope.visible import VARIABLE
+from toprope.visible_devices import VARIABLE
 
 __all__ = ["CardEditor", "check_cards", "kind_of", "run_on_cards"]
 
@@ -50,7 +54,7 @@ class CardEditor:
 
     def edit(self, jobs: Sequence[Job], at_once: int) -> list[Attempt]:
         """Do jobs; return parts of them with the results of each, see `toprope.images.runs.running.attempts`."""
-        done = list(attempts(self._engine, jobs, _Nobody(), self._why, at_once))
+        done = list(attempts(self._engine, jobs, _SilentListener(), self._why, at_once))
         for _, results in done:
             for result in results if isinstance(results, list) else ():
                 result.record["card"] = os.environ.get(VARIABLE) or os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -69,7 +73,7 @@ class CardEditor:
             self._engine.close()
 
 
-class _Nobody:
+class _SilentListener:
     """Listener that does nothing, as steps are not sent between processes."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
@@ -158,18 +162,18 @@ def run_on_cards(
     yr.init(yr.Config(invoke_timeout=-1))
     try:
         # by name: a process that does not see its card must not go on with the CPU
-        fleet = _Fleet(model, {**options, "device": named}, resource, cards)
-        fleet.open()
+        editors = _Editors(model, {**options, "device": named}, resource, cards)
+        editors.open()
         ready()
         groups = deque(jobs[start : start + at_once] for start in range(0, len(jobs), at_once))
-        _spread(fleet, groups, output, listener, summary, stopped, at_once)
-        fleet.close()
+        _run_on_free_cards(editors, groups, output, listener, summary, stopped, at_once)
+        editors.close()
     finally:
         yr.finalize()
 
 
-class _Fleet:
-    """The editors, one per card."""
+class _Editors:
+    """A `CardEditor` for each card: those that are free, and those that edit now."""
 
     def __init__(self, model: str, options: Mapping[str, Any], resource: str, cards: int) -> None:
         from toprope import functions as yr
@@ -224,8 +228,8 @@ class _Fleet:
             editor.terminate()
 
 
-def _spread(
-    fleet: _Fleet,
+def _run_on_free_cards(
+    editors: _Editors,
     groups: deque[Sequence[Job]],
     output: Output,
     listener: Listener,
@@ -233,38 +237,39 @@ def _spread(
     stopped: Callable[[], str],
     at_once: int,
 ) -> None:
+    """Give each group of jobs to the card that is free next; write results as they come."""
     from toprope import functions as yr
 
     while True:
         if stopped() and not summary.stopped:
             summary.stopped = stopped()
             groups.clear()
-            for editor, _ in fleet.busy.values():
+            for editor, _ in editors.busy.values():
                 editor.stop.invoke()
-        while groups and fleet.free:
-            editor, group = fleet.free.pop(), groups.popleft()
+        while groups and editors.free:
+            editor, group = editors.free.pop(), groups.popleft()
             listener.begin(group)
-            fleet.busy[editor.edit.invoke(group, at_once)] = editor, group
-        if not fleet.busy:
+            editors.busy[editor.edit.invoke(group, at_once)] = editor, group
+        if not editors.busy:
             break
-        ended, _ = yr.wait(list(fleet.busy), 1, _POLL)
+        ended, _ = yr.wait(list(editors.busy), 1, _POLL)
         for ref in ended:
-            editor, group = fleet.busy.pop(ref)
+            editor, group = editors.busy.pop(ref)
             try:
                 parts: list[Attempt] = yr.get(ref, timeout=-1)
             except Exception as error:
                 parts = [(group, problem_of(EditError(f"the process of a card ended: {error}", do="try it again")))]
-                fleet.replace(editor)
+                editors.replace(editor)
             else:
-                fleet.free.append(editor)
+                editors.free.append(editor)
             for part, results in parts:
-                _kept(part, results, output, listener, summary)
+                _write_results(part, results, output, listener, summary)
     for group in groups:
         problem = problem_of(EditError("no card is left.", looked_at="the processes of all cards ended"))
-        _kept(group, problem, output, listener, summary)
+        _write_results(group, problem, output, listener, summary)
 
 
-def _kept(part: Sequence[Job], results: Any, output: Output, listener: Listener, summary: Summary) -> None:
+def _write_results(part: Sequence[Job], results: Any, output: Output, listener: Listener, summary: Summary) -> None:
     """Write the results of jobs, unless they were stopped."""
     if results is None:
         return

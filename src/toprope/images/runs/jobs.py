@@ -2,6 +2,9 @@
 
 Every picture has a record next to it, its sidecar: `cat-0003.json` for `cat-0003.png`. A job that failed leaves
 `cat-0004.failed.json`. A later run finds the jobs that are left from these files alone.
+
+Called by `toprope edit` and `runs.output`. The key of a job decides what `--resume` skips: a change of it makes old
+folders look undone.
 """
 
 from __future__ import annotations

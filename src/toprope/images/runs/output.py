@@ -1,4 +1,8 @@
-"""The folder with results: pictures with free numbers, each with its sidecar, and records of failed jobs."""
+"""The folder with results: pictures with free numbers, each with its sidecar, and records of failed jobs.
+
+Used by everything that saves results: `runs.running`, `runs.cards`, the page. Names follow `runs.jobs`, records
+`images.results`.
+"""
 
 from __future__ import annotations
 
@@ -154,6 +158,7 @@ class Output:
         return None
 
     def _copied(self, image: str | os.PathLike[str], digest: str) -> str:
+        """Copy a picture to the folder of sources, as a hard link where that is enough; return its path."""
         name = name_kept(image, digest)
         kept = self.folder / SOURCES / name
         if not kept.exists():
@@ -174,6 +179,7 @@ class Output:
                 continue
 
     def _failures(self, job: Job) -> list[Path]:
+        """Records of earlier failures of a job."""
         found = []
         for path in sorted(self.folder.glob(f"*{FAILED}")):
             try:

@@ -1,4 +1,8 @@
-"""Do jobs one after the other, or several at once; a failed job stops no other, and Ctrl-C ends after a step."""
+"""Do jobs one after the other, or several at once; a failed job stops no other, and Ctrl-C ends after a step.
+
+Called by `toprope edit` (`cli.editing.execution`) with one engine, and by `runs.cards` inside each process. `Listener`
+is implemented by `cli.editing.console`.
+"""
 
 from __future__ import annotations
 
@@ -128,13 +132,13 @@ def attempts(
         Exception: an error of the listener. It ends the run; the job is not recorded as failed.
     """
     listener.begin(group)
-    deaf: list[Exception] = []
+    listener_errors: list[Exception] = []
 
     def step(each: Step) -> None:
         try:
             listener.step(each)
         except Exception as error:  # for instance, the console was closed: not an error of the job
-            deaf.append(error)
+            listener_errors.append(error)
             raise
 
     results: list[EditResult] | Problem | None
@@ -148,8 +152,8 @@ def attempts(
     except EditCancelled:
         results = None
     except Exception as error:
-        if deaf:
-            raise deaf[0] from None
+        if listener_errors:
+            raise listener_errors[0] from None
         results = problem_of(error)  # not the error, whose frames hold tensors
     if isinstance(results, dict) and len(group) > 1:
         for job in group:

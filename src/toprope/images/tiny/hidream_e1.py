@@ -1,4 +1,7 @@
-"""A tiny HiDream-E1.1: the base's pipeline, Llama and the edit's transformer in two files, as they are downloaded."""
+"""A tiny HiDream-E1.1: the base's pipeline, Llama and the edit's transformer in two files, as they are downloaded.
+
+Found by `tiny.making` by the file's name. The folders are those that `families.hidream.layout` finds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A tiny InstructPix2Pix over Stable Diffusion: two million parameters, pictures of 64 x 64."""
+"""A tiny InstructPix2Pix over Stable Diffusion: two million parameters, pictures of 64 x 64.
+
+Found by `tiny.making` by the file's name; most tests of tests/images use it.
+"""
 
 from __future__ import annotations
 

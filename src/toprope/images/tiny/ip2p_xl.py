@@ -1,4 +1,7 @@
-"""A tiny InstructPix2Pix over SDXL: with a second text encoder, and the picture's size as an input of the U-Net."""
+"""A tiny InstructPix2Pix over SDXL: with a second text encoder, and the picture's size as an input of the U-Net.
+
+Found by `tiny.making` by the file's name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A tiny FluxKontext: a transformer of two blocks, CLIP and T5, pictures of 32 x 32."""
+"""A tiny FluxKontext: a transformer of two blocks, CLIP and T5, pictures of 32 x 32.
+
+Found by `tiny.making` by the file's name.
+"""
 
 from __future__ import annotations
 

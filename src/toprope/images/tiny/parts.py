@@ -1,4 +1,7 @@
-"""Parts that tiny pipelines share: tokenizers without files, and small text encoders."""
+"""Parts that tiny pipelines share: tokenizers without files, and small text encoders.
+
+Used by the files next to it and by tests.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
     curl -F image=@cat.png -F instruction="make it snow" -F seed=3 http://127.0.0.1:7860/api/edits
 
 Names and ranges are those of `toprope edit`. The description is at /openapi.json.
+
+`web.serving` adds it to the server. It calls the controller alone. Fields follow `images.request`;
+tests/images/test_images_api.py.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import shutil
 import tempfile
 import uuid
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,6 +42,8 @@ Like = Literal[LIKES]  # type: ignore[valid-type]
 Where = Literal["cpu", "device"]
 
 BUSY = "the queue is full"
+SEE = "see /openapi.json for names and ranges"
+FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 def _text(description: str) -> Any:
@@ -90,17 +96,25 @@ def add_api(app: FastAPI, controller: Controller) -> None:
         return _error(status, error.what, error.looked_at, error.do)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name, given = str(first["loc"][-1]), str(first.get("input"))[:80]
-        return _error(422, f"{name}: {first['msg']}.", f"{name}={given}", "see /openapi.json for names and ranges")
+        said = "it must be a file" if "UploadFile" in first["msg"] else first["msg"]
+        if not request.headers.get("content-type", "").startswith(FORMS):
+            return _error(422, "the request is no form.", request.headers.get("content-type", ""), f"send {FORMS[0]}")
+        return _error(422, f"{name}: {said}.", f"{name}={given}", SEE)
 
     @app.get("/api/model", summary="The model, its device and the queue")
     def model() -> dict[str, Any]:
         """The model, the device, the queue, and the knobs with their defaults; null until the model is loaded."""
         return controller.facts() | {"options": controller.options(), "loras": sorted(controller.loras)}
 
-    @app.post("/api/edits", summary="Edit a picture by instruction", responses={422: {}, 500: {}, 503: {}})
+    @app.post(
+        "/api/edits",
+        summary="Edit a picture by instruction",
+        response_model=Edited,
+        responses={413: {}, 422: {}, 500: {}, 503: {}},
+    )
     async def edit(
         request: Request,
         image: Annotated[UploadFile, File(description="PNG, JPEG, WebP, TIFF, ... of any mode")],
@@ -125,11 +139,21 @@ def add_api(app: FastAPI, controller: Controller) -> None:
         mask: Annotated[UploadFile | None, File(description="Of the picture's size: white may change")] = None,
         mask_feather: Annotated[int | None, _number("mask_feather", "Pixels of the mask's blended edge")] = None,
         lora: Annotated[list[str] | None, Form(description="NAME or NAME:SCALE of /api/model; can be repeated")] = None,
-    ) -> Edited:
+    ) -> Any:
         """Edit a picture and answer with the result. Fields that are left out are the model's own.
 
         The answer comes when the edit is done. A client that goes away cancels it.
         """
+        unknown = sorted({*request.query_params, *await request.form()} - fields)
+        if unknown or request.query_params:
+            wrong = ", ".join(unknown or request.query_params)
+            what = f"there is no field {wrong}." if unknown else f"{wrong}: it is in the address, not in the form."
+            return _error(422, what, f"the fields are {', '.join(sorted(fields))}", SEE)
+        most = controller.limits.upload
+        for name, sent in (("image", image), ("mask", mask)):
+            if sent is not None and (sent.size or 0) > most:
+                do = "make it smaller, or start the server with a larger --max-upload"
+                return _error(413, f"{name}: the file has more than {most / 2**20:g} MiB.", f"{sent.size} bytes", do)
         folder = await asyncio.to_thread(_folder, controller.scratch)
         try:
             path = folder / _file_name(image.filename)
@@ -147,10 +171,19 @@ def add_api(app: FastAPI, controller: Controller) -> None:
             picked = picked_loras(
                 [name for name, _, _ in loras], [_scale(text) for _, _, text in loras], controller.loras
             )
-            answer: Edited = await _done(controller, request, asked, picked)
-            return answer
+            return await _done(controller, request, asked, picked)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    fields = set(signature(edit).parameters) - {"request"}
+
+    @app.api_route(
+        "/api/{path:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
+    )
+    def nothing(request: Request, path: str) -> JSONResponse:
+        at = {"model": "GET", "edits": "POST"}.get(path)
+        do = f"use {at}" if at else "see /openapi.json for what there is"
+        return _error(405 if at else 404, f"there is no {request.method} /api/{path}.", "", do)
 
 
 async def _done(controller: Controller, http: Request, asked: EditRequest, loras: list[str]) -> Any:
@@ -171,6 +204,7 @@ async def _done(controller: Controller, http: Request, asked: EditRequest, loras
 
 
 def _answer(outcome: Outcome) -> Edited:
+    """The answer to a client: pictures in base64, and the record."""
     pictures = [
         Picture(
             each.seed,

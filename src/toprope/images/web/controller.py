@@ -1,11 +1,15 @@
 """The controller: loads a model in the background, queues edits, and keeps sessions with their results.
 
 Everything that a page can do is a method here; `toprope.images.web.page.app` only draws.
+
+Made by `toprope ui` (`cli.ui`); called by `web.page.app`, `web.api` and `web.serving`. Gradio is not known here:
+tests/images/test_images_web.py runs it without a browser. Its errors need a translation in `web.messages`.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -277,7 +281,9 @@ class Controller:
         kept = self._output.kept(digest)
         if kept is None:
             raise UsageError("that picture is not kept here.", f"SHA-256 {digest[:16]}...", "drop the file on the page")
-        return self.sessions.bring(session, Path(kept).name, {"picture": kept})
+        shown = self.sessions.current(session)  # a result, which is named after its source
+        stem = re.sub(r"-\d{4,}$", "", Path(shown.name).stem) if shown is not None else Path(kept).stem
+        return self.sessions.bring(session, stem + Path(kept).suffix, {"picture": kept})
 
     def _bring(self, session: str, image: str, *, show: bool = True) -> Step:
         self.sessions.join(session)
@@ -310,6 +316,7 @@ class Controller:
             return None
 
     def _forget_old(self) -> None:
+        """Remove sessions that were not seen for a long time, with their files unless results are kept."""
         for session in self.sessions.unseen(time.time() - FORGET_AFTER):
             if self.job_queue.jobs_of(session):
                 continue
@@ -443,7 +450,9 @@ class Controller:
             job.result = outcome = Outcome()
             made: dict[int, list[Entry]] = {}
             try:
-                self._spread(job, len(images), partial(self._row, job, session, values, images), made)
+                self._run_on_free_cards(
+                    job, len(images), partial(self._edit_of_batch, job, session, values, images), made
+                )
             finally:
                 outcome.entries = [entry for at in sorted(made) for entry in made[at]]
                 if outcome.entries:
@@ -475,7 +484,7 @@ class Controller:
         def work(job: Job) -> Outcome:
             for step in steps:
                 self.sessions.run(session, step.number)
-            paths = self._run(job, *self._asked(values, image), name)
+            paths = self._run(job, *self._request_of_form(values, image), name)
             for step, path in zip(steps, paths, strict=True):
                 self.sessions.done(session, step.number, _files(path))
             made = [self._copies.entry(name, path, parent.files["picture"]) for path in paths]
@@ -628,7 +637,9 @@ class Controller:
         picked_loras(values.get("loras"), values.get("scales") or (), self.loras)
         return read_form(values, image, self.options() or (), refiner=False)
 
-    def _asked(self, values: Mapping[str, Any], image: str) -> tuple[Callable[[Engine], EditRequest], list[str]]:
+    def _request_of_form(
+        self, values: Mapping[str, Any], image: str
+    ) -> tuple[Callable[[Engine], EditRequest], list[str]]:
         """A function that makes a request from a form once the model is loaded, and the selected LoRAs."""
 
         def request(engine: Engine) -> EditRequest:
@@ -656,7 +667,7 @@ class Controller:
             result = worker.edit(job, request, loras, on_step=on_step)
         return [path.name for path in save(self._output, request, result, name)]
 
-    def _spread(
+    def _run_on_free_cards(
         self,
         job: Job,
         count: int,
@@ -711,18 +722,21 @@ class Controller:
         if problems:
             raise problems[0]
 
-    def _row(
+    def _edit_of_batch(
         self, job: Job, session: str, values: Mapping[str, Any], images: Sequence[str], at: int, worker: Worker
     ) -> list[Entry]:
+        """Edit one picture of a batch: add it to the session, edit it, and report its `Row` to the job."""
         image, step = images[at], None
         name = Path(image).name
         try:
             with _by_name(image):
                 open_picture(image)
             source = self._bring(session, image, show=False)
-            seed = str(int(dice()) if read_seed(values.get("seed")) is None else read_seed(values.get("seed")))
-            (step,) = self.sessions.begin(session, source.number, {**values, "seed": seed, "num_images": 1})
-            asked = self._asked({**values, "seed": seed}, str(self._file(source)))
+            given = read_seed(values.get("seed"))
+            seed = str(int(dice()) if given is None else given)
+            row = {**values, "seed": seed, "num_images": 1, "drawn": given is None}
+            (step,) = self.sessions.begin(session, source.number, row)
+            asked = self._request_of_form({**values, "seed": seed}, str(self._file(source)))
             self.sessions.run(session, step.number)
             paths = self._run(job, *asked, name, worker)
             for picture, path in enumerate(paths):
@@ -730,16 +744,18 @@ class Controller:
                 self.sessions.done(session, each.number, _files(path))
             entries = [self._copies.entry(name, path, source.files["picture"]) for path in paths]
         except EditCancelled:
-            self._end_row(session, step, StepState.INTERRUPTED if self._closing else StepState.CANCELLED, None)
+            self._end_edit_of_batch(
+                session, step, StepState.INTERRUPTED if self._closing else StepState.CANCELLED, None
+            )
             raise
         except Exception as error:
             problem = Problem.of(error)
-            self._end_row(session, step, StepState.FAILED, problem)
+            self._end_edit_of_batch(session, step, StepState.FAILED, problem)
             job.add(Row(name, problem=problem, at=at), at)
             return []
         job.add(Row(name, entries[0], at=at), at)
         return entries
 
-    def _end_row(self, session: str, step: Step | None, state: StepState, problem: Problem | None) -> None:
+    def _end_edit_of_batch(self, session: str, step: Step | None, state: StepState, problem: Problem | None) -> None:
         if step is not None and self.sessions.step(session, step.number).state.is_open:
             self.sessions.end(session, step.number, state, None if problem is None else vars(problem))

@@ -1,4 +1,7 @@
-"""Copies of results for pages; the folder with results itself is not served, as it may have other files."""
+"""Copies of results for pages; the folder with results itself is not served, as it may have other files.
+
+Used by the controller; paths of results never leave it, only those of copies.
+"""
 
 from __future__ import annotations
 
@@ -127,6 +130,7 @@ class Copies:
         save_picture(opened, to)
 
     def _copy(self, name: str, path: str, make: Callable[[Path], None]) -> Path:
+        """Make a copy unless it is there, and remove the oldest ones beyond the limit."""
         with self._lock:
             copy = self.folder / name
             if name not in self._made:

@@ -1,4 +1,7 @@
-"""Results with their settings, for display and for the form."""
+"""Results with their settings, for display and for the form.
+
+Used by the controller and the page. It reads the records of `images.results`, also those of earlier versions.
+"""
 
 from __future__ import annotations
 

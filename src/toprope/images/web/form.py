@@ -1,4 +1,8 @@
-"""Make a request from the form of a page, and choose the parts of the form for a model."""
+"""Make a request from the form of a page, and choose the parts of the form for a model.
+
+Called by the page, the controller and the HTTP API. `FIELDS` is the order of the form's components in `web.page.app`;
+knobs and their ranges are those of `images.request`.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +150,6 @@ def picked_loras(picked: Iterable[str] | None, scales: Iterable[Any], known: Map
     for name, scale in zip(picked or (), scales, strict=False):
         if name not in known:
             raise UsageError(f"there is no LoRA {name!r}.", f"known are {', '.join(known) or 'none'}", "pick another")
-        check_scale(float(scale))
-        if float(scale):
-            found.append(f"{known[name]}:{float(scale):g}")
+        if factor := check_scale(scale):
+            found.append(f"{known[name]}:{factor:g}")
     return found

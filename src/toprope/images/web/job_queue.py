@@ -2,6 +2,8 @@
 
 This module is independent of models and web pages: a job is a function that reports its steps and checks for
 cancellation.
+
+Used by the controller, and by the page and the API to follow a job; tests/images/test_images_web.py.
 """
 
 from __future__ import annotations
@@ -211,6 +213,7 @@ class Job:
         self._began, self._state = time.monotonic(), State.RUNNING
 
     def _run(self) -> State:
+        """Call the job's function; return the state that it ends in."""
         try:
             self.check()
             self.result = self._work(self)
@@ -355,6 +358,7 @@ class JobQueue:
             job._end(State.CANCELLED)
 
     def _serve(self) -> None:
+        """Run waiting jobs one after the other, in the queue's thread, until it is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)

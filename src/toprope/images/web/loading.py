@@ -1,4 +1,7 @@
-"""Load the model in a separate thread while pages are served, and report the progress."""
+"""Load the model in a separate thread while pages are served, and report the progress.
+
+Used by `web.worker`; what pages show of it is `Controller.facts`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Loader(Generic[Opened]):
         self._opened: Opened | None = None
         self._problem: Problem | None = None
         self._note = "starting"
-        self._settled = threading.Event()
+        self._ended = threading.Event()
         self._began = time.monotonic()
         self._seconds: float | None = None
         self._thread = threading.Thread(target=self._load, name="toprope-loads", daemon=True)
@@ -51,7 +54,7 @@ class Loader(Generic[Opened]):
     @property
     def state(self) -> str:
         """ "loading", "ready" or "failed"."""
-        if not self._settled.is_set():
+        if not self._ended.is_set():
             return "loading"
         return "ready" if self._problem is None else "failed"
 
@@ -67,7 +70,7 @@ class Loader(Generic[Opened]):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is ready or failed; False after the time limit."""
-        return self._settled.wait(seconds)
+        return self._ended.wait(seconds)
 
     def get(self, check: Callable[[], None] = lambda: None, every: float = 0.1) -> Opened:
         """Wait for the model, and return it.
@@ -79,7 +82,7 @@ class Loader(Generic[Opened]):
         Raises:
             EditError: it failed.
         """
-        while not self._settled.wait(every):
+        while not self._ended.wait(every):
             check()
         if self._opened is None:
             why = self._problem or Problem("the model is not there.")
@@ -98,10 +101,11 @@ class Loader(Generic[Opened]):
         self._note = note
 
     def _load(self) -> None:
+        """Open the model, in the loader's thread, and keep it or the problem."""
         try:
             self._opened = self._open_it(self.tell)
         except BaseException as error:
             self._problem = Problem.of(error)
         self._seconds = time.monotonic() - self._began
         del self._open_it
-        self._settled.set()
+        self._ended.set()

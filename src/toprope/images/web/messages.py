@@ -2,6 +2,9 @@
 
 The engine writes English, and so do records and logs. The page looks up a sentence's template in this table and shows
 it in its language; it shows a sentence without a template in English.
+
+Called by `Words.message` of `web.texts`. tests/images/test_images_messages.py reads the sources of the engine and fails
+where an error or a notice has no translation here.
 """
 
 from __future__ import annotations
@@ -67,10 +70,10 @@ CHINESE: dict[str, str] = {
     "give another picture": "换一张图片",
     "{name} is too large: it is not decoded.": "{name} 太大，未解码。",
     "make it smaller first": "先缩小图片",
-    "{name} has numbers in which no range from black to white is known.": "{name} 的数值范围不明，无法确定黑与白。",
+    "{name} has pixel values of an unknown range.": "{name} 的数值范围不明，无法确定黑与白。",
     "save it with 8 or 16 bits a channel": "存为每通道 8 位或 16 位",
     "a result cannot be saved as {kind}.": "结果不能存为 {kind}。",
-    "end it in {kinds}": "扩展名用 {kinds}",
+    "give it one of the endings {kinds}": "扩展名用 {kinds}",
     "pictures need Pillow, which cannot be imported.": "处理图片需要 Pillow，但无法导入。",
     "{path} is no longer in the folder with results.": "{path} 已不在结果文件夹中。",
     "choose another picture": "请选另一张图片",
@@ -256,7 +259,7 @@ CHINESE: dict[str, str] = {
     # LoRAs
     "{value} is no scale of a LoRA.": "{value} 不是 LoRA 的权重。",
     "give a number such as 0.8": "填一个数，例如 0.8",
-    "a scale of {value} is more than any LoRA bears.": "权重 {value} 超出任何 LoRA 可用的范围。",
+    "a scale of {value} is too large for a LoRA.": "权重 {value} 超出任何 LoRA 可用的范围。",
     "give at most {most}": "最多填 {most}",
     "{name} does not fit the model; none of its weights was touched.": "{name} 与模型不符；模型的权重没有改动。",
     "use a LoRA that was trained on this model": "使用在此模型上训练的 LoRA",
@@ -276,7 +279,7 @@ CHINESE: dict[str, str] = {
     "{name} has keys that are none of a LoRA for {pipeline}.": "{name} 中的键不属于 {pipeline} 的 LoRA。",
     "no LoRA {name} is on the model.": "模型上没有名为 {name} 的 LoRA。",
     "load it first": "先加载它",
-    "a LoRA cannot be fused into this model: the weights that edit are those that refine, too.": (
+    "a LoRA cannot be fused into this model: its edit and refine stages share weights.": (
         "LoRA 不能融合进此模型：用于编辑的权重也用于精修。"
     ),
     "leave it as it is: the pictures are the same": "保持不变即可：图片相同",
@@ -329,6 +332,7 @@ def translated(text: str, language: str) -> str:
 
 
 def _chinese(text: str) -> str | None:
+    """The Chinese sentence for an English one, with its facts; None if there is none."""
     if text in CHINESE:
         return CHINESE[text]
     for pattern, template in _patterns():

@@ -2,6 +2,9 @@
 
 It replaces `gr.ImageEditor`, which uploads background, layer and composite again at every change: one click on Edit
 took 23 files with Gradio 6.31, of the 256 that the server keeps for all pages.
+
+The page shows the canvas, the controller turns what comes back into a mask. The layer's size and colour must be the
+same in the script and in `painted_mask`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ __all__ = ["CSS", "HTML", "SIDE", "painted_mask", "script", "shown_copy"]
 
 SIDE = 768
 """The longer side of the copy that is painted on, in pixels."""
+
+LEAST = 384
+"""The longer side of the copy of a smaller picture, on which strokes have room."""
 
 MOST = 2**19
 """Letters of a painted layer at most: one of `SIDE` with 6000 strokes has a fifth of it."""
@@ -72,8 +78,8 @@ const layer = () => {  // without the soft edges of strokes, which would make th
 const tell = () => { sent = layer(); props.value = sent; };
 const wipe = () => pen.clearRect(0, 0, canvas.width, canvas.height);
 const at = event => {
-  const box = canvas.getBoundingClientRect(), scale = canvas.width / box.width;
-  return [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
+  const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+  return [x * canvas.width / box.width, y * canvas.height / box.height];  // a panorama is shown higher than it is
 };
 const line = (from, to) => {
   pen.globalCompositeOperation = erases ? 'destination-out' : 'source-over';
@@ -111,7 +117,11 @@ image.addEventListener('load', () => {
   canvas.height = image.naturalHeight;
   if (sent) tell();
 });
-const show = () => { if (props.picture && image.src !== props.picture) image.src = props.picture; };
+const show = () => {
+  if (props.picture) { if (image.src !== props.picture) image.src = props.picture; return; }
+  image.removeAttribute('src');
+  canvas.width = canvas.height = 0;
+};
 const words = WORDS[FORCED ?? (navigator.language || '').toLowerCase().split('-')[0]] ?? WORDS.en;
 for (const [name, key] of [['.paint', 'brush'], ['.erase', 'eraser'], ['.size', 'size'], ['.wipe', 'wipe']])
   find(name).textContent = words[key];
@@ -136,6 +146,8 @@ def shown_copy(picture: Path) -> str:
     """A small copy of a picture as the address of an image, to be painted on."""
     opened = open_picture(picture).picture
     opened.thumbnail((SIDE, SIDE))
+    if (larger := LEAST / max(opened.size)) > 1:
+        opened = opened.resize((max(1, round(opened.width * larger)), max(1, round(opened.height * larger))))
     written = io.BytesIO()
     opened.convert("RGB").save(written, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(written.getvalue()).decode()

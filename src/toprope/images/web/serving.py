@@ -1,4 +1,8 @@
-"""Serve the page and the HTTP API, with limits; nothing is fetched from other servers."""
+"""Serve the page and the HTTP API, with limits; nothing is fetched from other servers.
+
+Called by `toprope ui` (`cli.ui`). A request passes, in this order: `web.access_control`, `web.language`, and
+Gradio or the API.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ from typing import Any
 from toprope.errors import EnvironmentProblem, PackageError, UsageError
 from toprope.extras import advice
 from toprope.images.results import versions
+from toprope.images.web.access_control import AccessControl, Uploads
 from toprope.images.web.controller import Controller
-from toprope.images.web.gate import Gate, Uploads
 from toprope.images.web.language import LanguageChoice
 
 __all__ = ["Served", "is_local", "quiet_environment", "serve"]
@@ -118,6 +122,7 @@ def _served(
     open_browser: bool,
     language: str | None,
 ) -> Served:
+    """Start Gradio and the API behind the access control, in a thread of their own."""
     try:
         gradio, fastapi, uvicorn = (import_module(name) for name in ("gradio", "fastapi", "uvicorn"))
         api, theme, page = (import_module(f"toprope.images.web.{name}") for name in ("api", "page.theme", "page.app"))
@@ -139,10 +144,10 @@ def _served(
         in_use=controller.images_in_use,
     )  # fmt: skip
     names = {*allow_hosts, *(() if _is_address(host) else (host,))}
-    gate = Gate(
+    application = AccessControl(
         LanguageChoice(app), names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting
     )
-    config = uvicorn.Config(gate, log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(application, log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="toprope-serves", daemon=True)
     thread.start()

@@ -2,6 +2,9 @@
 
 A step is a picture that was brought or the result of an edit; the step it was made from is its parent. Undo goes to the
 parent, redo to the child that was shown last, and an edit of an earlier step begins a branch.
+
+Used by the controller; the page reads `Step`. A change of the tables needs a new `FORM`, by which an
+older toprope refuses the file; files of earlier versions are still opened.
 """
 
 from __future__ import annotations
@@ -122,6 +125,7 @@ class Sessions:
             raise
 
     def _open(self, file: Path | None) -> None:
+        """Open the file, make its tables, and mark edits that no server ended as interrupted."""
         try:
             self._db = sqlite3.connect(
                 ":memory:" if file is None else file, timeout=30, isolation_level=None, check_same_thread=False
@@ -298,6 +302,7 @@ class Sessions:
 
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
+        """Context of one transaction; a context inside another one is a part of it."""
         with self._lock:
             if self._db.in_transaction:  # a part of a larger change
                 yield self._db
@@ -323,6 +328,7 @@ class Sessions:
         files: Mapping[str, str],
         request: Mapping[str, Any] | None,
     ) -> Step:
+        """Add a step to a session that has not too many."""
         with self._changing() as db:
             (count,) = db.execute("SELECT count(*) FROM steps WHERE session = ?", (session,)).fetchone()
             if count >= self._most:
@@ -345,6 +351,7 @@ class Sessions:
         files: Mapping[str, str],
         problem: Mapping[str, Any] | None,
     ) -> Step:
+        """Write the end of a step: its state, its files, its problem."""
         said = None if problem is None else json.dumps(problem, ensure_ascii=False)
         with self._changing() as db:
             db.execute(

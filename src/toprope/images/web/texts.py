@@ -1,4 +1,8 @@
-"""The texts of the page in its languages, in one table; those of errors and notices are in `messages`."""
+"""The texts of the page in its languages, in one table; those of errors and notices are in `messages`.
+
+Used by all modules of the page. tests/images/test_images_texts.py fails where a key of the page is missing here, or a
+language.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "undo": ("Undo", "撤销"),
     "redo": ("Redo", "重做"),
     "fresh": ("New session", "新会话"),
+    "back": ("Session before", "上一个会话"),
     "other": ("Another picture", "换一张图片"),
     "use_source": ("Use its source", "使用它的原图"),
     "instruction": ("Instruction", "指令"),
@@ -83,6 +88,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     # the form
     "refine": ("Reword the instruction", "改写指令"),
     "seed": ("Seed", "随机种子"),
+    "seed_short": ("seed", "种子"),
     "seed_any": ("any: a new one for every edit", "任意：每次编辑重新抽取"),
     "dice": ("Roll", "随机"),
     "steps": ("Steps", "步数"),
@@ -90,7 +96,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "image_guidance": ("Image guidance", "图像引导强度"),
     "refine_strength": ("Refine strength", "精修强度"),
     "cfg_norm": ("Guidance rescale: no prediction grows", "引导重缩放：预测不放大"),
-    "negative": ("Negative: what the picture shall not be", "反向提示：不希望出现的内容"),
+    "negative": ("Negative: what must not be in it", "反向提示：不希望出现的内容"),
     "loras": ("LoRAs", "LoRA"),
     "loras_add": ("Add to the model", "加到模型上"),
     "scale": ("Scale of {name}", "{name} 的权重"),

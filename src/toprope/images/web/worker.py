@@ -1,4 +1,7 @@
-"""A worker of the server: an engine that loads in the background, with the LoRAs that it has now."""
+"""A worker of the server: an engine that loads in the background, with the LoRAs that it has now.
+
+The controller has one for each card.
+"""
 
 from __future__ import annotations
 

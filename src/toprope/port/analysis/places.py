@@ -1,4 +1,8 @@
-"""Expressions that say "a CUDA device" (texts, numbers, choices), and whether they are used as a device."""
+"""Expressions that mean "a CUDA device" (texts, numbers, choices), and whether they are used as a device.
+
+Called by most rules about devices. A wrong yes here changes code that is no device: tests/port/test_port_compared.py
+and test_port_receivers.py.
+"""
 
 from __future__ import annotations
 

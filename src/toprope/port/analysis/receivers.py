@@ -3,6 +3,8 @@
 A rule rewrites a method by its name, which is right for tensors and modules. So where a class among the ported files
 defines the name, a receiver is looked at: what is seen to be a tensor, a module of torch or an object of another class
 is rewritten; what is seen to be of the class, or is not known, is left. Unknown is pessimistic.
+
+Called by the rules for methods (`moves`, `tensors`, `tests`, `devices`, `numbers`); tests/port/test_port_receivers.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Facts about tensors that stand in the text of a program: that a value is a tensor, its dtype, that it is on the host.
+"""Facts about tensors, read from the text of a program: that a value is a tensor, its dtype, that it is on the host.
 
 Nothing is guessed: a fact is known where the expression itself, or the only assignment of its name, says it.
+
+Called by rules that depend on dtypes or places (`attention`, `operators`, `loading`, `collectives`, `backends`).
 """
 
 from __future__ import annotations

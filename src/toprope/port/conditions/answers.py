@@ -2,6 +2,8 @@
 
 The runtime answers for every device: (0, 0) as a compute capability, None as the number of multiprocessors. Behind a
 condition on CUDA a program may compute with such an answer, and stops where it went the other way before the port.
+
+Called by `guards`; tests/port/test_port_answers.py. What the runtime answers is in `device._portable_runtime`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `x.device == torch.device("cuda:0")` asks for CUDA: with the device in use in its place it would be true on the CPU. And
 `{"cuda": 0, "cpu": -1}[device]` has no key for another card. So neither is rewritten; unknown is pessimistic.
+
+Called by `engine` and `guards`; tests/port/test_port_compared.py.
 """
 
 from __future__ import annotations

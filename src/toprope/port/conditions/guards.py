@@ -4,6 +4,9 @@
 fails on an NPU, where it was right before. So a question is followed to the code that another answer opens: through
 `not`, `and` and `or`, names and attributes it is kept in, functions that return it. Where something there stays CUDA's,
 neither the question nor that code is changed, and the question says why.
+
+Called by `engine`; `opened` follows a condition, `answers`, `compared`, `compiled` and `across` say what may not
+change. tests/port/test_port_conditions.py; any doubt keeps the code as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Code that another answer to a question opens: followed through names, attributes, functions and constants."""
+"""Code that runs only because a condition on CUDA holds: followed through names, attributes, functions and constants.
+
+Called by `guards`.
+"""
 
 from __future__ import annotations
 

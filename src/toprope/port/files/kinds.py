@@ -1,4 +1,7 @@
-"""Kinds of files, recognised by their names."""
+"""Kinds of files, recognised by their names.
+
+A further kind of file is a pattern here and a function in `text`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names of packages that are for CUDA alone, as lists of requirements, commands and a setup.py have them."""
+"""Names of packages that are for CUDA alone, as lists of requirements, commands and a setup.py have them.
+
+Used by `text` and `rules.builds`. A package that is added needs an example in one of their tests.
+"""
 
 from __future__ import annotations
 

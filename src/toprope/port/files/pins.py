@@ -1,4 +1,7 @@
-"""Versions of torch and its libraries that a project asks for, where they are older than ported code needs."""
+"""Versions of torch and its libraries that a project asks for, where they are older than ported code needs.
+
+Used by `text` and `rules.builds`; the oldest torch is the one that `device._portable_runtime` names.
+"""
 
 from __future__ import annotations
 

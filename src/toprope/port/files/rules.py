@@ -1,4 +1,7 @@
-"""Rows 106 to 110: what is reported of files that are not Python, and what is rewritten."""
+"""Rules TR106 to TR110, for files that are not Python: what is reported there, and what is rewritten.
+
+Used by `text`; their pages are docs/port/TR106.md and so on, written by `port.pages`.
+"""
 
 from __future__ import annotations
 

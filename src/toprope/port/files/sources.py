@@ -1,4 +1,8 @@
-"""CUDA and C++ sources: counted, and reported once a file, with their kernels and what is known to replace them."""
+"""CUDA and C++ sources: counted, and reported once a file, with their kernels and what is known to replace them.
+
+Called by `text`. What replaces a kernel is data with sources: `toprope.support.replacements`. Held by
+tests/port/test_port_sources.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The port of files that are not Python, line by line."""
+"""The port of files that are not Python, line by line.
+
+Called through `port.files`: one function for each kind of file. The rules' texts are in `rules`.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,6 @@
-"""Facts about the whole project that one file depends on: its folders, classes, re-exports, scripted code."""
+"""Facts about the whole project that one file depends on: its folders, classes, re-exports, scripted code.
+
+Read by `scan` before the first file is ported, and handed to `engine` with each.
+"""
 
 __all__: list[str] = []

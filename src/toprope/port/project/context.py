@@ -1,4 +1,7 @@
-"""Knowledge beyond one file: the project's extensions built for CUDA, and the chip and release."""
+"""Knowledge beyond one file: the project's extensions built for CUDA, and the chip and release that options name.
+
+Made by `scan` and `cli.port`, passed to `engine` and `file`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Folders that the port leaves alone: excluded by a pattern, vendored code, git submodules, records of old runs."""
+"""Folders that the port leaves alone: excluded by a pattern, vendored code, git submodules, records of old runs.
+
+Called by `scan` and `cli.port`; tests/port/test_port_folders.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names of torch that files import from each other: `from utils import *`, `from common import torch`."""
+"""Names of torch that files import from each other: `from utils import *`, `from common import torch`.
+
+Part of `facts`; `file` asks it for the meaning of a name.
+"""
 
 from __future__ import annotations
 

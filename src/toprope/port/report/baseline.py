@@ -2,6 +2,8 @@
 
 A place is identified by its file, its rule and its text, so lines may move. If a file has the same place more often
 than the baseline, the rest is new. Hints are not in a baseline, as CI does not fail for them.
+
+Called by `cli.port --baseline`; the form of the file is an interface with CI, see docs/port.md.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from toprope.errors import UsageError
 from toprope.port.finding import Finding, Ported
+from toprope.whole_file import write_named
 
 __all__ = ["mark_known", "read", "write"]
 
@@ -56,12 +59,7 @@ def write(path: Path, files: Sequence[Ported], *, written: bool = False) -> int:
         for (file, rule, text), count in sorted(places.items())
     ]
     said = json.dumps({"version": 1, "findings": rows}, ensure_ascii=False, indent=1) + "\n"
-    try:
-        path.write_text(said, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", do="name a file in a folder that is yours"
-        ) from None
+    write_named(path, said)
     return sum(places.values())
 
 

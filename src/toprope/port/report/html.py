@@ -1,4 +1,7 @@
-"""The findings as a page: totals, filters, and each file's diff side by side. One file that loads nothing. Pure."""
+"""The findings as a page: totals, filters, and each file's diff side by side. One file that loads nothing. Pure.
+
+Called by `cli.port --format html`; the drawing of pages is `toprope.drawing`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The findings as SARIF 2.1.0, which CI systems show next to the code. Pure."""
+"""The findings as SARIF 2.1.0, which CI systems show next to the code. Pure.
+
+Called by `cli.port --format sarif`. The form is OASIS SARIF 2.1.0.
+"""
 
 from __future__ import annotations
 

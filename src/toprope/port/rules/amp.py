@@ -1,4 +1,7 @@
-"""Rows 51 to 56: mixed precision."""
+"""Rules TR051 to TR056: mixed precision.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

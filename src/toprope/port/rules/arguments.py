@@ -1,4 +1,7 @@
-"""Row 19: options of the command line whose default names CUDA."""
+"""Rule TR019: options of the command line whose default names CUDA.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Attention: where the card's fused kernel is reached, and where products and a softmax are written out instead."""
+"""Attention: where the card's fused kernel is reached, and where products and a softmax are written out instead.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Row 19c: devices as attributes of classes, which are resolved when they are read."""
+"""Rule TR019c: devices as attributes of classes, which are resolved when they are read.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

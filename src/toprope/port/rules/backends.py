@@ -1,4 +1,7 @@
-"""Rows 74 to 76, 87, 88 and 98 to 100: switches of backends, compilers, dtypes and layouts."""
+"""Rules TR074 to TR076, TR087, TR088 and TR098 to TR100: switches of backends, compilers, dtypes and layouts.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 85 and 106: what is compiled for CUDA, and packages for it in a setup.py."""
+"""Rules TR085 and TR106b: what is compiled for CUDA, and packages for it in a setup.py.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 1, 22 to 29, 39 to 43 and 45: questions about devices, and which one is current."""
+"""Rules TR001, TR022 to TR029, TR039 to TR043 and TR045: questions about devices, and which one is current.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Row 98a: float64 in collectives that reduce."""
+"""Rule TR098a: float64 in collectives that reduce.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

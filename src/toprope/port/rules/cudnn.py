@@ -1,4 +1,7 @@
-"""Row 74: switches and questions of cuDNN."""
+"""Rules TR074, TR074a and TR074b: switches and questions of cuDNN.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

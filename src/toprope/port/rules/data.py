@@ -1,4 +1,7 @@
-"""Rows 92 to 95: pinned memory, and copies that do not wait."""
+"""Rules TR093, TR094 and TR094a: pinned memory, and copies that do not wait.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

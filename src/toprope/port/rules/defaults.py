@@ -1,4 +1,7 @@
-"""Rows 19a, 19b and 19d: devices as defaults of parameters and as constants, resolved where they are used."""
+"""Rules TR019a, TR019b and TR019d: devices as defaults of parameters and as constants, resolved where they are used.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Row 2b: the type of a device as a text, which has no number."""
+"""Rule TR002b: the type of a device as a text, which has no number.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 2 to 4, 9, 10, 15, 101 and 103: how a program names its device."""
+"""Rules TR002 to TR004, TR009, TR010, TR015, TR101 and TR103: how a program names its device.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 64 to 70: process groups and wrappers for several devices."""
+"""Rules TR064, TR066 and TR068: process groups and wrappers for several devices.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 71 to 73 and 97: variables that CUDA reads, and NVIDIA's tools."""
+"""Rules TR071 to TR073 and TR097: variables that CUDA reads, and NVIDIA's tools.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Row 96: what a program does when the device's memory is full."""
+"""Rules TR096 and TR096a: what a program does when the device's memory is full.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

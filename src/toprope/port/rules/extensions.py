@@ -1,4 +1,7 @@
-"""Compiled extensions and Triton kernels: modules that a compiler for CUDA made, and kernels in Python."""
+"""Compiled extensions and Triton kernels: modules that a compiler for CUDA made, and kernels in Python.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

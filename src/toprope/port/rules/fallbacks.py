@@ -1,4 +1,7 @@
-"""Row 18a: a version in torch that is taken on the CPU alone, with CUDA's kernel for all other devices."""
+"""Rule TR018a: a version in torch that is taken on the CPU alone, with CUDA's kernel for all other devices.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

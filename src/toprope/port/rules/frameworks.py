@@ -1,4 +1,7 @@
-"""Row 104: devices that Lightning and similar frameworks are given."""
+"""Rules TR104, TR104a, TR104b and TR104c: devices that Lightning and similar frameworks are given.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

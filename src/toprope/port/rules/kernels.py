@@ -1,4 +1,7 @@
-"""Rows 77 to 86: packages of kernels that are written for CUDA."""
+"""Rules TR077 to TR086: packages of kernels that are written for CUDA.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

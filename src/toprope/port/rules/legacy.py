@@ -1,4 +1,7 @@
-"""Modules of torch that the releases which ported code needs no longer have."""
+"""Modules of torch that the releases which ported code needs no longer have.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Row 57a: None as map_location where there is CUDA, "cpu" where there is none."""
+"""Rule TR057a: None as map_location where there is CUDA, "cpu" where there is none.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 34 to 38 and 44: calls that read or set the memory of a card."""
+"""Rules TR034 to TR038 and TR044: calls that read or set the memory of a card.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

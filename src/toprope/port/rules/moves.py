@@ -1,4 +1,7 @@
-"""Rows 6 to 8: `.cuda()` on tensors, modules and whatever else has it."""
+"""Rules TR006, TR006a, TR007 and TR008: `.cuda()` on tensors, modules and whatever else has it.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 102 and 105: imports of torch.cuda and of what is in it, other names for it, and what no other rule knows."""
+"""Rules TR102, TR102a, TR102b and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

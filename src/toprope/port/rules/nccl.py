@@ -1,4 +1,7 @@
-"""Rows 65, 67 and 70: NCCL's own options, questions and variables."""
+"""Rules TR065, TR067 and TR070: NCCL's own options, questions and variables.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Row 21a: numbers as the defaults of devices."""
+"""Rules TR021a and TR021b: numbers as the defaults of devices.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 5 and 21: numbers in the place of devices, which mean CUDA to torch."""
+"""Rules TR005, TR005a, TR005b and TR021: numbers in the place of devices, which mean CUDA to torch.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

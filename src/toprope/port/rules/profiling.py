@@ -1,4 +1,7 @@
-"""Rows 89 to 91: marks for profilers, and torch's profiler."""
+"""Rules TR089 to TR091: marks for profilers, and torch's profiler.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

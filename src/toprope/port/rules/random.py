@@ -1,4 +1,7 @@
-"""Rows 30 to 33: random numbers of a card."""
+"""Rules TR030 to TR033: random numbers of a card.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 69 and 69a: torch's DataParallel and its parts, which copy between the GPUs of one process."""
+"""Rules TR069 and TR069a: torch's DataParallel and its parts, which copy between the GPUs of one process.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows 46 to 50: streams, events and graphs."""
+"""Rules TR046 to TR050: streams, events and graphs.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

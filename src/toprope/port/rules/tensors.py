@@ -1,4 +1,7 @@
-"""Rows 11 to 14: the old classes of CUDA's tensors, a class for each dtype."""
+"""Rules TR011 to TR014: the old classes of CUDA's tensors, a class for each dtype.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

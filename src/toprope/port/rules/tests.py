@@ -1,4 +1,7 @@
-"""Rows 16 to 18: questions whether something is on a GPU."""
+"""Rules TR016, TR017 and TR018: questions whether something is on a GPU.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""toprope as a requirement of ported code: which list of the project has to name it."""
+"""toprope as a requirement of ported code: which list of the project has to name it.
+
+Called by `cli.port` after a port without `--vendor`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Insert the import of the runtime module."""
+"""Insert the import of the runtime module.
+
+Called by `engine` for a file with edits; the place follows PEP 8, docstrings and `__future__` imports.
+"""
 
 from __future__ import annotations
 

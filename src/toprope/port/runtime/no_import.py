@@ -1,4 +1,7 @@
-"""Files that may not take the import of the runtime module, although they are Python."""
+"""Files that may not take the import of the runtime module, although they are Python.
+
+Called by `engine`, which then reports what it would have rewritten.
+"""
 
 from __future__ import annotations
 

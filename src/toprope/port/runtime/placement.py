@@ -4,6 +4,8 @@
 others import it; a file of a package has the package. Which of them a file is, is read from the tree: what it imports
 itself, who imports it under which name, and whether it does something when it is run. `__init__.py` files alone do not
 say under which name a package is imported: `src/utils/ops/__init__.py` is `utils.ops` for `src/main.py`.
+
+Called by `vendor`; tests/port/test_port_options.py has each kind of tree.
 """
 
 from __future__ import annotations

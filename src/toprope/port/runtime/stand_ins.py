@@ -1,4 +1,8 @@
-"""Arguments that the runtime's functions take, so that a call is converted only where it will be understood."""
+"""Signatures of the runtime's functions: a call is converted only where the runtime takes its arguments.
+
+Used by `family` and some rules. They are read from `device/_portable_runtime.py`; only what its text does not say is in
+`_FIXED`.
+"""
 
 from __future__ import annotations
 

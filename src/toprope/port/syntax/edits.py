@@ -2,6 +2,8 @@
 
 An edit replaces a part of the text by pieces: new text, and nodes that stay. What stays is itself edited by the edits
 inside it, so that rules for an outer and an inner call need not know of each other. All else is left as it is.
+
+Made by `file` for rules, applied by `engine`; tests/port/test_port_engine.py.
 """
 
 from __future__ import annotations

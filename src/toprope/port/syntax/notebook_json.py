@@ -1,6 +1,8 @@
 """Find the lines of code in a notebook's JSON, and replace them. Pure.
 
 Everything but the changed lines stays the same, byte for byte: indentation, escapes, the end of the file.
+
+Called by `port.notebook`; tests/port/test_port_notebooks.py.
 """
 
 from __future__ import annotations

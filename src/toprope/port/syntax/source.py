@@ -2,6 +2,8 @@
 
 A file is decoded as Python itself would, edited as text, and encoded again the same way; a file that would not come
 back byte for byte is not touched.
+
+Made by `engine`, `notebook` and `scan`; tests/port/test_port_engine.py has the encodings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""torchair's scopes: operators of torch.ops.air that mark where one begins and ends, and their context managers."""
+"""torchair's scopes in traced models: context managers, the marks that they leave in a graph, and their reading.
+
+Part of graph mode of the simulated card; `air` is the vendor's namespace of these marks, torch.ops.air. Used by
+toprope.sim.graph and by torch.npu.npugraph_ex.
+"""
 
 import torch as _torch  # noqa: F401 # first: it installs the card where TOPROPE_SIM asks for one, which needs this package
 

@@ -1,7 +1,8 @@
-"""The scopes of torchair as context managers: around operators of a model that is compiled, without a graph break.
+"""torchair's scopes as context managers around operators of a model that is compiled, without a graph break.
 
-Outside of compilation they do nothing. Arguments are kept as text and not checked here: what is wrong with a number of
-cores shows when the graph is built.
+Programs import them from `torchair.scope` (toprope.compat.torchair). Outside of compilation they do nothing. Arguments
+are kept as text and not checked here: a wrong number of cores is an error when the graph is built
+(graph/core_numbers.py). Tests: tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class Scope:
         torch.ops.air.scope_exit()
 
 
-_told = False
+_warned = False
 
 
-def _tell_of_the_name() -> None:
-    """Warns once in a process."""
-    global _told
-    if not _told:
-        _told = True
+def _warn_of_parameter_name() -> None:
+    """Warn, once in a process, that some documents name a parameter otherwise than torchair does."""
+    global _warned
+    if not _warned:
+        _warned = True
         warnings.warn(
             "limit_core_num's second parameter is op_vectorcore_num; op_vector_num, as some documents have it, is a"
             " TypeError with torchair itself.",
@@ -59,11 +60,11 @@ def _tell_of_the_name() -> None:
 
 # While a graph is traced, it runs then and leaves nothing behind: torch.compiler.assume_constant_result, which would
 # import the compiler.
-_tell_of_the_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_warn_of_parameter_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def limit_core_num(op_aicore_num: Any, op_vectorcore_num: Any = None, *, op_vector_num: Any = None) -> Scope:
-    """Limits the cores of the operators inside.
+    """Limit the cores of the operators inside.
 
     Args:
         op_aicore_num: cube cores, 1 to those of the chip.
@@ -77,7 +78,7 @@ def limit_core_num(op_aicore_num: Any, op_vectorcore_num: Any = None, *, op_vect
     if op_vector_num is not None:
         if op_vectorcore_num is not None:
             raise TypeError("limit_core_num() got both op_vectorcore_num and op_vector_num, which are one parameter")
-        _tell_of_the_name()
+        _warn_of_parameter_name()
         op_vectorcore_num = op_vector_num
     if op_vectorcore_num is None:
         raise TypeError("limit_core_num() missing 1 required positional argument: 'op_vectorcore_num'")
@@ -85,7 +86,7 @@ def limit_core_num(op_aicore_num: Any, op_vectorcore_num: Any = None, *, op_vect
 
 
 def npu_stream_switch(stream_tag: str, stream_priority: int = 0, enable_inner_parallel: bool = True) -> Scope:
-    """Sends the operators inside to another stream.
+    """Send the operators inside to another stream.
 
     Args:
         stream_tag: name of the stream; scopes of the same name share one.
@@ -102,7 +103,7 @@ def npu_stream_switch(stream_tag: str, stream_priority: int = 0, enable_inner_pa
 
 
 def super_kernel(scope: str | None, options: str = "") -> Scope:
-    """Marks the operators inside as parts of one fused kernel. Kept on the operators; nothing is fused.
+    """Mark the operators inside as parts of one fused kernel. Kept on the operators; nothing is fused.
 
     Args:
         scope: name of the kernel; None or "" takes operators out of the one around.
@@ -112,7 +113,7 @@ def super_kernel(scope: str | None, options: str = "") -> Scope:
 
 
 def op_never_timeout(enable: bool = True) -> Scope:
-    """Exempts the operators inside from the detection of time-outs: a deadlock among them would last for ever.
+    """Exempt the operators inside from the detection of time-outs: a deadlock among them would last for ever.
 
     Raises:
         TypeError: `enable` is not a bool.

@@ -1,7 +1,8 @@
 """torchair's operators in a traced graph: `air::scope_enter`, `air::scope_exit` and `air::wait_tensor`.
 
-The marks of scopes compute nothing. They are registered as operators with effects, so that passes over the graph keep
-them, and in their order.
+The context managers of contexts.py call them; toprope.sim.graph finds them in a graph. The marks of scopes compute
+nothing. They are registered as operators with effects, so that passes over the graph keep them, and in their order.
+Tests: tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ EXIT = torch.ops.air.scope_exit.default
 
 
 def enter_on(stream: Any, keys: list[str], values: list[str]) -> None:
-    """Enters a scope that is about a stream. In a traced graph this call stays as it is until `name_streams`."""
+    """Enter a scope that is about a stream. In a traced graph this call stays as it is until `name_streams`."""
     torch.ops.air.scope_enter(keys, values)
 
 
@@ -99,7 +100,7 @@ def is_wait(node: Node) -> bool:
 
 
 def name_streams(graph: Graph) -> None:
-    """Writes into the scopes that are about a stream which one it is; to be done before operators are decomposed.
+    """Write into the scopes that are about a stream which one it is; to be done before operators are decomposed.
 
     The stream is the one of the call that was traced, as with torch_npu.
     """

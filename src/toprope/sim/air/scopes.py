@@ -1,7 +1,8 @@
-"""Scopes in a flat list of nodes: which attributes each node carries; pure.
+"""Attributes that each node of a graph has from the scopes around it; pure.
 
-A scope is a pair of marks, one where it is entered and one where it is left. Every node in between carries the scope's
-attributes; where scopes are nested, a node carries those of all of them, and for the same key the innermost counts.
+toprope.sim.graph calls `attributed` for every graph it compiles. A scope is a pair of marks in a flat list of nodes,
+one where it is entered and one where it is left. Every node in between has the scope's attributes; in nested scopes a
+node has those of all of them, and for the same key the innermost counts. Tests: tests/sim/test_graph_scopes.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The operators of nn.SyncBatchNorm, of which torch has no kernels for the CPU that a card could run.
+"""The operators of nn.SyncBatchNorm for cards: torch has no kernels for the CPU that a card could run.
 
-Composed of others; where the input is of half precision they reckon in float32, as torch's CUDA kernels do.
+kernels.py registers them. Composed of torch operators; for half precision they compute in float32, as torch's CUDA
+kernels do. Tests: tests/helpers/distributed_training.py.
 """
 
 from __future__ import annotations

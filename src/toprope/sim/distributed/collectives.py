@@ -1,7 +1,8 @@
-"""The collectives of `hccl`: each prepares host tensors, has gloo do the work, and hands out torch's Work.
+"""The collectives of `hccl`: each prepares host tensors, has gloo do the work, and returns torch's Work.
 
-Every function takes the backend first, so that it serves as a method of ProcessGroupHCCL and for the wrapper that
-torch puts around a backend under TORCH_DISTRIBUTED_DEBUG=DETAIL. Arguments are those of torch's backends.
+Called by process_group.py, whose methods they are, and by kernels.py. Every function takes the backend first, so that
+it also serves the wrapper that torch puts around a backend under TORCH_DISTRIBUTED_DEBUG=DETAIL. Arguments are those of
+torch's backends. tests/helpers/distributed_moves.py and distributed_reductions.py hold the values.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch._C._distributed_c10d import Work
 
 from toprope.sim.distributed import flight_recorder, members, refusals
 from toprope.sim.distributed.staging import Staging, divisor_of, factor_of, reduce_operation
-from toprope.sim.distributed.work import HcclWork, done, in_hccls_words, timed
+from toprope.sim.distributed.work import HcclWork, done, hccl_errors, timed
 from toprope.sim.npu._state import message
 
 __all__ = [
@@ -65,7 +66,7 @@ def _run(
     message_between: tuple[int, int] | None = None,
     inputs: Any = None,
 ) -> Work:
-    """Have gloo do one collective, or one message. Every one comes by here.
+    """Have gloo do one collective, or one message. Every collective and message goes through here.
 
     Args:
         name: the collective, as torch's backends name it.
@@ -82,7 +83,7 @@ def _run(
     hccl.connect()
     peer = None if message_between is None else sum(message_between) - hccl.rank()
     hccl.streams.note(torch.npu.current_device(), peer)  # type: ignore[attr-defined]
-    staging = Staging(hccl.settle, factor_of(options), divisor_of(options, backend.size()))
+    staging = Staging(hccl.wait_for_all, factor_of(options), divisor_of(options, backend.size()))
     if options is not None and members.on_vector_cores():
         _compare_cores(backend, hccl, members.check_cores(name, hccl, results))
     traced = members.begin(name, hccl, results, message_between, is_message=options is None)
@@ -111,7 +112,7 @@ def _run(
         # In gloo's thread, as soon as the work is done: also where nobody waits for it yet.
         torch.futures.collect_all([work.get_future() for work in works]).then(ended)
     if not options.asyncOp:
-        with in_hccls_words():
+        with hccl_errors():
             for work in works:
                 work.wait()
         staging.finish()()
@@ -134,15 +135,15 @@ def _has_failed(future: Any) -> bool:
 
 
 def _compare_cores(backend: Any, hccl: Any, cores: int) -> None:
-    """Let every rank know the others' limits, as HCCL does; the comparison is made when all of them have come."""
+    """Tell the other ranks this limit, as HCCL does, and compare once all of them have arrived."""
     mine = torch.tensor([cores], dtype=torch.int64)
     all_ranks = [torch.zeros(1, dtype=torch.int64) for _ in range(hccl.members.size)]
     work = _gloo.allgather(backend, [all_ranks], [mine], _c10d.AllgatherOptions())
-    work.get_future().then(lambda _: members.tell_differences(hccl, [int(each) for each in all_ranks]))
+    work.get_future().then(lambda _: members.warn_of_other_limits(hccl, [int(each) for each in all_ranks]))
 
 
 def _like(kind: Callable[[], Any], opts: Any, dtype: torch.dtype | None = None) -> Any:
-    """Options of this kind with what others say; with a dtype, for a reduction of tensors of that type."""
+    """Options of another kind with the same values; with a dtype, for a reduction of tensors of that type."""
     made = kind()
     made.timeout, made.asyncOp = opts.timeout, opts.asyncOp
     if dtype is not None:
@@ -151,7 +152,7 @@ def _like(kind: Callable[[], Any], opts: Any, dtype: torch.dtype | None = None) 
 
 
 def broadcast(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
-    """Gives all processes the tensor of one."""
+    """Give all processes the tensor of one."""
     opts = opts or _c10d.BroadcastOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -161,7 +162,7 @@ def broadcast(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
 
 
 def allreduce(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
-    """Reduces the tensors of all processes and gives all of them the result."""
+    """Reduce the tensors of all processes, and give all of them the result."""
     opts = opts or _c10d.AllreduceOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -172,7 +173,7 @@ def allreduce(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
 
 
 def allreduce_coalesced(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
-    """Reduces several tensors, which need not be of one type."""
+    """Reduce several tensors, which need not be of one type."""
     opts = opts or _c10d.AllreduceCoalescedOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -185,7 +186,7 @@ def allreduce_coalesced(backend: Any, tensors: list[Tensor], opts: Any = None) -
 
 
 def reduce(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
-    """Reduces the tensors of all processes and gives one of them the result; those of the others stay as they are."""
+    """Reduce the tensors of all processes, and give one of them the result; those of the others stay as they are."""
     opts = opts or _c10d.ReduceOptions()
     stage = Staging.reduced if opts.rootRank == backend.rank() else Staging.kept
     options = _like(_c10d.ReduceOptions, opts, tensors[0].dtype)
@@ -198,7 +199,7 @@ def reduce(backend: Any, tensors: list[Tensor], opts: Any = None) -> Work:
 
 
 def allgather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-    """Gives all processes the tensors of all, which may differ in size."""
+    """Give all processes the tensors of all, which may differ in size."""
     opts = opts or _c10d.AllgatherOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -215,7 +216,7 @@ def allgather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], o
 
 
 def allgather_base(backend: Any, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-    """Gives all processes the tensors of all as one."""
+    """Give all processes the tensors of all as one."""
     opts = opts or _c10d.AllgatherOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -253,7 +254,7 @@ def allgather_into_tensor_coalesced(
 def allgather_coalesced(
     backend: Any, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
 ) -> Work:
-    """Gives all processes the lists of tensors of all."""
+    """Give all processes the lists of tensors of all."""
     opts = opts or _c10d.AllgatherOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -268,7 +269,7 @@ def allgather_coalesced(
 
 
 def gather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-    """Gives one process the tensors of all."""
+    """Give one process the tensors of all."""
     opts = opts or _c10d.GatherOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -279,7 +280,7 @@ def gather(backend: Any, outputs: list[list[Tensor]], inputs: list[Tensor], opts
 
 
 def scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
-    """Gives each process one of the tensors of one process."""
+    """Give each process one of the tensors of one process."""
     opts = opts or _c10d.ScatterOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -290,7 +291,7 @@ def scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opt
 
 
 def reduce_scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
-    """Reduces lists of tensors, which may differ in size, and gives each process one of the results.
+    """Reduce lists of tensors, which may differ in size, and give each process one of the results.
 
     Tensors of one size are one row of numbers, as torch_npu hands them to HCCL: it need not have as many tensors as
     there are processes. What is behind the last process's part is ignored, and zeros fill a row that is too short.
@@ -312,7 +313,7 @@ def reduce_scatter(backend: Any, outputs: list[Tensor], inputs: list[list[Tensor
 
 
 def _reduced_part(backend: Any, staging: Staging, row: Tensor, sizes: list[int], output: Tensor, opts: Any) -> Work:
-    """Reduces a row of numbers that is ours to change, and keeps this process's part; gloo does it no other way."""
+    """Reduce a row of numbers that is ours to change, and keep this process's part; gloo does it no other way."""
     mine = row.split_with_sizes(sizes)[backend.rank()]
     if mine.numel() != output.numel():
         raise RuntimeError(message("output tensor must have the same numel as input tensor", _PARAMETER))
@@ -322,7 +323,7 @@ def _reduced_part(backend: Any, staging: Staging, row: Tensor, sizes: list[int],
 
 
 def reduce_scatter_base(backend: Any, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-    """Reduces tensors and gives each process one part of the result."""
+    """Reduce tensors, and give each process one part of the result."""
     opts = opts or _c10d.ReduceScatterOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -356,7 +357,7 @@ def reduce_scatter_tensor_coalesced(
 
 
 def alltoall(backend: Any, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-    """Has each process give every other one a tensor; they may differ in size."""
+    """Have each process give every other one a tensor; they may differ in size."""
     opts = opts or _c10d.AllToAllOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -375,7 +376,7 @@ def alltoall_base(
     input_split_sizes: list[int],
     opts: Any = None,
 ) -> Work:
-    """Has each process give every other one a part of its tensor, cut along the first dimension."""
+    """Have each process give every other one a part of its tensor, cut along the first dimension."""
     opts = opts or _c10d.AllToAllOptions()
 
     def start(staging: Staging) -> list[Work]:
@@ -386,13 +387,13 @@ def alltoall_base(
 
 
 def barrier(backend: Any, opts: Any = None) -> Work:
-    """Waits until all processes of the group are here."""
+    """Wait until all processes of the group are here."""
     opts = opts or _c10d.BarrierOptions()
     return _run("barrier", backend, [], lambda _: [_gloo.barrier(backend, opts)], opts)
 
 
 def send(backend: Any, tensors: list[Tensor], dst: int, tag: int) -> Work:
-    """Sends a tensor to one process."""
+    """Send a tensor to one process."""
     return _run(
         "send", backend, tensors,
         lambda staging: [_gloo.send(backend, [staging.moved(tensor) for tensor in tensors], dst, tag)],
@@ -401,7 +402,7 @@ def send(backend: Any, tensors: list[Tensor], dst: int, tag: int) -> Work:
 
 
 def recv(backend: Any, tensors: list[Tensor], src: int, tag: int) -> Work:
-    """Receives a tensor from one process."""
+    """Receive a tensor from one process."""
     return _run(
         "recv", backend, tensors,
         lambda staging: [_gloo.recv(backend, [staging.moved(tensor) for tensor in tensors], src, tag)],
@@ -410,7 +411,7 @@ def recv(backend: Any, tensors: list[Tensor], src: int, tag: int) -> Work:
 
 
 def recv_anysource(backend: Any, tensors: list[Tensor], tag: int) -> Work:
-    """Receives a tensor from whichever process sends one; the work knows from which it came."""
+    """Receive a tensor from whichever process sends one; the work knows from which it came."""
     return _run(
         "recv_anysource", backend, tensors,
         lambda staging: [_gloo.recv_anysource(backend, [staging.moved(tensor) for tensor in tensors], tag)],

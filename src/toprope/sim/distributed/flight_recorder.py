@@ -1,8 +1,9 @@
 """torch_npu's flight recorder: the last operations of this process's groups, for `_dump_hccl_trace`.
 
-It keeps as many as TORCH_HCCL_TRACE_BUFFER_SIZE says, none without it. Source of the format, version 2.4:
-torch_npu/csrc/distributed/TraceUtils.h of Ascend/pytorch. With TORCH_HCCL_DUMP_ON_TIMEOUT=1 a process writes them into
-a file when another one does not come.
+collectives.py and work.py write into it; `torch_npu._C._distributed_c10d` dumps it. It keeps as many operations as
+TORCH_HCCL_TRACE_BUFFER_SIZE says, none without it. With TORCH_HCCL_DUMP_ON_TIMEOUT=1 a process writes them into a file
+when another process does not arrive. Source of the format, version 2.4: torch_npu/csrc/distributed/TraceUtils.h of
+Ascend/pytorch. Tests: tests/helpers/distributed_cases.py.
 """
 
 from __future__ import annotations

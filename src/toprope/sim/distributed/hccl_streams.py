@@ -1,6 +1,7 @@
-"""Streams by which torch_npu's HCCL runs a group's collectives and messages, as programs ask for them.
+"""Streams on which torch_npu's HCCL runs a group's collectives and messages, for programs that ask for them.
 
-Here gloo runs those in threads of the host: the streams are there, and nothing is queued on them.
+Used by process_group.py. Here gloo runs collectives in threads of the host: the streams exist, and nothing is queued on
+them. Tests: tests/sim/simulated/test_hccl_alone.py.
 """
 
 from __future__ import annotations

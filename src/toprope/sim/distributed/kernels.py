@@ -1,7 +1,8 @@
-"""torch's operators for collectives, `c10d::allreduce_` and the like, for tensors on cards.
+"""torch's operators for collectives, `c10d::allreduce_` and others, for tensors on cards.
 
-A process group calls them, from Python, from DDP's C++ and from compiled functional collectives alike. torch's own
-kernels hand the device tensors to the C++ backend, which here is gloo and cannot read them; these call ours.
+process_group.py registers them. torch's process groups call them, from Python, from DDP's C++ and from compiled
+functional collectives alike. torch's own kernels would give device tensors to the C++ backend, which is gloo here and
+cannot read them; these call collectives.py. Tests: tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

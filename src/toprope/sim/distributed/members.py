@@ -1,4 +1,8 @@
-"""The collective and the communicator of a call, so that the traces of several processes can be merged."""
+"""Names of a process group and its collectives in traces: the same in all processes, which lets traces be merged.
+
+Used by collectives.py and process_group.py; toprope.sim.tracing.records reads the names. Also a warning where the
+processes of a group run a collective on different numbers of cores. Tests: tests/sim/test_distributed.py.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from toprope.collectives import hccl_minimum
 from toprope.sim.native import native
 from toprope.sim.state import installed
 
-__all__ = ["Members", "Traced", "begin", "check_cores", "on_vector_cores", "tell_differences"]
+__all__ = ["Members", "Traced", "begin", "check_cores", "on_vector_cores", "warn_of_other_limits"]
 
 _log = logging.getLogger("toprope")
 
@@ -55,7 +59,7 @@ class Members:
         self._messages: defaultdict[tuple[int, int], count[int]] = defaultdict(count)
 
     def next(self, between: tuple[int, int] | None, is_message: bool) -> tuple[str, int, int, int]:
-        """Communicator, rank, ranks and number of the next collective; a negative rank for a message from anybody.
+        """Communicator, rank, ranks and number of the next collective; a negative rank for a message from any process.
 
         A message is a collective of two: the sender is rank 0 of them, and messages each way are counted apart.
 
@@ -72,7 +76,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Traced:
-    """A collective that somebody traces.
+    """A collective that is traced.
 
     Attributes:
         end: records it, when it has ended.
@@ -84,7 +88,7 @@ class Traced:
 
 
 def begin(name: str, hccl: Any, results: Any, between: tuple[int, int] | None, *, is_message: bool) -> Traced | None:
-    """Count a collective of a group; the result records it where somebody traces, else None.
+    """Count a collective of a group; the result records it while a trace is written, else None.
 
     Args:
         name: the collective, as torch's backends name it.
@@ -143,7 +147,7 @@ def check_cores(name: str, hccl: Any, results: Any) -> int:
     return cores
 
 
-def tell_differences(hccl: Any, cores: Sequence[int]) -> None:
+def warn_of_other_limits(hccl: Any, cores: Sequence[int]) -> None:
     """Warn of each rank whose limit of vector cores is another than this one's, once.
 
     Args:

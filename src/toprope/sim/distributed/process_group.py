@@ -1,4 +1,8 @@
-"""The backend `hccl` of a process group: gloo over host views of the card's memory."""
+"""The backend `hccl` of a process group, torch_npu's ProcessGroupHCCL: gloo over host views of the card's memory.
+
+torch.distributed makes one for each group (registration.py). Its methods are the functions of collectives.py. Tests:
+tests/sim/test_distributed.py.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +100,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
         gloo._threads = 1
         super().__init__(store, rank, size, gloo)
         if size > 1:
-            _meet(store, rank, size, self._options._timeout)
+            _wait_for_members(store, rank, size, self._options._timeout)
         self.under_way: threading.Event | None = None
         """Set when the last collective whose caller waits later has ended."""
         self.members = Members(self._options.group_id, self._options.global_ranks_in_group, rank, size)
@@ -128,7 +132,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
                 return "Create sub hccl comm by hcclCreateSubCommConfig"
         return "Create hccl comm by hcclCommInitRootInfoConfig"
 
-    def settle(self, seconds: float | None = None) -> None:
+    def wait_for_all(self, seconds: float | None = None) -> None:
         """Wait for the collectives under way, whatever becomes of them.
 
         Args:
@@ -233,7 +237,7 @@ class ProcessGroupHCCL(ProcessGroupGloo):
     recv_anysource = collectives.recv_anysource
 
 
-def _meet(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+def _wait_for_members(store: Store, rank: int, size: int, timeout: timedelta) -> None:
     """Wait until every member of a new group has its connections.
 
     gloo returns as soon as its own are there. A member that then destroyed the group, which needs no wait on a card,

@@ -1,6 +1,8 @@
-"""Refusals of a real card's HCCL, so that a program meets them here. The facts are in hccl.toml.
+"""Refusals of a real card's HCCL (dtypes, layouts, options), raised here so that a program meets them early.
 
-`install(..., refuse=False)` and TOPROPE_SIM=...,refuse=off switch it off: gloo can do all of it.
+Called by collectives.py, process_group.py and staging.py. The facts and their sources are in hccl.toml; tests:
+tests/helpers/distributed_refusals.py. `install(..., refuse=False)` and TOPROPE_SIM=...,refuse=off switch them off: gloo
+can do all of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Makes torch.distributed know the backend `hccl` of the device `npu`, with the names that torch_npu gives it.
+"""Registration of the backend `hccl` for the device `npu` with torch.distributed, under torch_npu's names.
 
-Runs when the card is installed; the backend itself is imported with the first process group that uses it.
+Called when the card is installed; the backend itself is imported with the first process group that uses it. Tests:
+tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["register"]
 _made: list[Any] = []
 """Backends whose group is about to be made."""
 
-_LEAVE_LIMIT = 5.0
+_END_LIMIT = 5.0
 """Seconds that collectives under way get when the process ends."""
 
 _kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
@@ -67,13 +68,13 @@ def _create(options: Any, backend_options: Any) -> Any:
     backend_options.global_ranks_in_group = options.global_ranks_in_group
     backend_options.group_id = options.group_id
     if not _kept:
-        atexit.unregister(_leave)
-        atexit.register(_leave)
+        atexit.unregister(_end_collectives)
+        atexit.register(_end_collectives)
     _made.append(ProcessGroupHCCL(options.store, options.group_rank, options.group_size, backend_options))
     return _made[-1]
 
 
-def _leave() -> None:
+def _end_collectives() -> None:
     """End what is under way before Python ends: gloo's threads call Python, and would end the process with an abort."""
     from torch.distributed import distributed_c10d
 
@@ -81,8 +82,8 @@ def _leave() -> None:
 
     for backends in list(_kept.values()):
         for backend in backends:
-            backend.settle(_LEAVE_LIMIT)
-    wait_for_all(_LEAVE_LIMIT)
+            backend.wait_for_all(_END_LIMIT)
+    wait_for_all(_END_LIMIT)
     if distributed_c10d.is_initialized() and all(one.under_way is None for all_ in _kept.values() for one in all_):
         distributed_c10d.destroy_process_group()  # as torch_npu does at exit
 

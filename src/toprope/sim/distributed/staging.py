@@ -1,9 +1,10 @@
 """Host tensors for a collective: the bytes of device tensors in a form that gloo can carry, and the way back.
 
-A view wherever possible, for gloo then works on the card's memory itself. gloo takes contiguous tensors of nine types:
+Used by collectives.py and kernels.py. A host tensor is a view wherever possible: gloo then works on the card's memory
+itself. gloo takes contiguous tensors of nine types: Tests: tests/sim/test_distributed.py.
 
-- what a collective only moves travels as a type of the same width, bit for bit (complex128 as pairs of float64);
-- bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which is what "or" and "and" mean there;
+- a tensor that is only moved travels as a type of the same width, bit for bit (complex128 as pairs of float64);
+- bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which equals "or" and "and" there;
 - int16 is reduced in int32 and cut to 16 bits afterwards, which for whole numbers gives the same bits;
 - PREMUL_SUM is a sum of products, which torch_npu makes in the tensors before HCCL gets them;
 - AVG of whole numbers is their sum, divided afterwards towards zero, as torch_npu does;
@@ -95,16 +96,16 @@ class Staging:
     """The host tensors of one collective.
 
     Args:
-        settle: waits for collectives under way; called before anything is read from the card at once, since gloo
+        wait_for_all: waits for collectives under way; called before anything is read from the card at once, since gloo
             reads only when their turn comes.
         factor: what a tensor that is reduced is multiplied by before, None for nothing.
         divisor: what whole numbers that are reduced are divided by afterwards, None for nothing.
     """
 
     def __init__(
-        self, settle: Callable[[], None], factor: float | Tensor | None = None, divisor: int | None = None
+        self, wait_for_all: Callable[[], None], factor: float | Tensor | None = None, divisor: int | None = None
     ) -> None:
-        self.settle, self.factor, self.divisor = settle, factor, divisor
+        self.wait_for_all, self.factor, self.divisor = wait_for_all, factor, divisor
         self._back: list[tuple[Tensor, Tensor]] = []
         self._divided: list[Tensor] = []
 
@@ -116,7 +117,7 @@ class Staging:
         """For a member of a list that is read."""
         view = host(tensor)
         if not view.is_contiguous():
-            self.settle()
+            self.wait_for_all()
             view = view.contiguous()
         return _carrier(view)
 
@@ -132,16 +133,16 @@ class Staging:
         """For a tensor that is reduced in place."""
         view = _single(tensor)
         if view.dtype is torch.int16:
-            self.settle()
+            self.wait_for_all()
             self._back.append((view, _widened(view)))
             view = self._back[-1][1]
         if self.factor is not None:
-            self.settle()
+            self.wait_for_all()
         return self._multiplied(view)
 
     def kept(self, tensor: Tensor) -> Tensor:
         """For a tensor that is reduced in place, when it is to stay as it is: gloo has a copy."""
-        self.settle()
+        self.wait_for_all()
         return self._multiplied(_widened(_single(tensor).clone()))
 
     def joined_to_reduce(self, tensors: Sequence[Tensor], length: int | None = None) -> tuple[Tensor, list[int]]:
@@ -151,7 +152,7 @@ class Staging:
             tensors: the list.
             length: of the row, which is cut, or filled with zeros; None for all numbers.
         """
-        self.settle()
+        self.wait_for_all()
         rows = [_widened(host(tensor)).reshape(-1) for tensor in tensors]
         row = torch.cat(rows)
         if length is not None:
@@ -160,7 +161,7 @@ class Staging:
 
     def joined(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         """For a list that is read as one row of numbers: the row, and how many of them each member has."""
-        self.settle()
+        self.wait_for_all()
         rows = [_carrier(host(tensor).contiguous()).reshape(-1) for tensor in tensors]
         return torch.cat(rows), [row.numel() for row in rows]
 

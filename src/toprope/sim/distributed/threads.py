@@ -1,7 +1,8 @@
-"""Threads that complete futures: what a program hangs on a future may itself wait for a collective.
+"""Threads that complete the futures of collectives: a callback on a future may itself wait for a collective.
 
-gloo's own thread must not run it, for the collective that is waited for would have to run there. One thread is not
-enough either, for the same reason: a further one is started whenever all are busy.
+Used by work.py. gloo's own thread must not run callbacks, since the collective that one waits for would have to run
+there. One further thread is not enough, for the same reason: another is started whenever all are busy. Tests:
+tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""torch's Work for a collective under way."""
+"""torch's Work object for a collective under way: waiting, futures, errors in HCCL's words, and results.
+
+collectives.py returns it to torch and to the program. Tests: tests/sim/test_distributed.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from toprope.sim.distributed.flight_recorder import write_file
 from toprope.sim.distributed.threads import run_elsewhere
 from toprope.sim.npu._state import message
 
-__all__ = ["HcclWork", "done", "in_hccls_words", "timed"]
+__all__ = ["HcclWork", "done", "hccl_errors", "timed"]
 
 _NO_LIMIT = timedelta(0)
 """Limit that torch's C++ gives for none; Python code that waits gives no argument."""
@@ -28,8 +31,8 @@ _NO_LIMIT = timedelta(0)
 _c10d: Any = torch._C._distributed_c10d  # torch's stubs name a part of it
 
 _expected: dict[int, HcclWork] = {}
-"""Works that somebody may still wait for. torch's C++ holds of a work only what is C++, and must find its Python part:
-there every user waits, or asks for the future at once, and either ends the stay here."""
+"""Works that a caller may still wait for. torch's C++ keeps only the C++ part of a work alive and must find the Python
+part later, so it is kept here until the caller waits for the work or asks for its future."""
 
 _read_by_torch: deque[HcclWork] = deque(maxlen=1000)
 """Works for which torch's C++ has waited, without their tensors. It waits again where a work is of several tensors, as
@@ -45,19 +48,19 @@ _HELD_HERE_ALONE = 4
 """References to a work that nobody but `_expected` holds, as `_free_unread` counts them."""
 
 
-_NOBODY_CAME = re.compile(r"closed by peer|reset by peer|broken pipe|timed out", re.IGNORECASE)
+_PEER_MISSING = re.compile(r"closed by peer|reset by peer|broken pipe|timed out", re.IGNORECASE)
 
 
 @contextmanager
-def in_hccls_words() -> Iterator[None]:
-    """Add to gloo's error of a process that did not come what HCCL says then, and write the flight recorder's file.
+def hccl_errors() -> Iterator[None]:
+    """Add HCCL's message to gloo's error for a process that did not arrive, and write the flight recorder's file.
 
     Source: HCCL_timeout.md of Ascend/pytorch.
     """
     try:
         yield
     except RuntimeError as error:
-        if not _NOBODY_CAME.search(str(error)):
+        if not _PEER_MISSING.search(str(error)):
             raise
         write_file()
         reason = (
@@ -85,7 +88,7 @@ def done(results: Any) -> Work:
 
 
 def timed(work: Any, ended: Callable[[], None]) -> Work:
-    """A work of gloo that has no future, as a message's, whose end somebody wants to know.
+    """Wrap a work of gloo that has no future, as a message has none, so that its end is reported.
 
     Args:
         work: gloo's work, on which nobody else waits.
@@ -108,7 +111,7 @@ def timed(work: Any, ended: Callable[[], None]) -> Work:
 
 
 class _Outcome:
-    """How a collective ended, and the future that tells it to those who asked.
+    """Outcome of a collective, and the future that passes it on.
 
     Args:
         works: gloo's works.
@@ -188,7 +191,7 @@ class HcclWork(Work):
             RuntimeError: gloo's, the collective failed or the time is over.
         """
         try:
-            with nullcontext() if timeout else in_hccls_words():  # a limit of the caller's own is none of HCCL's
+            with nullcontext() if timeout else hccl_errors():  # a limit of the caller's own is none of HCCL's
                 for work in self._works:
                     work.wait(timeout or _NO_LIMIT)
             self.ended.wait()
@@ -211,15 +214,15 @@ class HcclWork(Work):
         return self._outcome.future or _completed()
 
     def is_completed(self) -> bool:
-        """True if it has ended, well or not."""
+        """Return True if it has ended, with or without an error."""
         return self.ended.is_set()
 
     def is_success(self) -> bool:
-        """True if it has ended well."""
+        """Return True if it has ended without an error."""
         return self.is_completed() and self._outcome.error is None
 
     def exception(self) -> BaseException | None:
-        """The error with which it ended; None where it ended well, and before it ends."""
+        """The error with which it ended; None while it runs and where there was none."""
         return self._outcome.error
 
     def result(self) -> Any:
@@ -230,7 +233,7 @@ class HcclWork(Work):
         """Nothing: a host that has waited for the work may use the results on every stream."""
 
     def is_unread(self) -> bool:
-        """True if it ended a while ago; that nobody has waited for it is plain where this is asked."""
+        """Return True if it ended a while ago. The caller knows already that nobody has waited for it."""
         return self.is_completed() and time.monotonic() - self._outcome.ended_at >= _UNREAD_AFTER
 
     def forget_results(self) -> None:

@@ -1,4 +1,9 @@
-"""Graph mode on the simulated card: torchair's scopes, and the backend of torch.compile that reads them."""
+"""Graph mode on the simulated card: torchair's scopes, and the backend of torch.compile that reads them.
+
+Programs reach it as `torchair` (toprope.compat.torchair). backend.py is called by torch.compile and picks the mode:
+aclgraph.py captures graphs by stream, ge.py is the graph engine. Tests: tests/sim/simulated/test_graph.py; users' page:
+docs/graph.md.
+"""
 
 import torch as _torch  # noqa: F401 # first: it installs the card where TOPROPE_SIM asks for one, which needs this package
 

@@ -1,4 +1,8 @@
-"""The stream-level mode ("reduce-overhead", "npugraph_ex"): what is captured once keeps its numbers of cores."""
+"""torchair's capture mode (mode "reduce-overhead", backend "npugraph_ex"): a captured graph keeps its core limits.
+
+backend.py picks it. The limits are those of the stream at the first call; ge.py is the other mode. Tests:
+tests/sim/simulated/test_graph.py.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ class AclGraph(CompiledGraph):
         return self.replay(*arguments)
 
     def replay(self, *arguments: Any) -> Any:
-        """Runs what was captured for inputs like these, whatever the limits are now.
+        """Run what was captured for inputs like these, whatever the limits are now.
 
         Raises:
             KeyError: nothing was captured for such inputs.

@@ -1,4 +1,8 @@
-"""The backend of torch.compile: graphs with scopes on the simulated card."""
+"""Backend of torch.compile for the simulated card (`torchair.get_npu_backend`, "npu"): graphs with scopes.
+
+torch.compile calls it with each traced graph; it checks the options and hands the graph to aclgraph.py or ge.py. Tests:
+tests/sim/simulated/test_graph.py.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,10 @@ from torch.fx import GraphModule
 from toprope.errors import InstallError, UnsupportedError
 from toprope.sim.air.operators import name_streams
 from toprope.sim.graph.aclgraph import AclGraph
-from toprope.sim.graph.broken import lone_mark
 from toprope.sim.graph.compiled import CompiledGraph
 from toprope.sim.graph.config import CompilerConfig
 from toprope.sim.graph.ge import GeGraph
+from toprope.sim.graph.graph_breaks import lone_mark
 from toprope.sim.state import installed
 
 __all__ = ["NpuBackend", "get_npu_backend"]

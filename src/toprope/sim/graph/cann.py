@@ -1,4 +1,8 @@
-"""The version of CANN whose rules count, where versions differ: the setting `cann` (TOPROPE_CANN)."""
+"""Comparison with the version of CANN whose rules apply, where they differ between versions.
+
+aclgraph.py and ge.py ask it. The version is the setting `cann` (TOPROPE_CANN). Tests:
+tests/sim/simulated/test_graph.py.
+"""
 
 from __future__ import annotations
 

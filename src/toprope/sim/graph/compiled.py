@@ -1,4 +1,8 @@
-"""Records of a backend about every graph it compiled: the operators with their attributes, and the graph that runs."""
+"""Base of both modes' compiled graphs: the operators with their attributes, and the graph that runs.
+
+AclGraph and GeGraph extend it; `toprope.sim.graph.CompiledGraph` lets a program read what the backend made. Tests:
+tests/sim/simulated/test_graph.py.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +82,11 @@ class CompiledGraph:
         return tuple(self._operators.values())
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs the graph."""
+        """Run the graph."""
         raise NotImplementedError
 
     def _run(self, arguments: tuple[Any, ...]) -> Any:
-        """Runs the graph; where that fails, streams and limits are as before."""
+        """Run the graph; where that fails, streams and limits are as before."""
         assert self.lowered is not None
         with replayed(), runtime.restored_on_failure([runtime.stream_of_label(label) for label in self._labels]):
             return self.lowered(*arguments)

@@ -1,6 +1,7 @@
 """`CompilerConfig`: how a model is compiled, with torchair's options and its rules about their values.
 
-The options themselves are data: options.toml.
+Programs import it from torchair. The options themselves are data: options.toml. A new option is a row there. Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class CompilerConfig(Options):
         super().__init__()
 
     def set(self, options: Mapping[str, Any]) -> None:
-        """Sets options by the names that the backend "npugraph_ex" has for them.
+        """Set options by the names that the backend "npugraph_ex" has for them.
 
         Raises:
             ValueError: there is no such option, or it does not take the value.

@@ -1,6 +1,7 @@
-"""Numbers of cores as the graph engine (GE) reads them from text: what is a number, what is in range; pure.
+"""Numbers of cores as the graph engine (GE) reads them from text: form, range, and GE's error E10001; pure.
 
-The texts are those of GE's error E10001. Source of the rules: hicann/ge, register/core_num_utils (2026-08).
+Used by ge.py and lowering.py. Source of the rules: hicann/ge, register/core_num_utils (2026-08). Tests:
+tests/sim/test_graph_scopes.py.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _part(parameter: str, value: str, most: int, *, clamps: bool) -> int | None:
 
 
 def _integer(parameter: str, value: str) -> int:
-    """Reads as C's functions do, which stop at the first character that is no digit; then all must have been read."""
+    """Read as C's functions do, which stop at the first character that is no digit; then all must have been read."""
     found = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", value)
     if found is None or not -_INT32 <= int(found[1]) < _INT32:
         raise CoreNumberError(parameter, value, "It is not integer.")

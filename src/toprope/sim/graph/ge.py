@@ -1,4 +1,7 @@
-"""The operator-level mode ("max-autotune"): the attributes of operators, read as the graph engine (GE) reads them."""
+"""torchair's graph engine mode ("max-autotune"): core limits of operators, read as the graph engine (GE) reads them.
+
+backend.py picks it; aclgraph.py is the other mode. Tests: tests/sim/simulated/test_graph.py.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class GeGraph(CompiledGraph):
             self.options[OPTION] = cores
 
     def __call__(self, *arguments: Any) -> Any:
-        """Builds the graph where that was not done yet, and runs it.
+        """Build the graph where that was not done yet, and run it.
 
         Raises:
             RuntimeError: E10001, an option or attribute is no number of cores that the chip has.

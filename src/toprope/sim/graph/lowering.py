@@ -1,8 +1,10 @@
-"""From a traced graph with scopes to one that runs: limits and streams as calls between the operators.
+"""Translation of a traced graph with scopes into one that runs: calls between the operators set limits and streams.
 
-The scopes of the stream-level mode ("reduce-overhead") become a `get_stream_limit` and two `set_stream_limit` each, one
-where the scope begins and one where it ends, which sets the values that were read. The graph engine's ("max-autotune")
-limits belong to operators: a stream's limit is set where the next operator has another one, and set back at the end.
+Used by aclgraph.py (`by_stream`) and ge.py (`by_operator`). A scope of the capture mode ("reduce-overhead") becomes a
+`get_stream_limit` and two `set_stream_limit`: one where the scope begins, and one where it ends, which restores the
+values. Limits of the graph engine ("max-autotune") belong to operators: a stream's limit is set where the next operator
+has another one, and restored at the end. The calls are functions of runtime.py. Tests:
+tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class _Builder:
         self._begin = self.call(runtime.record)
 
     def switch(self, label: str) -> tuple[Node, Node]:
-        """Switches to the stream of that name; the stream before, and the new one."""
+        """Switch to the stream of that name; the stream before, and the new one."""
         before = self.current()
         stream = self.call(runtime.switch, label)
         self.call(runtime.wait, self._begin)
@@ -86,7 +88,7 @@ class _Builder:
         self.call(torch.npu.set_stream, before)  # type: ignore[attr-defined]
 
     def join(self) -> None:
-        """Lets the graph's own stream wait for those that were switched to."""
+        """Let the graph's own stream wait for those that were switched to."""
         for event in self._left:
             self.call(runtime.wait, event)
 
@@ -129,7 +131,7 @@ def by_stream(module: GraphModule) -> GraphModule:
 def _enter_by_stream(
     build: _Builder, attributes: Mapping[str, str], limits: list[tuple[int, int]]
 ) -> Callable[[], None]:
-    """Writes where a scope begins; what is to be written where it ends."""
+    """Write where a scope begins; what is to be written where it ends."""
     if attributes.keys() >= scopes.CORE_LIMIT:
         numbers = int(attributes[scopes.AICORE]), int(attributes[scopes.VECTORCORE])
         held = build.limited(_stream_of(build, attributes))
@@ -223,12 +225,12 @@ class _Crossings:
         self._waited: set[tuple[str, Node]] = set()
 
     def record(self, node: Node) -> None:
-        """Writes the event after a value that is used elsewhere."""
+        """Write the event after a value that is used elsewhere."""
         if node in self._needed:
             self._events[node] = self._build.call(runtime.record)
 
     def wait(self, node: Node) -> None:
-        """Writes the waiting for what the operator takes from other streams, once for each stream and value."""
+        """Write the waiting for what the operator takes from other streams, once for each stream and value."""
         label = self._label[node]
         for value in node.all_input_nodes:
             if value in self._events and self._label[value] != label and (label, value) not in self._waited:
@@ -244,7 +246,7 @@ def _labels(module: GraphModule) -> Iterator[tuple[Node, str]]:
 
 
 def _limit_for(build: _Builder, streams: dict[str, _Limited], label: str, wanted: Cores) -> None:
-    """Sets the current stream's limit for the next operator, where it is not so already."""
+    """Set the current stream's limit for the next operator, where it is not so already."""
     numbers = (-1 if wanted.cube is None else wanted.cube, -1 if wanted.vector is None else wanted.vector)
     if label not in streams:
         if numbers == (-1, -1):

@@ -1,4 +1,8 @@
-"""Functions that compiled graphs call while they run: streams by name, events between them, limits put back."""
+"""Functions that compiled graphs call while they run: streams by name, events between them, and core limits.
+
+lowering.py puts the calls into a graph; streams and limits are those of torch.npu (toprope.sim.npu). Tests:
+tests/sim/simulated/test_graph.py.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ def named_stream(stream_id: int, device_index: int, device_type: int) -> Stream:
 
 
 def switch(label: str) -> Stream:
-    """Makes the stream of that name the current one, and gives it."""
+    """Make the stream of that name the current one, and return it."""
     stream = stream_of_label(label)
     torch.npu.set_stream(stream)  # type: ignore[attr-defined]
     return stream
@@ -61,7 +65,7 @@ def record() -> Event:
 
 
 def wait(event: Event) -> None:
-    """Lets the current stream wait for an event."""
+    """Let the current stream wait for an event."""
     current().wait_event(event)
 
 
@@ -77,7 +81,7 @@ def _set(stream: Stream, limits: dict[str, int]) -> None:
 
 @contextmanager
 def held(stream: Stream, limits: dict[str, int]) -> Iterator[None]:
-    """Gives a stream these limits inside; where it has them anyway, nothing is set."""
+    """Give a stream these limits inside; where it has them anyway, nothing is set."""
     before = limits_of(stream)
     if before == limits:
         yield
@@ -91,7 +95,7 @@ def held(stream: Stream, limits: dict[str, int]) -> Iterator[None]:
 
 @contextmanager
 def restored_on_failure(others: Sequence[Stream]) -> Iterator[None]:
-    """Puts the current stream, its limits and those of other streams back as they were, where the work inside fails."""
+    """Put the current stream, its limits and those of other streams back as they were, where the work inside fails."""
     before = current()
     limits = [(each, limits_of(each)) for each in (before, *others)]
     try:

@@ -1,7 +1,8 @@
-"""torch's flex_attention on the card: tensors of npu, autocast, and graphs without its template.
+"""torch's flex_attention on the card: it accepts npu, works under autocast, and is traced as a dense computation.
 
-torch_npu accepts npu where torch lists devices by name, and registers the kernels of autocast:
-torch_npu/utils/patch_flexattention.py. Its Inductor has a template of its own; here a graph has the dense computation.
+Registered when the card is installed. torch_npu accepts npu where torch lists devices by name, and registers the
+kernels of autocast: torch_npu/utils/patch_flexattention.py. Its Inductor has a template of its own; here a graph has
+the dense computation. Tests: tests/sim/simulated/test_attention.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Graphs of the card that Inductor compiles as graphs of the host, over the card's own bytes.
+"""Inductor's graphs for the card, compiled as graphs of the host that work on the card's own bytes.
 
-The generated kernels read and write the card's memory without a copy. They say nothing about the code that a real card
-would run.
+registration.py switches it on. The generated kernels read and write the card's memory without a copy. They say nothing
+about the code that a real card would run. Tests: tests/sim/simulated/test_inductor.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The backend "npugraphs" of torch.compile: traced operators run as they are, recorded into graphs of the card.
 
-Inductor generates nothing for it. Source: `torch_npu/utils/_graph_tree.py`, which follows the backend "cudagraphs" of
-torch (`torch/_dynamo/backends/cudagraphs.py`).
+registration.py registers it; Inductor generates nothing for it. Source: `torch_npu/utils/_graph_tree.py`, which follows
+the backend "cudagraphs" of torch (`torch/_dynamo/backends/cudagraphs.py`). Tests:
+tests/sim/simulated/test_graph_trees.py.
 """
 
 from __future__ import annotations

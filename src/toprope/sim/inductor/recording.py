@@ -1,4 +1,8 @@
-"""Functions of Inductor that are recorded into graphs of the card: `torch.compile(mode="reduce-overhead")`."""
+"""Recording of Inductor's compiled functions into graphs of the card: `torch.compile(mode="reduce-overhead")`.
+
+Used by host_graphs.py and npugraphs_backend.py; the graphs are toprope.sim.npu.graph_trees. Tests:
+tests/sim/simulated/test_graph_trees.py.
+"""
 
 from __future__ import annotations
 

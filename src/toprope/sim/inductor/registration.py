@@ -1,4 +1,7 @@
-"""torch.compile for the card: registered with TorchDynamo and Inductor when a program imports them."""
+"""Registration of the card with TorchDynamo and Inductor, when a program imports them.
+
+Called when the card is installed (installation/installer.py). Tests: tests/sim/simulated/test_inductor.py.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def register() -> None:
 
 
 def _register_backends() -> None:
-    """Names the backends that torch.compile knows where torch_npu is installed."""
+    """Name the backends that torch.compile knows where torch_npu is installed."""
     from torch._dynamo.backends.registry import register_backend
 
     from toprope.sim.inductor.npugraphs_backend import npugraphs

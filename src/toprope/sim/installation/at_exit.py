@@ -1,4 +1,7 @@
-"""Work to do before the interpreter ends."""
+"""Work before the interpreter ends: torch's backward threads become idle, and the C++ core stops calling Python.
+
+Registered by installer.py. Without it a thread may be ended inside a destructor, which aborts the process.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _LIMIT = 2.0  # seconds
 
 
 def register() -> None:
-    """Lets torch's backward threads finish before Python does, and has no thread ask Python where it is by then."""
+    """Let torch's backward threads finish before Python does, and have no thread ask Python where it is by then."""
     atexit.register(_wait_for_backward_threads)
     atexit.register(native().stop_sites)
     atexit.register(native().set_graph_calls, None)
@@ -22,7 +25,7 @@ def register() -> None:
 
 
 def _wait_for_backward_threads() -> None:
-    """Waits until torch's threads for the cards' backward passes are idle.
+    """Wait until torch's threads for the cards' backward passes are idle.
 
     A thread that has just finished one still drops Python objects. It needs the interpreter's lock for that, and when
     the interpreter ends meanwhile, Python ends the thread inside a destructor, which aborts the process. With the lock

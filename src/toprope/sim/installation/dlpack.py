@@ -1,4 +1,7 @@
-"""DLPack for the card: torch's C++ side knows it as an extension device, its Python side does not."""
+"""DLPack for the card: torch's C++ side knows it as an extension device, its Python side does not.
+
+Registered by installer.py. Tests: tests/sim/simulated/test_host_access.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _EXTENSION = 12
 
 
 def register() -> None:
-    """Lets `Tensor.__dlpack_device__` answer for tensors on npu; others are asked as before."""
+    """Let `Tensor.__dlpack_device__` answer for tensors on npu; others are asked as before."""
     import torch
 
     ours = torch.Tensor.__dlpack_device__

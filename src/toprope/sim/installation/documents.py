@@ -1,7 +1,8 @@
-"""The vendor's documents about operators and dtypes, in the form that the C++ core reads at every start.
+"""Table of refused dtypes (support/refusals.toml) for one chip, in the form that the C++ core reads at every start.
 
+installer.py passes the file to csrc/core/documents.cpp, which must follow any change of the form (then raise `_FORM`).
 Reading refusals.toml takes tens of milliseconds; the core's form takes one. It is made once for a chip and kept next to
-the build.
+the build. Tests: tests/sim/test_documents.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from toprope.whole_file import writing_whole
 
 __all__ = ["kept", "lines", "ready"]
 
-_FORM = "1"
+_FORM = "2"
 _PLACE_OF_DTYPE = "\x01"
 
 
@@ -58,7 +59,7 @@ def kept(folder: Path, name: str, form: str, source: Path, text: Iterable[str]) 
 
 
 def lines(chip: Chip) -> Iterator[str]:
-    """The lines of the file: the vendor's names of dtypes, then a rule for each argument that the vendor checks."""
+    """The lines of the file: the vendor's names of dtypes, then the rules for each argument that the vendor checks."""
     for dtype, name in refusals.VENDOR_NAMES.items():
         yield f"dtype\t{NUMBERS[dtype]}\t{name}"
     for row in refusals.rows(chip):
@@ -72,3 +73,6 @@ def lines(chip: Chip) -> Iterator[str]:
                 )
                 kernel = row.kernel_of(operator)
                 yield f"rule\t{operator}\t{operand.position}\t{refused:x}\t{known:x}\t{kernel}\t{sentence}"
+                if row.dimensions:
+                    larger = refusals.TOO_MANY_DIMENSIONS.format(parameter=operand.parameter, most=row.dimensions)
+                    yield f"dimensions\t{operator}\t{operand.position}\t{row.dimensions}\t{larger}"

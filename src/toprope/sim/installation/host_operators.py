@@ -1,4 +1,8 @@
-"""The operators that run on the host in a release of torch_npu, in the form that the C++ core reads at every start."""
+"""Operators that run on the host in a release of torch_npu, in the form that the C++ core reads at every start.
+
+installer.py passes the file to csrc/torch/host_operators.cpp, which must follow any change of the form (then raise
+`_FORM`). The facts are support/operators_on_card.py. Tests: tests/sim/simulated/test_operators_on_host.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Puts the simulated cards into the torch of this process."""
+"""Installation of the simulated cards: build and load the C++ part, register the device `npu`, make `torch.npu`.
+
+`toprope.sim.install` calls it, and the import of torch does in a process with TOPROPE_SIM. All or nothing: an error
+leaves torch as it was. Tests: tests/sim/test_sim_install.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from toprope import chips
-from toprope.errors import EnvironmentProblem, InstallError
+from toprope.errors import EnvironmentProblem, InstallError, PackageError
 from toprope.sim import faults, run_record, state
 from toprope.sim.installation import documents, host_operators
 from toprope.sim.spec import SimSpec
@@ -53,7 +57,7 @@ def install(
     torch_npu: str | None = None,
     numerics: str = "host",
 ) -> None:
-    """Gives the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
+    """Give the torch of this process simulated Ascend cards: the device `npu` and the namespace `torch.npu`.
 
     Asking again for the same cards does nothing.
 
@@ -84,7 +88,7 @@ def install(
 
 
 def autoload() -> None:
-    """Installs what TOPROPE_SIM asks for; nothing where it is not set. Called at the end of `import torch`."""
+    """Install what TOPROPE_SIM asks for; nothing where it is not set. Called at the end of `import torch`."""
     text = os.environ.get("TOPROPE_SIM", "").strip()
     if not text:
         return
@@ -104,7 +108,16 @@ def _install(spec: SimSpec) -> None:
             return
         capacity = spec.capacity
         _refuse_real(spec)
-        import torch
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            from toprope.extras import advice
+
+            raise PackageError(
+                "the simulated card needs torch, which is not installed.", sys.executable, advice("torch")
+            ) from None
 
         if (now := installed()) is not None:  # that import has installed what TOPROPE_SIM asks for
             _refuse_other(now, spec)
@@ -195,7 +208,7 @@ def _error_texts() -> dict[int, str]:
 
 
 def _load_documents(library: Native, path: Path, *, refuse: bool) -> None:
-    """Tells the core what the chip's kernels take. Read also where nothing is refused: operators run alike then."""
+    """Tell the core what the chip's kernels take. Read also where nothing is refused: operators run alike then."""
     error = library.load_documents(str(path).encode())
     if error:
         raise EnvironmentProblem("the vendor's documents cannot be read.", f"{path}: {os.strerror(error)}")
@@ -210,7 +223,7 @@ def _load_host_operators(library: Native, path: Path, release: Release) -> None:
 
 
 def _register(torch: ModuleType) -> None:
-    """Names the device, gives torch its namespace, its methods (Tensor.npu, Module.npu, ...) and its backend hccl."""
+    """Name the device, and give torch its namespace, methods (Tensor.npu, Module.npu, ...) and backend hccl."""
     if hasattr(getattr(torch, "npu", None), "__toprope_stand_in__"):
         del torch.npu  # the one that says there is no card
         sys.modules.pop("torch.npu", None)

@@ -1,4 +1,8 @@
-"""The cards that the processes of one run share: reading of the file that the C++ core keeps; pure but for /proc."""
+"""State of the cards that the processes of one run share, read from the file that the C++ core keeps.
+
+For `npu-smi`, `toprope status` and sessions of toprope.functions. The layout is `struct Cards` of csrc/core/cards.h
+(see layouts.py). Pure but for /proc. Tests: tests/sim/test_cards_file.py.
+"""
 
 from __future__ import annotations
 

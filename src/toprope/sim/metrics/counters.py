@@ -1,7 +1,8 @@
-"""Figures of the simulated cards of a process: reading of the file that the C++ core keeps while it runs.
+"""Figures of the simulated cards of one process, read from the file that the C++ core keeps while it runs.
 
-The core maps the file into memory (`struct Counters` of counters.h), so it is up to date even when the process was
-killed.
+For the reports of a run; totals.py sums processes. The core maps the file into memory (`struct Counters` of
+csrc/core/counters.h, see layouts.py), so it is up to date even when the process was killed. Tests:
+tests/sim/test_counters.py.
 """
 
 from __future__ import annotations

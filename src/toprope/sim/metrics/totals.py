@@ -1,4 +1,7 @@
-"""Sums of the counters of all processes of a run, for the cards of one chip; pure."""
+"""Sums of the counters of all processes of a run, for the cards of one chip; pure.
+
+For the run report (cli/reports/run_report.py) and the rehearsal's facts. Tests: tests/cli/test_report.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from toprope.sim import dtypes
 from toprope.sim.metrics.counters import Assumed, CardCounters, Counters, HostSite, Site
 from toprope.sim.spec import MAX_CARDS, SimSpec
 from toprope.support import operator_advice, operator_kinds, operators_on_card, refusals
-from toprope.visible import explain, visible_cards
+from toprope.visible_devices import explain, visible_cards
 
 __all__ = ["AssumedDtype", "Card", "Cause", "OnHost", "Totals", "merge"]
 

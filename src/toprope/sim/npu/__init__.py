@@ -1,8 +1,10 @@
 """`torch.npu` of the simulated card: torch_npu's names and signatures.
 
-One file a topic. What torch_npu has and the simulated card cannot have raises NotImplementedError when it is used
-(unavailable.py); any other name raises AttributeError. names.toml says which of torch_npu's names are there, and
-docs/compat.md how they compare with the published ones.
+The installation puts this package in torch as `torch.npu`; programs and libraries call it. One file for each topic. A
+function that torch_npu has and the simulated card cannot have raises NotImplementedError when it is used
+(unavailable.py); any other name raises AttributeError. names.toml says which of torch_npu's names are here;
+tests/sim/simulated/test_npu_names.py and tests/compat/test_compat_torch_npu.py hold names and signatures;
+docs/compat.md shows them.
 """
 
 import sys
@@ -363,7 +365,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def _lazy_call(cb: Callable[[], Any]) -> None:
-    """Calls a function once the cards are initialised, which they are from here on."""
+    """Call a function once the cards are initialised, which they are from here on."""
     _lazy_init()
     cb()
 

@@ -1,6 +1,7 @@
-"""`torch.npu`: switches of attention and linear algebra, which torch_npu keeps for programs written for CUDA.
+"""Part of `torch.npu`: switches of attention and linear algebra, which torch_npu keeps for programs written for CUDA.
 
-They set torch's own switches, which the simulated card's attention minds as the CPU's does.
+They set torch's own switches, which the simulated card's attention follows as the CPU's does. Tests:
+tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def flash_sdp_enabled() -> bool:
 
 
 def enable_flash_sdp(enabled: bool) -> None:
-    """Switches flash attention in torch."""
+    """Switch flash attention in torch."""
     _warn("flash attention")
     torch._C._set_sdp_use_flash(enabled)
 
@@ -52,7 +53,7 @@ def mem_efficient_sdp_enabled() -> bool:
 
 
 def enable_mem_efficient_sdp(enabled: bool) -> None:
-    """Switches memory-efficient attention in torch."""
+    """Switch memory-efficient attention in torch."""
     _warn("memory-efficient attention")
     torch._C._set_sdp_use_mem_efficient(enabled)
 
@@ -64,7 +65,7 @@ def math_sdp_enabled() -> bool:
 
 
 def enable_math_sdp(enabled: bool) -> None:
-    """Switches plain attention in torch."""
+    """Switch plain attention in torch."""
     _warn("plain attention")
     torch._C._set_sdp_use_math(enabled)
 

@@ -1,4 +1,7 @@
-"""`torch.npu.backends.fft_plan_cache`: the plans of Fourier transforms that a card keeps."""
+"""Object `torch.npu.backends.fft_plan_cache`: the plans of Fourier transforms that a card keeps.
+
+The C++ core counts them (csrc/torch/fft_plans.cpp). Tests: tests/sim/simulated/test_complex_and_linalg.py.
+"""
 
 from __future__ import annotations
 

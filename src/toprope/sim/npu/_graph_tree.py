@@ -1,4 +1,8 @@
-"""torch_npu's name of the module of graph trees, loaded when a program asks for it: Inductor takes seconds."""
+"""Module `torch_npu.npu._graph_tree`, torch_npu's name of graph_trees.
+
+Loaded when a program asks for it: it imports Inductor, which takes seconds. Tests:
+tests/sim/simulated/test_graph_trees.py.
+"""
 
 import sys
 

@@ -1,4 +1,8 @@
-"""Step marks of graph trees: where the program says that an iteration begins."""
+"""Step marks of graph trees: where a program says that an iteration begins.
+
+Apart from graph_trees, so that marking a step does not load Inductor. Used by graph_trees/trees.py and by
+toprope.sim.inductor. Tests: tests/sim/simulated/test_graph_trees.py.
+"""
 
 from __future__ import annotations
 

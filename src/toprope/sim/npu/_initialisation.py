@@ -1,4 +1,7 @@
-"""Settings of CANN's start that torch_npu checks when it initialises the cards; `init` and `set_device` do so here."""
+"""Check of the environment variables of CANN's start that torch_npu reads when it initialises the cards.
+
+`init` and `set_device` of torch.npu call it (devices.py). Tests: tests/sim/simulated/test_npu_names.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The sanitizer's check of kernels: a copy of CANN's operators in which those built for debugging take their place.
+"""Kernel mode of torch_npu's sanitizer: a copy of CANN's operators in which debug builds replace the others.
 
-The simulated card runs no such kernels; the folders are prepared all the same. Interface: torch_npu's own module.
+_sanitizer.py switches it on. The simulated card runs no such kernels; the folders are prepared all the same. Interface:
+torch_npu's own module.
 """
 
 from __future__ import annotations

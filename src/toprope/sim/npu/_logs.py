@@ -1,4 +1,7 @@
-"""torch_npu's own log: lines on standard error, by the name of a part and its level."""
+"""torch_npu's own log: lines on standard error, by the name of a part and its level.
+
+Set by `torch_npu._C._logging` (TORCH_NPU_LOGS); the process group of hccl writes lines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Text for flame graphs of a memory snapshot, under torch_npu's name: torch's functions ask for no device."""
+"""Module `torch.npu._memory_viz`: text for flame graphs of a memory snapshot.
+
+The functions are torch's; they need no device. Tests: tests/sim/simulated/test_npu_names.py.
+"""
 
 from torch.cuda._memory_viz import (
     _block_extra,

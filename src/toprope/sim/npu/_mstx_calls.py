@@ -1,4 +1,7 @@
-"""`torch_npu._C._mstx`: what `torch.npu.mstx` calls. A tool may put functions of its own in their place."""
+"""Functions of `torch_npu._C._mstx` that `torch.npu.mstx` calls. A tool may put functions of its own in their place.
+
+Tests: tests/compat/test_torch_npu_profiler.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`torch.cond` in a graph: both branches are captured, and each replay runs one of them, by a tensor of the card."""
+"""Part of `torch.npu`: `torch.cond` in a graph. Both branches are captured; each replay runs one of them.
+
+A tensor of the card decides which. graphs.py captures and replays; tests: tests/sim/simulated/test_graphs.py.
+"""
 
 from __future__ import annotations
 

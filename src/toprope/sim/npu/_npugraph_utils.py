@@ -1,7 +1,8 @@
-"""`torch_npu.npu._npugraph_utils`: dumps of graphs, laid out for a viewer of traces.
+"""Module `torch_npu.npu._npugraph_utils`: dumps of graphs, laid out for a viewer of Chrome traces.
 
-A dump is a list of events as viewers of Chrome traces read them. Here all events of a graph are of one stream, since a
-replay computes one operator after the other; torch_npu also merges streams and aligns the events that they wait for.
+`NPUGraph.debug_dump` of graphs.py writes them. A dump is a list of events. Here all events of a graph are of one
+stream, since a replay computes one operator after the other; torch_npu also merges streams and aligns the events that
+they wait for. Tests: tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`torch_npu.npu._recovery`: marks of memory whose contents may be damaged, as after a card was started again."""
+"""Module `torch_npu.npu._recovery`: marks on memory whose contents may be damaged, as after a card was restarted.
+
+`torch.npu` exports `stop_device` and `restart_device` through recovery.py. Tests:
+tests/sim/simulated/test_npu_settings.py.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def _storage(tensor: Any) -> torch.UntypedStorage:
 
 
 def check_npu_storage_is_safe(storage_obj: Any) -> bool:
-    """Tell if a storage has no mark.
+    """Return True if a storage has no mark.
 
     Raises:
         RuntimeError: it is no storage.
@@ -47,7 +51,7 @@ def check_npu_storage_is_safe(storage_obj: Any) -> bool:
 
 
 def check_npu_tensor_is_safe(tensor_obj: Any) -> bool:
-    """Tell if the memory of a tensor has no mark.
+    """Return True if the memory of a tensor has no mark.
 
     Raises:
         RuntimeError: it is no tensor.
@@ -76,12 +80,12 @@ def set_npu_tensor_unsafe_check_flag(flag: bool) -> None:
 
 
 def get_npu_tensor_unsafe_check_flag() -> bool:
-    """Tell whether operators refuse to read memory with a mark."""
+    """Return True if operators refuse to read memory with a mark."""
     return bool(native().checks_unsafe())
 
 
 def stop_device(device_id: int) -> None:
-    """Drops the work that is queued on a card. Until `restart_device`, whatever uses it fails with 107022.
+    """Drop the work that is queued on a card. Until `restart_device`, any use of it fails with 107022.
 
     Raises:
         AssertionError: no card of that number.
@@ -92,7 +96,7 @@ def stop_device(device_id: int) -> None:
 def restart_device(
     device_id: int, rebuild_all_resources: bool = False, disable_tensor_unsafe_check: bool = False
 ) -> None:
-    """Lets a stopped card be used again. Its tensors keep what they held.
+    """Let a stopped card be used again. Its tensors keep what they held.
 
     Args:
         device_id: the card.

@@ -1,4 +1,7 @@
-"""`torch_npu.npu._sanitizer`: turns the checks of streams, or of kernels, on (TORCH_NPU_SANITIZER of torch_npu)."""
+"""Module `torch_npu.npu._sanitizer`: switch the checks of streams or of kernels on (TORCH_NPU_SANITIZER).
+
+The checks are _stream_check.py and _kernel_check.py. Tests: tests/sim/simulated/test_sanitizer.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Parts that all modules of `torch.npu` share: initialisation, device numbers, torch_npu's form of errors."""
+"""Parts that the modules of `torch.npu` share: initialisation, device numbers, streams, torch_npu's form of errors.
+
+Used all over toprope.sim and by operators of the torch_npu facade. Numbers of streams follow csrc/core/stream.h. Tests:
+tests/sim/simulated/test_devices.py and test_visible_devices.py.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +124,7 @@ def not_here(name: str, why: str) -> NotImplementedError:
 
 
 def lazy_init() -> None:
-    """Initialises the cards of this process, as every call that touches one does.
+    """Initialise the cards of this process, as every call that touches one does.
 
     Raises:
         RuntimeError: this process was forked from one that had used a card.
@@ -195,7 +199,7 @@ def stream_key(device: int, number: int) -> dict[str, int]:
 
 
 def is_stream_number(number: int) -> bool:
-    """Tell if a card has a stream of this number."""
+    """Return True if a card has a stream of this number."""
     return number in _STREAMS
 
 

@@ -1,8 +1,8 @@
-"""Find data races between streams, and tensors that are freed while another stream may still use them.
+"""Stream mode of torch_npu's sanitizer: data races between streams, and tensors freed while another stream uses them.
 
-torch's own detector for CUDA (`torch.cuda._sanitizer`) keeps the vector clocks of the streams; the operators come from
-a dispatch mode, and so do allocations: an output whose storage was not seen before. Interface: `_stream_check.py` of
-torch_npu.
+_sanitizer.py switches it on. torch's own detector for CUDA (`torch.cuda._sanitizer`) keeps the vector clocks of the
+streams; the operators come from a dispatch mode, and so do allocations: an output whose storage was not seen before.
+Interface: `_stream_check.py` of torch_npu. Tests: tests/sim/simulated/test_sanitizer.py.
 """
 
 from __future__ import annotations

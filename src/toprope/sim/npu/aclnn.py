@@ -1,4 +1,7 @@
-"""`torch.npu.aclnn`: one switch of CANN's operator library, kept and read back."""
+"""Module `torch.npu.aclnn`: one switch of CANN's operator library (`allow_hf32`), kept and read back.
+
+It has an effect with `numerics=card` alone. Tests: tests/sim/simulated/test_npu_names.py, for the name.
+"""
 
 from __future__ import annotations
 

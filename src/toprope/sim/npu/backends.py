@@ -1,4 +1,7 @@
-"""The switches of `_backends` under the name that torch_npu had for them first."""
+"""Module `torch.npu.backends`: the switches of _backends.py under the name that torch_npu had for them first.
+
+Tests: tests/sim/simulated/test_npu_names.py.
+"""
 
 from toprope.sim.npu._backends import (
     enable_flash_sdp,

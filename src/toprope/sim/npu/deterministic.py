@@ -1,6 +1,7 @@
-"""`torch.npu`: switches for algorithms that give the same result every time.
+"""Part of `torch.npu`: switches for algorithms that give the same result every time.
 
-The simulated card's operators are the CPU's, which mind torch.use_deterministic_algorithms; a level adds nothing here.
+The simulated card's operators are the CPU's, which follow torch.use_deterministic_algorithms; a level adds nothing
+here. Tests: tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations
@@ -48,27 +49,27 @@ class _End(torch.autograd.Function):
 
 
 def _not_in_graphs(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Marks a function that torch.compile must not trace, as torch._dynamo.forbid_in_graph does."""
+    """Mark a function that torch.compile must not trace, as torch._dynamo.forbid_in_graph does."""
     function._dynamo_forbidden = True  # type: ignore[attr-defined]
     return function
 
 
 @_not_in_graphs
 def enable_deterministic_with_backward(tensor: torch.Tensor) -> torch.Tensor:
-    """Switches deterministic algorithms on from here on, and off again once the gradient has come back here."""
+    """Switch deterministic algorithms on from here on, and off again once the gradient has come back here."""
     made: torch.Tensor = _Begin.apply(tensor)  # type: ignore[no-untyped-call]
     return made
 
 
 @_not_in_graphs
 def disable_deterministic_with_backward(tensor: torch.Tensor) -> torch.Tensor:
-    """Switches deterministic algorithms off from here on, and on again once the gradient has come back here."""
+    """Switch deterministic algorithms off from here on, and on again once the gradient has come back here."""
     made: torch.Tensor = _End.apply(tensor)  # type: ignore[no-untyped-call]
     return made
 
 
 def set_deterministic_level(level: int) -> None:
-    """Sets how much is deterministic: 0 nothing, 1 results, 2 stricter. Switches torch's own setting with it.
+    """Set how much is deterministic: 0 nothing, 1 results, 2 stricter. Switches torch's own setting with it.
 
     Raises:
         RuntimeError: the level is not 0 to 3; or it is 3 (the same for every batch size), which needs a newer CANN

@@ -1,4 +1,7 @@
-"""`torch.npu`: which cards there are, which one is current, what a card is."""
+"""Part of `torch.npu`: the cards that exist, the current one, and the description of a card.
+
+The C++ core has them (csrc/core/cards.h), toprope.chips their properties. Tests: tests/sim/simulated/test_devices.py.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def is_initialized() -> bool:
 
 
 def init() -> None:
-    """Initialises the cards; done by itself at first use."""
+    """Initialise the cards; done by itself at first use."""
     if not native().is_initialised():
         check_environment()
     lazy_init()
@@ -76,7 +79,7 @@ def current_device() -> int:
 
 
 def set_device(device: int | str | torch.device) -> None:
-    """Makes a card the current one of this thread.
+    """Make a card the current one of this thread.
 
     Raises:
         RuntimeError: 107001, no card of that number; or the card is stopped or unhealthy.
@@ -132,7 +135,7 @@ class device_of(device):  # noqa: N801 - torch's own name
 
 
 def synchronize(device: Any = None) -> None:
-    """Waits for all work on a card."""
+    """Wait for all work on a card."""
     lazy_init()
     torch.accelerator.synchronize(torch.device("npu", device_index(device)))
     fire("device_synchronization")

@@ -1,4 +1,7 @@
-"""`torch.npu`: events."""
+"""Part of `torch.npu`: events, including timing, events shared with others and a sleep of a stream.
+
+The C++ core has the streams that they wait for (csrc/core/stream.h). Tests: tests/sim/simulated/test_streams.py.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class Event(torch.Event):
         raise not_here("Event.from_ipc_handle", _BETWEEN_PROCESSES)
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Marks the end of the work queued so far on a stream, None for the current one."""
+        """Mark the end of the work queued so far on a stream, None for the current one."""
         where = _stream_or_current(stream, "NPUEvent::record")
         super().record(where)
         fire("event_record", self.event_id, where.native_handle)  # type: ignore[attr-defined]
@@ -81,7 +84,7 @@ class Event(torch.Event):
             capture.recorded(self, where.stream_id)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Lets work queued from now on on a stream, None for the current one, wait for the event."""
+        """Let work queued from now on on a stream, None for the current one, wait for the event."""
         where = _stream_or_current(stream, "NPUEvent::block")
         super().wait(where)
         if self.event_id:
@@ -94,7 +97,7 @@ class Event(torch.Event):
         return super().query()
 
     def synchronize(self) -> None:
-        """Waits until the event has passed."""
+        """Wait until the event has passed."""
         super().synchronize()
         if self.event_id:
             fire("event_synchronization", self.event_id)
@@ -212,7 +215,7 @@ class ExternalEvent(torch.Event):
         return self._flag
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Lets the event pass after the work queued so far on a stream, None for the current one."""
+        """Let the event pass after the work queued so far on a stream, None for the current one."""
         self._launch(stream, "NPUEvent::record", "sem_post")
         self._is_recorded = True
         if waiting_replays:
@@ -223,14 +226,14 @@ class ExternalEvent(torch.Event):
                     waiting[1]()
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Lets work queued from now on on a stream, None for the current one, wait until the event has passed."""
+        """Let work queued from now on on a stream, None for the current one, wait until the event has passed."""
         if (capture := _capture()) is not None:
             capture.note(lambda: None, ready=self._has_passed)
             return
         self._launch(stream, "NPUEvent::block", "sem_wait", "sem_post")  # what one waiter takes it hands to the next
 
     def reset(self, stream: torch.Stream | None = None) -> None:
-        """Takes back that the event has passed. Work that waits for it must be done by then, as on a card."""
+        """Take back that the event has passed. Work that waits for it must be done by then, as on a card."""
         _stream_or_current(stream, "NPUEvent::reset")
         if (capture := _capture()) is not None:
             capture.note(self._forget)
@@ -254,7 +257,7 @@ class ExternalEvent(torch.Event):
         return value.value > 0
 
     def synchronize(self) -> None:
-        """Waits until the event has passed."""
+        """Wait until the event has passed."""
         flag = ctypes.c_void_p(self._raised())
         while _libc().sem_wait(flag) != 0:  # a signal came in between
             pass

@@ -1,4 +1,8 @@
-"""`torch.npu`: graphs, which are captured once and replayed with new data at the same addresses."""
+"""Part of `torch.npu`: graphs (`NPUGraph`), captured once and replayed with new data at the same addresses.
+
+graph_capture.py records the operators, pools.py has the memory. Tests: tests/sim/simulated/test_graphs.py; users' page:
+docs/npugraph.md.
+"""
 
 from __future__ import annotations
 

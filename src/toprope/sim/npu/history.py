@@ -1,4 +1,8 @@
-"""`torch.npu.memory`: history of the allocator with places in the program, for torch's memory visualiser."""
+"""Part of `torch.npu.memory`: history of the allocator with places in the program, for torch's memory visualiser.
+
+csrc/torch/history.cpp records it. The snapshot has the form that torch's `_memory_viz` reads. Tests:
+tests/sim/simulated/test_memory_history.py.
+"""
 
 from __future__ import annotations
 

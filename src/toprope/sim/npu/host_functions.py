@@ -1,4 +1,7 @@
-"""`torch.npu`: functions of the host that a stream calls, at their place among its operators."""
+"""Part of `torch.npu`: functions of the host that a stream calls, at their place among its operators.
+
+Tests: tests/sim/simulated/test_graphs.py.
+"""
 
 from __future__ import annotations
 

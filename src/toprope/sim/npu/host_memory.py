@@ -1,4 +1,7 @@
-"""`torch.npu`: what the allocator of pinned host memory holds. Sizes are bytes."""
+"""Part of `torch.npu`: figures of the allocator of pinned host memory. Sizes are bytes.
+
+Tests: tests/sim/simulated/test_npu_settings.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _FIGURES = ("current", "peak", "allocated", "freed")
 
 
 def host_empty_cache() -> None:
-    """Gives the pinned memory that the allocator keeps for reuse back to the host, once the card was used."""
+    """Give the pinned memory that the allocator keeps for reuse back to the host, once the card was used."""
     torch.accelerator.empty_host_cache()
 
 
@@ -48,10 +51,10 @@ def host_memory_stats() -> OrderedDict[str, Any]:
 
 
 def reset_accumulated_host_memory_stats() -> None:
-    """Lets the totals (allocated, freed) of pinned memory start again from zero."""
+    """Let the totals (allocated, freed) of pinned memory start again from zero."""
     native().reset_host_memory_stats(0)
 
 
 def reset_peak_host_memory_stats() -> None:
-    """Lets the peaks of pinned memory start again from what is in use."""
+    """Let the peaks of pinned memory start again from what is in use."""
     native().reset_host_memory_stats(1)

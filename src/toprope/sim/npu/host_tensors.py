@@ -1,7 +1,8 @@
-"""Tensors of the host among the arguments of a function that a stream calls.
+"""Host tensors among the arguments of a function that a stream calls later.
 
-When the call is queued they are named by their address, since they are still to be written; when the function is
-called their bytes are copied for it. Source: torch_npu/npu/graphs.py and csrc/npu/Graph.cpp of Ascend/pytorch.
+Used by graphs.py and host_functions.py. When the call is queued they are named by their address, since they are still
+to be written; when the function is called their bytes are copied for it. Source: torch_npu/npu/graphs.py and
+csrc/npu/Graph.cpp of Ascend/pytorch. Tests: tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`torch.npu`: settings of how work gets to the card, and of waiting for it."""
+"""Part of `torch.npu`: settings of how work gets to the card, and of waiting for it.
+
+Tests: tests/sim/simulated/test_npu_settings.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _task_queue = 1
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
-    """Sets what happens when a call waits for the card by itself (item, copies, nonzero, ...).
+    """Set what happens when a call waits for the card by itself (item, copies, nonzero, ...).
 
     Args:
         debug_mode: 0 or "default", 1 or "warn", 2 or "error".
@@ -52,7 +55,7 @@ def get_sync_debug_mode() -> int:
 
 
 def set_task_queue_enable(mode: int | str) -> None:
-    """Sets torch_npu's queue on the host: 0 none, 1, 2 deeper. It is kept; the simulated card has no such queue.
+    """Set torch_npu's queue on the host: 0 none, 1, 2 deeper. It is kept; the simulated card has no such queue.
 
     Raises:
         RuntimeError: it is none of these.
@@ -72,7 +75,7 @@ def get_task_queue_enable() -> int:
 
 
 def set_op_timeout_ms(timeout: int) -> None:
-    """Sets the longest time that the host waits for work on a card; the wait then fails with 107019.
+    """Set the longest time that the host waits for work on a card; the wait then fails with 107019.
 
     Args:
         timeout: milliseconds, at least 1. It is 1091 s until it is set, as on A2 and A3 cards.

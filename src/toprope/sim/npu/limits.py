@@ -1,7 +1,8 @@
-"""`torch.npu`: how many cores of a card the process, or a stream, is to use.
+"""Part of `torch.npu`: limits of the cores of a card that the process, or a stream, may use.
 
-A limit is a stored number that later work reads. For each kind of core a stream's own limit counts, else the process's
-for the card, else the chip has no limit but its cores. A stream's may exceed the process's. -1 leaves a kind as it is.
+A limit is a stored number that later work reads (csrc/core/core_limits.h). For each kind of core a stream's own limit
+counts, else the process's for the card, else the number of cores of the chip. A stream's may exceed the process's. -1
+leaves a kind as it is. Tests: tests/sim/simulated/test_core_limits.py; users' page: docs/limits.md.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _check_stream(stream: Any) -> Stream:
 
 
 def _once(function: Callable[_P, None]) -> Callable[_P, None]:
-    """Lets a function be called once in a process; a call that fails counts, too."""
+    """Let a function be called once in a process; a call that fails counts, too."""
 
     @functools.wraps(function)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -123,7 +124,7 @@ def _once(function: Callable[_P, None]) -> Callable[_P, None]:
 
 @_once
 def set_device_limit(device: int, cube_num: int = _UNTOUCHED, vector_num: int = _UNTOUCHED) -> None:
-    """Limits the cores that the process uses of a card, for work from now on. Once in a process.
+    """Limit the cores that the process uses of a card, for work from now on. Once in a process.
 
     Args:
         device: number of the card.
@@ -151,14 +152,14 @@ def get_device_limit(device: int) -> dict[str, int]:
 
 
 def reset_device_limit(device: int) -> None:
-    """Takes the process's limits for a card away. torch_npu has this as `torch_npu._C._npu_reset_device_res_limit`."""
+    """Take the process's limits for a card away. torch_npu has this as `torch_npu._C._npu_reset_device_res_limit`."""
     _check_device(device)
     for kind in _KINDS:
         _set(device, _OF_PROCESS, kind, _NONE)
 
 
 def set_stream_limit(stream: Stream, cube_num: int = _UNTOUCHED, vector_num: int = _UNTOUCHED) -> None:
-    """Limits the cores that work on a stream uses, from now on, in every thread.
+    """Limit the cores that work on a stream uses, from now on, in every thread.
 
     Args:
         stream: the stream.
@@ -187,7 +188,7 @@ def get_stream_limit(stream: Stream) -> dict[str, int]:
 
 
 def reset_stream_limit(stream: Stream) -> None:
-    """Takes a stream's own limits away.
+    """Take a stream's own limits away.
 
     Raises:
         AssertionError: it is not a stream of `torch.npu`.

@@ -1,4 +1,7 @@
-"""`torch.npu`: what the card's allocator holds. All sizes are bytes."""
+"""Part of `torch.npu`: figures of the card's memory allocator. All sizes are bytes.
+
+The allocator is C++ (csrc/core/memory.h, rules in memory_rules.h). Tests: tests/sim/simulated/test_memory_figures.py.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ _LENGTH = len(_GROUPS) * len(_POOLS) * len(_FIGURES) + 2
 
 
 def empty_cache() -> None:
-    """Gives the memory that the allocator keeps for reuse back to the cards."""
+    """Give the memory that the allocator keeps for reuse back to the cards."""
     native().empty_cache(-1)
 
 
@@ -167,13 +170,13 @@ def max_memory_cached(device: Any = None) -> int:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Lets the peaks start again from what is in use now."""
+    """Let the peaks start again from what is in use now."""
     lazy_init()
     native().reset_peaks(allocator_index(device))
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Lets the totals (allocated, freed, retries, failures) start again from zero."""
+    """Let the totals (allocated, freed, retries, failures) start again from zero."""
     lazy_init()
     native().reset_totals(allocator_index(device))
 
@@ -191,7 +194,7 @@ def reset_max_memory_cached(device: Any = None) -> None:
 
 
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
-    """Lets the process take at most this part of the card, from 0 to 1.
+    """Let the process take at most this part of the card, from 0 to 1.
 
     Raises:
         TypeError: the fraction is not a float.
@@ -216,7 +219,7 @@ _held: dict[int, torch.UntypedStorage] = {}
 
 
 def caching_allocator_alloc(size: int, device: Any = None, stream: Any = None) -> int:
-    """Takes memory from the allocator for other libraries; `caching_allocator_delete` gives it back.
+    """Take memory from the allocator for other libraries; `caching_allocator_delete` gives it back.
 
     Args:
         size: bytes.
@@ -253,7 +256,7 @@ def caching_allocator_alloc(size: int, device: Any = None, stream: Any = None) -
 
 
 def caching_allocator_delete(mem_ptr: int) -> None:
-    """Gives memory of `caching_allocator_alloc` back to the allocator; nothing for 0.
+    """Give memory of `caching_allocator_alloc` back to the allocator; nothing for 0.
 
     Raises:
         RuntimeError: the address is not of such memory.

@@ -1,4 +1,7 @@
-"""`torch.npu.memory_snapshot`: the pieces of memory that the allocators hold, and their blocks."""
+"""Function `torch.npu.memory_snapshot`: the pieces of memory that the allocators hold, and their blocks.
+
+Also used by history.py and pools.py. Tests: tests/sim/simulated/test_memory_history.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`torch.npu.memory_summary`: the allocator's figures as a table, in torch_npu's layout."""
+"""Function `torch.npu.memory_summary`: the allocator's figures as a table, in torch_npu's layout.
+
+Tests: tests/sim/simulated/test_allocator_calls.py.
+"""
 
 from __future__ import annotations
 

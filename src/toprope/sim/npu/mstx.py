@@ -1,6 +1,7 @@
-"""`torch.npu.mstx`: marks and ranges for the vendor's tools.
+"""Module `torch.npu.mstx`: marks and ranges for the vendor's tools.
 
-Nobody listens here, so they return what torch_npu's do where no tool is attached.
+No tool is attached here, so the functions return the values that torch_npu's return without one. Tests:
+tests/sim/simulated/test_npu_names.py.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class mstx:  # noqa: N801 - torch_npu's own name
 
     @staticmethod
     def mark(message: str, stream: Any = None, domain: str = "default") -> None:
-        """Marks a moment."""
+        """Mark a moment."""
         if _fits("mark", message or "", stream, domain):
             _call("mark", message, stream, domain)
 
     @staticmethod
     def range_push(message: str, stream: Any = None, domain: str = "default") -> int:
-        """Begins a range inside those begun before; how many those are, -1 where no tool is attached."""
+        """Begin a range inside those begun before; how many those are, -1 where no tool is attached."""
         return (
             _call("range_push", message, stream, domain)
             if _fits("range_push", message or "", stream, domain)
@@ -61,12 +62,12 @@ class mstx:  # noqa: N801 - torch_npu's own name
 
     @staticmethod
     def range_pop(domain: str = "default") -> int:
-        """Ends the range begun last; how many are left, -1 where no tool is attached."""
+        """End the range begun last; how many are left, -1 where no tool is attached."""
         return int(calls._range_pop(domain)) if _fits("range_pop", None, None, domain) else _NO_DEPTH
 
     @staticmethod
     def range_start(message: str, stream: Any = None, domain: str = "default") -> int:
-        """Begins a range; its number for `range_end`, 0 where no tool is attached."""
+        """Begin a range; its number for `range_end`, 0 where no tool is attached."""
         return (
             _call("range_start", message, stream, domain)
             if _fits("range_start", message or "", stream, domain)
@@ -75,7 +76,7 @@ class mstx:  # noqa: N801 - torch_npu's own name
 
     @staticmethod
     def range_end(range_id: Any, domain: str = "default") -> None:
-        """Ends a range."""
+        """End a range."""
         if not isinstance(range_id, int):
             warnings.warn("mstx.range_end does nothing: its range_id is not from range_start.", stacklevel=2)
             return

@@ -1,6 +1,7 @@
-"""`torch.npu`: settings of the operators' compilation and arithmetic, kept and read back.
+"""Part of `torch.npu`: settings of the operators' compilation and arithmetic, kept and read back.
 
-The simulated card computes on the host in the dtype it is given, so none of them changes a result.
+The simulated card computes on the host in the dtype it is given, so none changes a result, except HF32 under
+`numerics=card`. Tests: tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def kept_option(name: str) -> str | None:
 
 
 def set_option(option: dict[str, Any]) -> None:
-    """Sets options of the operators by name; all values become str, also in the caller's dictionary.
+    """Set options of the operators by name; all values become str, also in the caller's dictionary.
 
     Raises:
         TypeError: it is no dictionary, or a name no str.
@@ -161,7 +162,7 @@ def set_option(option: dict[str, Any]) -> None:
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:
-    """Return True if operators are compiled at their first use; waits for the current card's work first."""
+    """Set whether operators are compiled at their first use; waits for the current card's work first."""
     if is_initialized():
         synchronize()
     _keep({"jitCompile": "enable" if jit_compile else "disable"})
@@ -180,7 +181,7 @@ def _check_bool(value: object) -> None:
 
 
 def use_compatible_impl(is_enable: Any) -> None:
-    """Sets whether operators whose two implementations differ take the one that is compatible with torch's."""
+    """Set whether operators whose two implementations differ take the one that is compatible with torch's."""
     _keep({"TORCH_NPU_USE_COMPATIBLE_IMPL": "1" if is_enable else "0"})
 
 
@@ -240,7 +241,7 @@ def _set_internal_format(value: Any) -> None:
 
 
 def internal_format_is_allowed() -> bool:
-    """Tell if tensors may have the chip's own formats: only after the program allowed it, as with torch_npu."""
+    """Return True if tensors may have the chip's own formats: only after the program allowed it, as with torch_npu."""
     return _values.get("ALLOW_INTERNAL_FORMAT") == "enable"
 
 

@@ -1,6 +1,7 @@
-"""`torch.npu.npurt()`: the few functions of CANN's runtime that torch_npu hands to programs.
+"""Object `torch.npu.npurt()`: the few functions of CANN's runtime that torch_npu gives to programs.
 
-They return the runtime's code: 0, or 107000 for a parameter that is not valid.
+They return the runtime's code: 0, or 107000 for a parameter that is not valid. Tests:
+tests/sim/simulated/test_stream_kinds.py.
 """
 
 from __future__ import annotations

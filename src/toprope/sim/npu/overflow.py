@@ -1,4 +1,7 @@
-"""`torch.npu`: how the chip treats what does not fit a dtype, and CANN's version, which decides it on a card."""
+"""Part of `torch.npu`: the chip's treatment of values outside a dtype's range, and CANN's version, which decides it.
+
+Tests: tests/sim/simulated/test_npu_settings.py.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def get_npu_overflow_flag() -> bool:
 
 
 def clear_npu_overflow_flag() -> None:
-    """Warns that there is no flag to clear.
+    """Warn that there is no flag to clear.
 
     Raises:
         NotImplementedError: the chip has one, and the simulated card has not.

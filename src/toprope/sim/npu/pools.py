@@ -1,4 +1,7 @@
-"""`torch.npu`: private memory pools, as graphs and `MemPool` use them."""
+"""Part of `torch.npu`: private memory pools, as graphs and `MemPool` use them.
+
+The pools are the C++ allocator's (csrc/core/memory.h). Tests: tests/sim/simulated/test_graphs.py.
+"""
 
 from __future__ import annotations
 

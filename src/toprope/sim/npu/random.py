@@ -1,4 +1,7 @@
-"""`torch.npu`: seeds and the state of the cards' generators."""
+"""Part of `torch.npu`: seeds and the state of the cards' generators.
+
+The generators are csrc/torch/random.cpp. Tests: tests/sim/simulated/test_random.py.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +49,12 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 
 def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "npu") -> None:
-    """Sets the state of a card's generator."""
+    """Set the state of a card's generator."""
     _generator(device).set_state(new_state)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Sets the states of all cards' generators."""
+    """Set the states of all cards' generators."""
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
 
@@ -62,27 +65,27 @@ def _get_rng_state_offset(device: int | str | torch.device = "npu") -> int:
 
 
 def _set_rng_state_offset(offset: int, device: int | str | torch.device = "npu") -> None:
-    """Sets the offset of a card's generator, a multiple of 4: what it draws next depends on seed and offset alone."""
+    """Set the offset of a card's generator, a multiple of 4: what it draws next depends on seed and offset alone."""
     _generator(device).set_offset(offset)
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the generator of the current card."""
+    """Seed the generator of the current card."""
     _generator().manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds the generators of all cards; `torch.manual_seed` calls it. It uses no card: the seed can wait for one."""
+    """Seed the generators of all cards; `torch.manual_seed` calls it. It uses no card: the seed can wait for one."""
     native().seed_generators(int(seed) % 2**64)
 
 
 def seed() -> None:
-    """Seeds the generator of the current card from the system."""
+    """Seed the generator of the current card from the system."""
     _generator().seed()
 
 
 def seed_all() -> None:
-    """Seeds the generators of all cards from the system, all alike."""
+    """Seed the generators of all cards from the system, all alike."""
     generators = default_generators()
     if generators:
         manual_seed_all(generators[0].seed())

@@ -1,4 +1,7 @@
-"""`torch.npu`: stopping a card, starting it again, and what is left of other processes."""
+"""Part of `torch.npu`: stopping a card, starting it again, and release of memory that other processes no longer use.
+
+_recovery.py has the marks on damaged memory. Tests: tests/sim/simulated/test_npu_settings.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def check_uce_in_memory(device_id: int) -> int:
 
 
 def ipc_collect() -> None:
-    """Releases memory that was shared with other processes and that none of them holds any more."""
+    """Release memory that was shared with other processes and that none of them holds any more."""
     lazy_init()
     sharing = sys.modules.get("toprope.sim.sharing")
     if sharing is not None:

@@ -1,4 +1,7 @@
-"""`torch.npu.FloatStorage` and its kin: the elements of a dtype in one block of a card's memory."""
+"""Classes `torch.npu.FloatStorage` and others: the elements of a dtype in one block of a card's memory.
+
+Tests: tests/sim/simulated/test_tensor_types.py.
+"""
 
 from __future__ import annotations
 

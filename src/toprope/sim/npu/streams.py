@@ -1,4 +1,7 @@
-"""`torch.npu`: streams, and which of them is the current one."""
+"""Part of `torch.npu`: streams, and the current stream of a card.
+
+The C++ core runs their work (csrc/core/stream.h). Tests: tests/sim/simulated/test_streams.py and test_stream_kinds.py.
+"""
 
 from __future__ import annotations
 
@@ -56,15 +59,15 @@ class _StreamOfCard(torch.Stream):
         return ctypes.c_void_p(self.npu_stream)
 
     def wait_event(self, event: Any) -> None:
-        """Lets work that is queued on this stream from now on wait for an event; the caller does not wait."""
+        """Let work that is queued on this stream from now on wait for an event; the caller does not wait."""
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Lets work that is queued on this stream from now on wait for all work on another so far."""
+        """Let work that is queued on this stream from now on wait for all work on another so far."""
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
-        """Marks the end of the work queued so far.
+        """Mark the end of the work queued so far.
 
         Args:
             event: the event to record, None for a new one.
@@ -82,12 +85,12 @@ class _StreamOfCard(torch.Stream):
         return super().query()
 
     def synchronize(self) -> None:
-        """Waits until all work on the stream is done."""
+        """Wait until all work on the stream is done."""
         super().synchronize()
         fire("stream_synchronization", self.native_handle)  # type: ignore[attr-defined]
 
     def set_data_preprocess_stream(self, is_data_preprocess_stream: bool = False) -> None:
-        """Marks the stream as one that prepares data; the simulated card treats all streams alike."""
+        """Mark the stream as one that prepares data; the simulated card treats all streams alike."""
 
     def __repr__(self) -> str:
         return f"<torch_npu.npu.{type(self).__name__} device={self.device} npu_stream={self.npu_stream:#x}>"
@@ -226,7 +229,7 @@ class ExternalStream(Stream):
         )
 
     def _refuse_event(self, function: str) -> None:
-        """Says that events cannot be used with the stream; `Event` and `ExternalEvent` ask."""
+        """Say that events cannot be used with the stream; `Event` and `ExternalEvent` ask."""
         self._refuse(
             f"External NPU stream is not supported in {function}. This path requires a torch_npu-managed stream."
         )
@@ -265,7 +268,7 @@ def default_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: torch.Stream | None) -> None:
-    """Makes a stream the current one of its card in this thread; None changes nothing."""
+    """Make a stream the current one of its card in this thread; None changes nothing."""
     if stream is not None:
         torch.accelerator.set_stream(stream)
 

@@ -1,4 +1,7 @@
-"""Checks of what `NPUGraph.super_kernel_optimize` and the scopes of super kernels are given; nothing is fused here."""
+"""Checks of the options of `NPUGraph.super_kernel_optimize` and of the scopes of super kernels; nothing is fused here.
+
+Used by graphs.py. The accepted options are torch_npu's. Tests: tests/sim/simulated/test_graphs.py.
+"""
 
 from __future__ import annotations
 

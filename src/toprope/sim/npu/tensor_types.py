@@ -1,4 +1,7 @@
-"""`torch.npu.FloatTensor` and its kin: a dtype on the card as a type, for `isinstance` and `Tensor.type`."""
+"""Classes `torch.npu.FloatTensor` and others: a dtype on the card as a type, for `isinstance` and `Tensor.type`.
+
+Tests: tests/sim/simulated/test_tensor_types.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Callbacks for what a program does with streams and events, as `torch_npu.utils._npu_trace` registers them."""
+"""Callbacks for what a program does with streams and events: kept here, and called by streams, events and devices.
+
+`torch_npu.utils._npu_trace` registers them. Tests: tests/sim/simulated/test_sanitizer.py.
+"""
 
 from __future__ import annotations
 

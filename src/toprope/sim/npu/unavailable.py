@@ -1,4 +1,7 @@
-"""`torch.npu`: what torch_npu has and the simulated card has not. It is there by name, and says so when it is used."""
+"""Part of `torch.npu`: names that torch_npu has and the simulated card cannot have.
+
+Each can be looked up, and raises an error that says so when it is used. Tests: tests/sim/simulated/test_npu_names.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The names that torch_npu has in `torch_npu.npu.utils`."""
+"""Module `torch.npu.utils`: the names that torch_npu has in `torch_npu.npu.utils`.
+
+Tests: tests/sim/simulated/test_npu_names.py.
+"""
 
 import warnings
 from typing import Any
@@ -63,7 +66,7 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
 
 
 def _is_gte_cann_version(version: str, module: str = "CANN") -> bool:
-    """Tell if a part of CANN is of this version or later: never, since the simulated card tells no version of CANN.
+    """Return True if a part of CANN is of this version or later: never, as the simulated card has no version of CANN.
 
     Raises:
         RuntimeError: torch_npu's, for the driver and for versions before 8.1.RC1.

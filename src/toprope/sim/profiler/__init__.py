@@ -1,6 +1,7 @@
-"""The profiler of the simulated cards: what was recorded of a piece of a program, and the vendor's files of it.
+"""Profiles of the simulated cards: recording of a piece of a program, and the vendor's files of it.
 
-Without torch, but for `collector`, which records.
+`torch_npu.profiler` (toprope.compat) calls it. Only `collector`, which records, imports torch. Tests:
+tests/sim/test_profiler_files.py.
 """
 
 from toprope.sim.profiler.analysis import RAW, analyse, export_chrome_trace, export_stacks, profiles

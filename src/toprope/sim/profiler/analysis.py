@@ -1,4 +1,8 @@
-"""From the folder of a profile to the vendor's files in it."""
+"""Analysis of a profile's folder: it reads the capture and writes the vendor's files next to it.
+
+`torch_npu.profiler` calls it at the end of a profile, and for `analyse` of a folder. Tests:
+tests/sim/test_profiler_files.py.
+"""
 
 from __future__ import annotations
 

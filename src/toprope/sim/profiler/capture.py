@@ -1,6 +1,7 @@
-"""Record of a profile: operators on the host, acts on the cards; and its file. Pure.
+"""Capture of a profile: operators on the host and acts on the cards, and its file; pure.
 
-All times are those of the host: how long a card would take is not simulated.
+collector.py makes it, analysis.py reads it. All times are those of the host: how long a card would take is not
+simulated. Tests: tests/sim/test_profiler_files.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The tables of the vendor's profiler: columns and rows of its CSV files; pure.
+"""Tables of the vendor's profiler: columns and rows of its CSV files; pure.
 
-Sources of the columns: Ascend/pytorch, torch_npu/profiler/analysis (prof_common_func/_csv_headers.py, prof_view,
-prof_bean), and the vendor's pages about msprof's op_summary, op_statistic and task_time. All times are the host's, in
-microseconds. What only a card could count is N/A, and what nobody recorded is empty, as in the vendor's files.
+analysis.py writes them; tests/sim/test_profiler_files.py holds the columns. Sources of the columns: Ascend/pytorch,
+torch_npu/profiler/analysis (prof_common_func/_csv_headers.py, prof_view, prof_bean), and the vendor's pages about
+msprof's op_summary, op_statistic and task_time. All times are the host's, in microseconds. A value that only a card
+could count is N/A, and one that was not recorded is empty, as in the vendor's files.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def tables(capture: Capture, relations: Relations) -> Iterator[Table]:
 
 
 def _kernel_details(capture: Capture, relations: Relations) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """The columns of the higher levels at every level: without Stream ID nobody could tell streams apart."""
+    """The columns of the higher levels at every level: without Stream ID a reader could not tell streams apart."""
     counted: tuple[str, ...] = ()
     if capture.options.level in ("Level1", "Level2") and capture.options.metrics == "ACL_AICORE_PIPE_UTILIZATION":
         counted = _PIPE_UTILIZATION

@@ -1,4 +1,7 @@
-"""Operators of the host with the kernels that they launched, and steps with theirs; pure."""
+"""Relations in a profile: operators of the host with the kernels that they launched, and steps with theirs; pure.
+
+Used by csv_views.py, trace_view.py and step_time.py. Tests: tests/sim/test_profiler_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Computing, communication and free time of each card, as in the vendor's step_trace_time.csv; pure.
 
-The definitions are those of Ascend/pytorch, torch_npu/profiler/analysis/prof_view/_trace_step_time_parser.py.
+Used by csv_views.py and trace_view.py. The definitions are those of Ascend/pytorch,
+torch_npu/profiler/analysis/prof_view/_trace_step_time_parser.py. Tests: tests/sim/test_profiler_files.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""trace_view.json of the vendor's profiler, which MindStudio Insight, Perfetto and chrome://tracing open; pure.
+"""The file trace_view.json of the vendor's profiler, for MindStudio Insight, Perfetto and chrome://tracing; pure.
 
-Tracks as the vendor has them: the host's threads under "Python", the streams of each card under "Ascend Hardware", and
-when a card computes, communicates and is free under "Overlap Analysis". Times are the host's, in microseconds.
+analysis.py writes it. Tracks as the vendor has them: the host's threads under "Python", the streams of each card under
+"Ascend Hardware", and when a card computes, communicates and is free under "Overlap Analysis". Times are the host's, in
+microseconds. Tests: tests/sim/test_profiler_files.py.
 """
 
 from __future__ import annotations

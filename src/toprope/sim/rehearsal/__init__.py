@@ -1,6 +1,7 @@
 """Rehearsal: recording of a run, its facts, and the deviation of its modules from float32.
 
-`schema`, the JSON schema of the facts, is loaded when it is named: a process that only records needs no facts.
+`toprope run --report`, `toprope.sim.rehearse` and the pytest plugin use it. `schema`, the JSON schema of the facts, is
+loaded when it is named: a process that only records needs no facts.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,7 @@
-"""The facts of a rehearsal: verdict, findings, memory by kind and line, copies and waits by line. Pure.
+"""The facts of a rehearsal: verdict, findings, memory by kind and line, copies and waits by line; pure.
 
-`toprope run --report`, `toprope.sim.rehearse` and the pytest plugin read them from here.
+`toprope run --report`, `toprope.sim.rehearse` and the pytest plugin read them from here; cli/reports/rehearsal_page.py
+and rehearsal_file.py show them. `schema` must follow a new fact. Tests: tests/sim/test_rehearsal.py.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _STEPS = {"training": Message("training"), "inference": Message("inference"), "f
 _WITHOUT_WORKSPACE = frozenset(
     f"aten::{name}" for name in ("empty", "empty_strided", "fill_", "zero_", "copy_", "resize_", "set_")
 )
-_REFUSED = (Lack.REFUSED, Lack.FORMAT)
+_REFUSED = (Lack.REFUSED, Lack.FORMAT, Lack.DIMENSIONS)
 _FEWEST_STEPS, _IN_LOOP = 3, 0.9
 _MOST_LINES = 24
 
@@ -463,8 +464,10 @@ def _refusal(lack: LackRecord) -> str:
 def _instead(lack: LackRecord) -> str:
     if lack.lack is Lack.KERNEL:
         return ""
+    if lack.lack is Lack.DIMENSIONS:
+        return Message("merge dimensions of its tensors before it, as with flatten or reshape")
     if lack.lack is Lack.FORMAT:
-        return Message("leave the memory format or layout out")
+        return Message("leave the memory format or layout out") if "format" in lack.text else ""
     return (
         Message("give it another dtype than {dtype}: toprope explain refusals lists those it takes", dtype=lack.dtype)
         if lack.dtype

@@ -1,7 +1,8 @@
 """Deviation of modules from float32: what a module returned on the card, next to the same in float32 on the host.
 
-A module without modules inside is computed again at its first call, from the inputs that it had on the card: its own
-error, not what its inputs brought along.
+recorder.py collects it, facts.py and the run report show it. A module without modules inside is computed again at its
+first call, from the inputs that it had on the card: its own error, without the errors of its inputs. Tests:
+tests/sim/simulated/test_numbers.py.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ class Deviations:
         """Note that a module begins: bad numbers found until now are of the module around it."""
         if outermost:
             self._running.clear()
-        self._blame(self._running[-1] if self._running else None)
+        self._assign_found(self._running[-1] if self._running else None)
         self._running.append(module)
 
-    def _blame(self, module: Any) -> None:
-        """Note whose the bad numbers are that nobody's were until now."""
+    def _assign_found(self, module: Any) -> None:
+        """Assign the bad numbers that were found since the last call to a module; None for code outside of modules."""
         known = {each.kind for each in self.bad}
         for kind in self._noted():
             if kind in known:
@@ -101,8 +102,8 @@ class Deviations:
                 file.write(json.dumps(values) + "\n")
 
     def after_forward(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Note whose bad numbers are, and compute a module again in float32, at its first call."""
-        self._blame(module)
+        """Assign the bad numbers of a module, and at its first call compute it again in float32."""
+        self._assign_found(module)
         while self._running and self._running.pop() is not module:
             pass  # of one that failed inside
         if module in self._seen or next(module.children(), None) is not None:

@@ -1,7 +1,8 @@
 """Reading of the C++ core's record of a rehearsal: holders of memory, and lines that wait in every step; pure.
 
-A run keeps the record (`struct Rehearsal` of rehearsal.h) in a file next to each process's counters, so it is up to
-date even when the process was killed.
+For facts.py and the reports. A run keeps the record (`struct Rehearsal` of csrc/core/rehearsal.h, see layouts.py) in a
+file next to each process's counters, so it is up to date even when the process was killed. Tests:
+tests/sim/test_rehearsal.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Recording of a rehearsal: hooks that say what the memory of the cards is for and where a step begins.
 
-Kinds of memory are decided as follows; what none of the rules covers is "others":
+Installed by `toprope.sim.rehearse`, the pytest plugin, and run_record.py in a process of `toprope run --report`; the
+C++ core keeps the record. Tests: tests/sim/simulated/test_rehearsal.py. Kinds of memory are decided as follows; memory
+that no rule covers is "others":
 
 - weights: parameters and buffers of modules whose forward pass was called, or that exist when an allocation fails
 - gradients: what is in `.grad` of those parameters

@@ -1,3 +1,3 @@
-"""Traces of the simulated cards: writing, records, shapes, times."""
+"""Traces of the simulated cards: writing, records, shapes, times. One trace serves all tools (docs/trace.md)."""
 
 __all__: list[str] = []

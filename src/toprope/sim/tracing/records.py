@@ -1,4 +1,8 @@
-"""The acts of a program on the cards: reading of the trace that the C++ core writes; pure."""
+"""Records of a trace: the acts of a program on the cards, read from the C++ core's file; pure.
+
+For timelines, profiles, core checks and reports; also written as Chrome-trace JSON. The layout is `struct Trace` of
+csrc/core/trace.h (see layouts.py). Tests: tests/sim/test_records.py.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +195,7 @@ class Trace:
         return tuple(record for record in self.records if record.act == "operator")
 
     def kernel_details(self, path: str | os.PathLike[str]) -> None:
-        """Writes the operators, kernels and collectives as a kernel_details.csv, in the columns of the profiler."""
+        """Write the operators, kernels and collectives as a kernel_details.csv, in the columns of the profiler."""
         with open(path, "w", encoding="utf-8", newline="") as file:
             write_kernel_details(file, [self])
 
@@ -418,7 +422,7 @@ _NOTHING = "N/A"
 
 
 def write_kernel_details(file: TextIO, traces: Iterable[Trace]) -> None:
-    """Writes the operators, kernels and collectives of traces, by their begin; each trace has its own card numbers.
+    """Write the operators, kernels and collectives of traces, by their begin; each trace has its own card numbers.
 
     The times are the host's: they show order and overlap. What a card would take is an estimate, in the last columns.
     """

@@ -1,4 +1,8 @@
-"""Reading of the operators that ran while a trace was written, with the shapes of their tensors; pure."""
+"""Operators that ran while a trace was written, with the shapes of their tensors, read from the core's file; pure.
+
+tracer.py joins them to the records. The layout is `struct Signatures` of csrc/core/signatures.h (see layouts.py).
+Tests: tests/sim/simulated/test_timing.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Time of a card for a trace: its records as the acts of a timeline.
+"""Time that a card would take for a trace: its records, turned into acts of a timeline (toprope.estimate.cost).
 
-What a trace does not hold is not in the time: what the program computes on the host between its operators, and data
-that it waits for.
+For the run report and the rehearsal. Not included: what the program computes on the host between its operators, and
+data that it waits for. Tests: tests/sim/simulated/test_timing.py.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
         queue: TASK_QUEUE_ENABLE of torch_npu; None for the value in the environment.
     """
     rates = trace.rates
-    queue = _queue() if queue is None else queue
+    queue = _task_queue() if queue is None else queue
     try:
         acts = [act for act, _ in acts_of(trace, queue=queue)]
         made = Timeline.of(acts)
@@ -141,7 +141,7 @@ def timing_of(trace: Trace, *, queue: int | None = None) -> Timing:
         trace.chip, step, steps, total, total_of(kinds.values()), made.host.times(share), made.aside.times(share),
         ordered, calls,
         changes=tuple(changes(acts, rates, total, share)), measured=_measured(rates),
-        own=_own(trace) * share,
+        own=_host_pauses(trace) * share,
         generated=sum(record.name == GENERATED for record in trace.records if record.act == "composite"),
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ def _measured(rates: Rates) -> str:
     return f"{len(rates.stored.figures)} of them {rates.stored.basis}"
 
 
-def _own(trace: Trace) -> float:
+def _host_pauses(trace: Trace) -> float:
     """Seconds of pauses between acts of one thread that are longer than a launch; of the steps, where there are any."""
     ends: dict[int, int] = {}
     total = 0
@@ -167,7 +167,7 @@ def _own(trace: Trace) -> float:
     return total / 1e9
 
 
-def _queue() -> int:
+def _task_queue() -> int:
     text = os.environ.get("TASK_QUEUE_ENABLE", "1").strip()
     return int(text) if text in ("0", "1", "2") else 1
 

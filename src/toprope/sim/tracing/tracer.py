@@ -1,4 +1,8 @@
-"""Tracing a program's acts on the cards, from inside the process or for a whole run."""
+"""Tracing of a program's acts on the cards, `toprope.sim.trace`, from inside the process or for a whole run.
+
+Also used by the profiler, the rehearsal and the reports of cli; records.py reads what it collects. Tests:
+tests/sim/simulated/test_trace.py.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ class Recording:
         return self.trace.lost
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace as Chrome-trace JSON, which Perfetto opens."""
+        """Write the trace as Chrome-trace JSON, which Perfetto opens."""
         Path(path).write_text(json.dumps(records.chrome([self.trace])))
 
 
@@ -69,7 +73,7 @@ _running: list[Recording] = []
 
 @contextmanager
 def trace(capacity: int = _CAPACITY) -> Iterator[Recording]:
-    """Records what the process does to the simulated cards inside the block, also while its run is traced.
+    """Record what the process does to the simulated cards inside the block, also while its run is traced.
 
     Args:
         capacity: most records to hold (48 bytes each); older ones give way. A trace of the run has its own.
@@ -207,7 +211,7 @@ class Written:
 
 
 def write_run(folder: Path, stream: TextIO) -> Written:
-    """Writes the traces of all processes of a run as one Chrome trace; none of them is ever held whole."""
+    """Write the traces of all processes of a run as one Chrome trace; none of them is ever held whole."""
     heads = [head for head, _, _ in _found(folder)]
     first = min((head.wall_ns for head in heads), default=0)
     written = 0

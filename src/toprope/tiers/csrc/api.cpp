@@ -1,4 +1,6 @@
-// The C functions that toprope/tiers/pages/native.py calls.
+// The C functions of the library of quantised tensors ("pages"), called by toprope/tiers/quant/kernels.py through ctypes:
+// their names, arguments and results are repeated there. Also the values of the formats' codes, which
+// toprope/tiers/quant/formats.py has a second time.
 #include <cmath>
 #include <cstdlib>
 

@@ -1,4 +1,5 @@
-// The path for CPUs with AVX2, FMA and F16C.
+// The path for CPUs with AVX2, FMA and F16C: the vector operations from which kernels.inl makes the kernels. Compiled
+// with flags of its own (toprope/tiers/quant/kernels.py), and called only on CPUs that have these instructions.
 #include "kernels.inl"
 
 #if defined(__AVX2__)

@@ -1,4 +1,5 @@
-// The path for CPUs with AVX-512 but without its products of bf16.
+// The path for CPUs with AVX-512 but without its products of bf16: avx512.inl, compiled with flags of its own
+// (toprope/tiers/quant/kernels.py).
 #if defined(__AVX512F__)
 #include "avx512.inl"
 

@@ -1,5 +1,5 @@
-// Vector operations for CPUs with AVX-512 F, BW, VL and DQ; with bf16 products where the file that includes this is
-// compiled for them, and VBMI.
+// Vector operations for CPUs with AVX-512 F, BW, VL and DQ, included by avx512.cpp and avx512_bf16.cpp. The second is
+// compiled for bf16 products and VBMI too, which are used here if the compiler has them.
 #include <immintrin.h>
 
 #include "kernels.inl"

@@ -1,4 +1,5 @@
-// The path for CPUs with AVX-512, its products of bf16 and VBMI.
+// The path for CPUs with AVX-512, its products of bf16 and VBMI: avx512.inl, compiled with flags of its own
+// (toprope/tiers/quant/kernels.py).
 #if defined(__AVX512BF16__)
 #include "avx512.inl"
 

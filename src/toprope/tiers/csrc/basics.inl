@@ -1,6 +1,7 @@
-// Basics of the kernels, and decoding. Kernels are written once, over a set of vector operations `V`. Each path
-// includes them in its own translation unit with its own V, compiled for its own instruction set; nothing of it is
-// visible outside of that unit.
+// Basics of the kernels, and decoding; included by few.inl and many.inl. Kernels are written once, over a set of vector
+// operations `V`. Each path (portable.cpp, avx2.cpp, avx512*.cpp) includes them in its own translation unit with its own
+// V, compiled for its own instruction set; nothing of it is visible outside of that unit. A new operation of V is needed
+// in all of them.
 //
 // V::L values of fp32 make a vector. Codes of 4 bits are read V::L words of 32 bits at a time, a "chunk" of 8 * V::L
 // codes: half-byte k of word l is element 8 * l + k. Shifting the words by 4 * k thus gives one index to each lane, and
@@ -59,7 +60,7 @@ struct Basics {
     }
     static int64_t row_bytes(const QuantisedTensor& page) { return page.format == INT8 ? page.cols : page.cols / 2; }
 
-    // Scales of a row as fp32, the global one in them, and zeros up to where a whole vector may be read.
+    // Scales of a row as fp32, multiplied by the global one, with zeros behind them up to the end of the last vector.
     static void scales_of(const QuantisedTensor& page, int64_t row, float* out) {
         int64_t blocks = page.blocks(), i = 0;
         if (page.format == NVFP4) {

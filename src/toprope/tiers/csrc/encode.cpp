@@ -1,6 +1,7 @@
-// From values to codes and scales, as toprope/tiers/pages/scales.py does it (which stays in use for odd shapes, and
-// where there is no compiler): the same operations of fp32 in the same order, so that the bytes are the same. Only sums
-// of errors, which choose between scales, may differ in their last bits.
+// From values to codes and scales; `Kernels.encode` in toprope/tiers/quant/kernels.py calls it. It repeats
+// toprope/tiers/quant/codec.py (which stays in use for odd shapes, for cards, and without a compiler): the same operations
+// of fp32 in the same order, so that the bytes are the same. Only sums of errors, which choose between scales, may differ
+// in their last bits. tests/tiers/test_pages_formats.py compares the two.
 //
 // Loops over a block have a fixed length and no branches: the compiler makes vectors of them, for several sets of
 // instructions where it can choose among them when the library is loaded.
@@ -32,7 +33,7 @@ struct Encoding {
     float* largest;  // of each task
 };
 
-// A scale to try: as stored, what values are multiplied with (MXFP4: divided by), what codes stand for.
+// A scale to try: as stored, the factor for values (MXFP4: the divisor), and the number that a code is multiplied with.
 struct Scale {
     uint32_t stored;
     float factor, real;

@@ -1,4 +1,5 @@
-// A product with few rows of activations: codes are decoded in registers, and never lie in memory as numbers.
+// A product with few rows of activations, such as one token: codes are decoded in registers, and are never in memory as
+// numbers. kernels.inl chooses between this and many.inl.
 #pragma once
 
 #include "basics.inl"
@@ -8,7 +9,7 @@ namespace {
 
 constexpr int64_t GROUP = 4;  // rows of activations that `dot` takes at once
 
-// Bytes of codes that are asked for before they are used, into the second cache: with the first, a product that finds
+// Distance in bytes of the prefetch of codes, into the second-level cache: with the first level, a product that finds
 // nothing cached was measured to take a fifth longer.
 constexpr int64_t AHEAD = 8192;
 

@@ -1,4 +1,5 @@
-// All kernels of a path: activations are arranged for them, and the product with few rows or many is chosen.
+// All kernels of a path (`Kernels` of pages.h): arranges activations, and chooses the product with few rows (few.inl) or
+// many (many.inl). Included by portable.cpp, avx2.cpp and avx512.inl.
 #pragma once
 
 #include "few.inl"
@@ -68,7 +69,7 @@ struct Kernel : Basics<V> {
         Many<V>::template multiply_many<false>(p, begin, end);
     }
 
-    // Few tasks: what was asked for ahead is used by the thread that asked. Many: threads that are held up take fewer.
+    // With few tasks a thread uses what it has prefetched itself; with many, threads that are delayed take fewer.
     static int64_t rows_of_a_task(const Product& p, int threads) {
         if (!few(p)) return 4 * TALL;
         int64_t share = p.page->rows / (8 * threads);

@@ -1,9 +1,8 @@
-// A product with many rows of activations: some rows of the page are decoded into a panel in the cache, which all
-// activations pass.
+// A product with many rows of activations, such as a prompt or a training batch: some rows of the page are decoded into a
+// panel in the cache, and all activations are multiplied with it. kernels.inl chooses between this and few.inl.
 //
-// Activations lie as groups of WIDE (the last of NARROW where that is enough) rows side by side: the lanes of an
-// accumulator are rows of activations, and a weight is broadcast to them. With bf16 products, two places are one lane
-// of 32 bits.
+// Activations are arranged in groups of WIDE rows (the last of NARROW if that is enough): the lanes of an accumulator are
+// rows of activations, and a weight is broadcast to them. With bf16 products, two columns are one lane of 32 bits.
 #pragma once
 
 #include "basics.inl"
@@ -113,8 +112,8 @@ struct Many : Basics<V> {
             for (int w = 0; w < WIDTH; ++w) V::store(sums + (n * WIDTH + w) * L, total[n][w]);
     }
 
-    // Asks for what the next rows will need while these are worked on: some bytes of each of several rows are not what
-    // the CPU foresees by itself. Inlined, since g++ drops calls of a function that does nothing but this.
+    // Prefetches the codes of the next rows while these are worked on: the CPU does not predict reads of some bytes of
+    // each of several rows. Inlined, since g++ drops calls of a function that does nothing but prefetch.
     __attribute__((always_inline)) static inline void fetch(const QuantisedTensor& page, int64_t row, int64_t rows,
                                                             int64_t from, int64_t places) {
         const int64_t half = page.format == INT8 ? 1 : 2, bytes = row_bytes(page);

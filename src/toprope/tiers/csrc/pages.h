@@ -1,4 +1,6 @@
-// Declarations that the kernels for quantised tensors share: the tensor, formats, paths, and the functions of a path.
+// Declarations that the kernels for quantised tensors ("pages") share: the tensor, formats, paths, and the functions of a
+// path. toprope/tiers/quant/kernels.py repeats QuantisedTensor (`_Page`), Type (`_TYPES`) and Path (`PATHS`), and
+// toprope/tiers/quant/formats.py repeats Format and the blocks: change both sides.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +54,7 @@ struct Product {
     float* packed;
 };
 
-// What one path can do. A path is compiled for one set of instructions and called only where the CPU has them.
+// The functions of one path. A path is compiled for one set of instructions and called only if the CPU has them.
 struct Kernels {
     // Rows [begin, end) of the page, in order.
     void (*decode)(const QuantisedTensor& page, void* out, int32_t type, bool stream, int64_t begin, int64_t end);

@@ -1,8 +1,10 @@
-// Threads for the kernels. Tasks are taken one by one, so that a thread that the machine holds up takes fewer.
+// Threads for the kernels: `run`, which api.cpp calls for each decode, product and encode. Threads take tasks one by one,
+// so that a thread that the system delays takes fewer.
 //
-// Those of torch's OpenMP, where Python has said how to reach them: they go on spinning for a while after each of
-// torch's operators, and threads of our own would have to share the cores with them. Else, and in children of fork,
-// where OpenMP would wait for threads that are gone: threads of our own, started once, waiting in the kernel.
+// If Python has given the address of torch's OpenMP (`use_threads_of`), its threads are used: they spin for a while after
+// each of torch's operators, and threads of our own would have to share the cores with them. Otherwise, and in children
+// of fork, where OpenMP would wait for threads that are gone, the threads are our own: started once, and asleep in the
+// kernel between calls.
 #include <pthread.h>
 #include <signal.h>
 
@@ -71,7 +73,7 @@ void worker(Pool* p) {
     }
 }
 
-// A child of fork has none of these threads, and perhaps a lock that nobody will open.
+// A child of fork has none of these threads, and perhaps a lock that nobody will release.
 void forget() {
     pool = new Pool;
     torchs.store(nullptr);
@@ -96,7 +98,7 @@ void use_threads_of(Parallel parallel) { torchs.store(parallel); }
 void run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
     Pool& p = *pool;
     std::unique_lock<std::mutex> mine(p.busy, std::defer_lock);
-    // Where another thread of the program is in here, this one works alone rather than wait.
+    // If another thread of the program is in here, this one works alone instead of waiting.
     if (threads <= 1 || tasks <= 1 || !mine.try_lock()) {
         for (int64_t task = 0; task < tasks; ++task) body(context, task);
         return;

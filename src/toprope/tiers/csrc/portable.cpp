@@ -1,4 +1,5 @@
-// The path for any CPU: vectors are arrays, which the compiler maps to what the base instruction set has.
+// The path for any CPU, among them ARM: vectors are arrays, which the compiler maps to the base instruction set. The other
+// paths must decode to the same bits as this one (tests/tiers/test_pages_kernels.py).
 #include "kernels.inl"
 
 namespace pages {

@@ -1,3 +1,6 @@
-"""Runs an attached model: weights are prefetched before their modules run, and released after them."""
+"""Runs an attached model: weights are prefetched before their modules run, and released after them.
+
+Internal, behind `toprope.tiers.attach`: `attach` builds, `handle` is what users hold, `runtime` is called by the hooks.
+"""
 
 __all__: list[str] = []

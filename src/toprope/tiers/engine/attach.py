@@ -1,4 +1,10 @@
-"""One call that lets a model be larger than the memory of its device."""
+"""`toprope.tiers.attach`: let a model run on a device whose memory it does not fit into.
+
+Programs call it, and so do the modes (`tiers.modes`) and the image pipelines. It builds everything that an attached
+model has: groups of weights, the plan, stores, transfer threads, hooks. What happens after that is in `engine.handle`
+(the object that it returns) and `engine.runtime` (called by the hooks). An error leaves the model as it was. The
+arguments are public API: docs/tiers.md describes them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ from toprope.sizes import gibibytes, parse_size
 from toprope.terminal import Display
 from toprope.tiers.engine.handle import Automatic, Handle, Origins, moved_others, put_others
 from toprope.tiers.engine.hooks import Hooks
-from toprope.tiers.engine.migrate import Placing
+from toprope.tiers.engine.migrate import Migration
 from toprope.tiers.engine.model.library_loaders import layouts, load_values, stored_in_bins
 from toprope.tiers.engine.model.model_groups import FIXED, Model, Weight, read_model
 from toprope.tiers.engine.model.weight_files import Files, fill_buffers
@@ -45,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTACHED", "attach"]
 
-_WORTH = 256 * 2**20
+_WORTH_MEASURING = 256 * 2**20
 """Models of fewer bytes are planned with estimates of the links: measuring takes a second."""
 
 _QUIET_SECONDS = 2.0
@@ -117,7 +123,7 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"attach takes a torch.nn.Module, and this is {_called(model)}.",
+            f"attach takes a torch.nn.Module, and this is {_type_text(model)}.",
             do="give it the model: attach(model, ...); of a pipeline each of its models, such as attach(pipeline.unet)",
         )
     for name, module in model.named_modules():
@@ -183,7 +189,7 @@ def _resident(model: nn.Module, chosen: Iterable[str | type[nn.Module]]) -> set[
     return found
 
 
-def _called(value: object) -> str:
+def _type_text(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
@@ -226,10 +232,10 @@ def _folder(disk: str | os.PathLike[str] | None) -> tuple[Path | None, int | str
         return None, 0
     text = os.fspath(disk)
     path, limit = (text, None) if os.path.exists(text) else folder_and_limit(text)
-    return _existing(Path(path)), "auto" if limit is None else limit
+    return _existing_path(Path(path)), "auto" if limit is None else limit
 
 
-def _existing(path: Path) -> Path:
+def _existing_path(path: Path) -> Path:
     if not path.exists():
         raise UsageError(f"{path} is not there.", do="name a folder that is: attach(..., disk=folder)")
     return path
@@ -272,7 +278,7 @@ def _read(model: nn.Module, taken: Model, folder: Path | None) -> tuple[Files | 
 
 
 class _Attaching:
-    """One call of `attach`."""
+    """One call of `attach`, step by step: groups, budgets, plan, stores, hooks; undone as a whole after an error."""
 
     def __init__(
         self,
@@ -364,9 +370,9 @@ class _Attaching:
         store = HostStore(budgets.host, transfers, moving)
         homes: Mapping[str, Home] = {} if self.files is None else self.files.homes
         where = self.folder if self.folder is None or self.folder.is_dir() else self.folder.parent
-        placing = Placing(self.device, transfers, store, where, budgets.disk or 0, homes, moved.advance)
-        placing.limit, placing.coded = limit, self.model.coded
-        engine = Engine(self.device, self.model, transfers, placing, poison=poison, limit=limit)
+        migration = Migration(self.device, transfers, store, where, budgets.disk or 0, homes, moved.advance)
+        migration.limit, migration.coded = limit, self.model.coded
+        engine = Engine(self.device, self.model, transfers, migration, poison=poison, limit=limit)
         if in_pieces:
             engine.pieces = RowPieces(self.device, transfers, in_pieces, size, poison=poison, limit=limit)
         hooks = Hooks(self.module, self.model, engine)
@@ -381,10 +387,10 @@ class _Attaching:
             handle = Handle(
                 self.module, engine, hooks, store, self.files, budgets, again, groups, self.origins, self.others
             )
-            placing.decoded = handle._resized
-            State(self.model, placing, engine.ring_clear, handle._resized).install(self.module, hooks)
+            migration.decoded = handle._on_resized
+            State(self.model, migration, engine.ring_clear, handle._on_resized).install(self.module, hooks)
         except BaseException as error:
-            self._undo(hooks, engine, placing)
+            self._undo(hooks, engine, migration)
             if self.device.is_out_of_memory(error):
                 raise TierCapacityError(
                     f"{self.device} has no room for its part of the model, which is {gibibytes(budgets.device)}.",
@@ -393,7 +399,7 @@ class _Attaching:
                 ) from error
             raise
         finally:
-            placing.on_moved = None
+            migration.on_moved = None
             display.clear()
         for weight in self.model.weights.values():
             weight.version = weight.parameters[0]._version
@@ -495,7 +501,7 @@ class _Attaching:
         from toprope.tiers.plan.links import estimate, measure
 
         total = sum(each.nbytes for each in self.model.weights.values())
-        if total < _WORTH:
+        if total < _WORTH_MEASURING:
             unified = not self.device.capabilities.separate_memory
             memory = estimate("memory") if unified else estimate("host_to_device")
             back = memory if unified else estimate("device_to_host")
@@ -587,13 +593,13 @@ class _Attaching:
                 whole = parameter.detach()
                 set_data(parameter, whole.to(there) if whole.numel() else torch.empty_like(whole, device=there))
 
-    def _undo(self, hooks: Hooks, engine: Engine, placing: Placing) -> None:
+    def _undo(self, hooks: Hooks, engine: Engine, migration: Migration) -> None:
         """Restore the model after an error."""
         hooks.remove()
         for weight, origin in self.origins.items():
             if weight.home is None and weight.parameters[0].device == origin:
                 continue
-            data = weight.like if origin.type == "meta" else placing.values(weight).to(origin)
+            data = weight.like if origin.type == "meta" else migration.values(weight).to(origin)
             for each in weight.parameters:
                 set_data(each, data)
             weight.home = None

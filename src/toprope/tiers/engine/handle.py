@@ -1,4 +1,9 @@
-"""Handle returned by `attach`: plan, statistics, training, `detach`; and the "auto" budget of a device."""
+"""`Handle`, which `attach` returns: plan, statistics, training and `detach` of one attached model.
+
+Programs call it, and so do the modes (`tiers.modes`) and the image pipelines. It also plans again after the first step,
+when the times and the memory of a real step are known ("auto" budgets). Its public methods are API: docs/tiers.md
+follows them.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +222,7 @@ class Handle:
         """Plan again, and move the weights if the new plan is better than the one in use, or with `force`."""
         engine, old = self._engine, self.plan
         new = self._again(self._groups, order, training, self._budgets)
-        if not force and _alike(old, new):
+        if not force and _needs_no_move(old, new):
             engine.plan = replace(new, homes=old.homes, resident=old.resident, host=old.host, disk=old.disk)
             return
         self._apply(new)
@@ -232,7 +237,7 @@ class Handle:
             engine.traces = traces
             engine.ring.order = traces[False]
 
-    def _resized(self) -> None:
+    def _on_resized(self) -> None:
         """Plan again before the next module runs, as a conversion has changed the weights' sizes."""
 
         def again() -> None:
@@ -271,10 +276,10 @@ class Handle:
     def training(self) -> Training:
         """Gradients, activations and optimizer states; made when it is first asked for."""
         if self._training is None:
-            self._training = self._train()
+            self._training = self._begin_training()
         return self._training
 
-    def _train(self) -> Training:
+    def _begin_training(self) -> Training:
         engine = self._engine
         places = self._places = Places(engine, self._host, self.states, self.activations)
         self._weights.staged = places.staged
@@ -375,7 +380,7 @@ class Handle:
         return self.model
 
     def _detach(self, asked: torch.device | None, *, drop: bool = False) -> None:
-        """Detach.
+        """Move all weights back, or leave those from files without values.
 
         Args:
             asked: device for the weights; None for the one they came from, the host if that was meta.
@@ -413,7 +418,7 @@ class Handle:
             if home is not None:
                 home.release()
         for weight in dropped:
-            self._drop(weight)
+            self._leave_without_values(weight)
         put_others(moves)
         if self._training is not None:
             self._training.close()
@@ -439,7 +444,7 @@ class Handle:
             raise _no_room("the host", size, f"{gibibytes(free)} available")
         try:
             for weight in copied:
-                data = self._engine.placing.values(weight)
+                data = self._engine.migration.values(weight)
                 found[weight] = data.to(targets[weight])
         except Exception as error:
             if not self.device.is_out_of_memory(error):
@@ -452,7 +457,7 @@ class Handle:
     def _unchanged(self, weight: Weight) -> bool:
         return not weight.changed and (weight.home is not None or weight.parameters[0]._version == weight.version)
 
-    def _drop(self, weight: Weight) -> None:
+    def _leave_without_values(self, weight: Weight) -> None:
         """Leave a weight without values: on meta or, if a graph refers to it, on its device without memory."""
         home, weight.home = weight.home, None
         meta = torch.device("meta")
@@ -479,7 +484,7 @@ class Handle:
         finally:
             for weight in self._engine.model.weights.values():
                 if weight.home is not None:
-                    self._drop(weight)
+                    self._leave_without_values(weight)
             if self._places is not None:
                 self._places.close()
             self._host.close()
@@ -568,7 +573,7 @@ def _no_room(where: str, size: int, fact: str) -> TierCapacityError:
     )
 
 
-def _alike(old: Plan, new: Plan) -> bool:
+def _needs_no_move(old: Plan, new: Plan) -> bool:
     """True if a new plan is no reason to move weights: it has as many slots, and as many bytes in each tier."""
     return (
         (old.slots, old.slot_bytes, old.training) == (new.slots, new.slot_bytes, new.training)

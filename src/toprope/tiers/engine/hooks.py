@@ -1,4 +1,9 @@
-"""Hooks on a model's modules that load weights for the time a module runs; `torch.compile` does not compile them."""
+"""Hooks on the modules of an attached model: `Engine.enter` before a module runs, `Engine.leave` after it.
+
+Made by `attach`; `Handle` removes them. Also here: modules that cannot take hooks, whose `forward` is wrapped; the
+refusal of copies and of DDP or FSDP; and `uncompiled`, by which `torch.compile` leaves the hooks out. Relies on private
+names of torch: look at `uncompiled` and `_put_on` for each new release of torch.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +66,7 @@ class Hooks:
             if inside is not None and prefix.startswith(inside):
                 continue  # the hook of the module around it loads these weights
             closed = is_closed(module)
-            weights = self._below(prefix, owned) if closed or isinstance(module, CLOSED) else owned.get(prefix, [])
+            weights = self._weights_in(prefix, owned) if closed or isinstance(module, CLOSED) else owned.get(prefix, [])
             weights = list(
                 dict.fromkeys((*weights, *(self.model.weights[name] for name in self.model.read.get(prefix, ()))))
             )
@@ -72,7 +77,7 @@ class Hooks:
                 self._put_on(module, needs)
             inside = prefix + "." if closed and prefix else None
 
-    def _below(self, prefix: str, owned: dict[str, list[Weight]]) -> list[Weight]:
+    def _weights_in(self, prefix: str, owned: dict[str, list[Weight]]) -> list[Weight]:
         inner = prefix + "." if prefix else ""
         return list(
             {each: None for name, some in owned.items() if name == prefix or name.startswith(inner) for each in some}
@@ -80,9 +85,9 @@ class Hooks:
 
     def _put_on(self, module: nn.Module, needs: Needs) -> None:
         if getattr(module, "_compiled_call_impl", None) is not None:
-            self._around(module, "_compiled_call_impl", needs)
+            self._wrap_method(module, "_compiled_call_impl", needs)
         elif isinstance(module, nn.TransformerEncoderLayer):
-            self._around(module, "forward", needs)
+            self._wrap_method(module, "forward", needs)
         else:
             enter, leave = self.engine.enter, self.engine.leave
 
@@ -102,7 +107,7 @@ class Hooks:
             last = added.id
             self._undo.append(added.remove)
 
-    def _around(self, module: nn.Module, name: str, needs: Needs) -> None:
+    def _wrap_method(self, module: nn.Module, name: str, needs: Needs) -> None:
         """Wrap a method of a module instead of registering hooks, for a module that looks for hooks or is compiled."""
         call, own = getattr(module, name), name in vars(module)
         enter, leave = uncompiled(self.engine.enter), uncompiled(self.engine.leave)

@@ -1,4 +1,9 @@
-"""Move weights to another tier to stay there: to the device, to the host or to the disk."""
+"""Moves weights between their homes for good: to the device, to the host or to the disk.
+
+A load into a slot for one use is no such move: that is `engine.prefetch`. Called by `engine.runtime` when a plan comes
+into effect, by `engine.state` when a program reads or replaces weights, and by `Handle.detach`. Every move ends in
+`_set_home`: a weight has one home at any time.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,10 @@ from toprope.tiers.store.memory import Memory, placeholder, without_values
 from toprope.tiers.store.spill import SpillFile
 from toprope.tiers.store.transfer import LIMIT, Chunk, Load, Transfers
 
-__all__ = ["Placing"]
+__all__ = ["Migration"]
 
 
-class Placing:
+class Migration:
     """Moves weights between tiers, and reads and writes their values wherever they are.
 
     Args:
@@ -86,20 +91,20 @@ class Placing:
         if self.on_moved is not None:
             self.on_moved(weight.nbytes)
 
-    def _data(self, weight: Weight) -> torch.Tensor:
+    def _device_values(self, weight: Weight) -> torch.Tensor:
         return weight.parameters[0].data
 
     def _to_device(self, weight: Weight) -> None:
         there = self.device.torch_device
         if weight.home is None:
-            data = self._data(weight)
+            data = self._device_values(weight)
             if data.device == there:
                 return
             made = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=there)
             made.copy_(data)
         else:
             made = self.values(weight, there)
-        self._settle(weight, None)
+        self._set_home(weight, None)
         for each in weight.parameters:
             set_data(each, made)
         weight.version = weight.parameters[0]._version
@@ -109,13 +114,13 @@ class Placing:
         if home is not None and home.tier == "host":
             return
         if home is None and weight.name in self.coded:
-            home = self._original(weight)
+            home = self._home_in_model_files(weight)
         coded = home is not None and weight.name in self.coded
         size = home.host_bytes if home is not None and coded else weight.nbytes
         self.host.reserve(size)
         made: Home
         try:
-            data = self._data(weight)
+            data = self._device_values(weight)
             if home is None and data.device.type == "cpu" and not self.device.capabilities.pinned_memory:
                 made = MemoryHome(Memory.of(data), data)
             else:
@@ -123,36 +128,36 @@ class Placing:
                 if home is None:
                     memory.tensor.copy_(Memory.of(data).tensor)
                 else:
-                    self._bring(weight, home.host_chunks(memory) if coded else home.chunks(memory))
+                    self._run_and_wait(weight, home.host_chunks(memory) if coded else home.chunks(memory))
                 made = home.on_host(memory) if home is not None and coded else MemoryHome(memory)
         except BaseException:
             self.host.release(size)
             raise
-        self._settle(weight, made)
+        self._set_home(weight, made)
 
     def _to_disk(self, weight: Weight) -> None:
         if weight.home is not None and weight.home.tier == "disk":
             return
-        found = self._original(weight)
+        found = self._home_in_model_files(weight)
         if found is not None:
-            self._settle(weight, found)
+            self._set_home(weight, found)
         elif isinstance(weight.home, MemoryHome):
-            self._settle(weight, self.write(weight, weight.home.memory))
+            self._set_home(weight, self.write(weight, weight.home.memory))
         else:
-            self._settle(weight, self.write(weight, Memory.of(self.values(weight))))
+            self._set_home(weight, self.write(weight, Memory.of(self.values(weight))))
 
-    def _original(self, weight: Weight) -> Home | None:
+    def _home_in_model_files(self, weight: Weight) -> Home | None:
         """Return a weight's place in the model's files if its values there are still the same."""
         found = next((self.in_place[name] for name in weight.names if name in self.in_place), None)
         if found is None or found.nbytes != weight.nbytes:
             return None
         if weight.home is None:
-            source = Memory.of(self._data(weight))
+            source = Memory.of(self._device_values(weight))
         elif isinstance(weight.home, MemoryHome):
             source = weight.home.memory
         else:  # codes in the host's memory, which are never changed
             return found
-        return found if self._same(weight, found, source) else None
+        return found if self._has_values_of(weight, found, source) else None
 
     def write(self, weight: Weight, source: Memory) -> DiskHome:
         """Write a weight's bytes to our own file."""
@@ -168,14 +173,14 @@ class Placing:
         self.written += weight.nbytes
         return DiskHome(self.spill.file, offset, weight.like.dtype, weight.like.numel(), spill=self.spill)
 
-    def _same(self, weight: Weight, home: Home, source: Memory) -> bool:
+    def _has_values_of(self, weight: Weight, home: Home, source: Memory) -> bool:
         """True if the file's values are those in memory."""
         memory = Memory.host(weight.nbytes)
         home.check()
         self.transfers.begin(Load(weight.name, home.chunks(memory))).wait(self.limit)
         return torch.equal(memory.tensor, source.tensor.cpu())
 
-    def _settle(self, weight: Weight, home: Home | None) -> None:
+    def _set_home(self, weight: Weight, home: Home | None) -> None:
         """Give a weight its new home, release the old one, and leave its parameters without memory."""
         if weight.home is None and weight.parameters[0]._version != weight.version:
             weight.changed = True
@@ -195,9 +200,9 @@ class Placing:
         """Copy bytes of a weight into memory of the host or the device, and wait for the copy."""
         assert weight.home is not None
         weight.home.check()
-        self._bring(weight, weight.home.chunks(target, start))
+        self._run_and_wait(weight, weight.home.chunks(target, start))
 
-    def _bring(self, weight: Weight, chunks: list[Chunk]) -> None:
+    def _run_and_wait(self, weight: Weight, chunks: list[Chunk]) -> None:
         load = Load(weight.name, chunks)
         self.transfers.begin(load, urgent=True).wait(self.limit)
         for event in load.events:
@@ -209,7 +214,7 @@ class Placing:
         with torch.inference_mode(False), torch.no_grad():
             made = torch.empty_strided(weight.like.shape, weight.like.stride(), dtype=weight.like.dtype, device=where)
             if weight.home is None:
-                made.copy_(self._data(weight))
+                made.copy_(self._device_values(weight))
             elif isinstance(weight.home, MemoryHome) or where.type == "cpu" or self.device.torch_device == where:
                 if where.type == "cpu" and isinstance(weight.home, MemoryHome):
                     Memory.of(made).tensor.copy_(weight.home.memory.tensor)

@@ -1,4 +1,8 @@
-"""Offloaded weights for the optimizer step: read and written in place, tile by tile."""
+"""Offloaded weights for the optimizer step: read and written in place, tile by tile.
+
+`Handle` makes it when training begins. It implements the interface `tiers.training.weights.Weights`, through which
+`tiers.training` reaches the weights of an attached model without knowing homes or slots.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +81,7 @@ class OffloadedWeights:
             self._finish(weight)
             home = weight.home
             assert home is not None
-        self._settle_writes(home)
+        self._wait_for_writes(home)
         device = self.engine.device if self.engine.device.capabilities.separate_memory else None
         home.check()
         load = Load(weight.name, home.chunks(Memory.of(out), first), queued(device))
@@ -104,7 +108,7 @@ class OffloadedWeights:
         if not isinstance(home, DiskHome) or home.spill is None or home.casts:
             new = self._new.get(weight)
             if new is None:
-                spill = self.engine.placing.spill
+                spill = self.engine.migration.spill
                 offset = spill.take(weight.nbytes)
                 made = DiskHome(spill.file, offset, weight.like.dtype, weight.like.numel(), spill=spill)
                 new = self._new[weight] = _New(made)
@@ -128,7 +132,7 @@ class OffloadedWeights:
     def _count(self, link: str, nbytes: int) -> None:
         self.engine.moved[link] += nbytes
 
-    def _settle_writes(self, home: object) -> None:
+    def _wait_for_writes(self, home: object) -> None:
         if isinstance(home, DiskHome) and home.spill is not None:
             writing, self._writing = self._writing, []
             for load, _ in writing:
@@ -141,16 +145,16 @@ class OffloadedWeights:
         for first, last in [*sorted(new.written), (weight.nbytes, weight.nbytes)]:
             while at < first:
                 piece = Memory.host(min(first - at, 2**22))
-                self.engine.placing.run(weight, piece, at)
+                self.engine.migration.run(weight, piece, at)
                 self._write(weight, new.home, at, piece)
                 at += piece.nbytes
             at = max(at, last)
-        self._settle_writes(new.home)
+        self._wait_for_writes(new.home)
         old, weight.home = weight.home, new.home
-        self.engine.placing.forget_codes(weight)
+        self.engine.migration.forget_codes(weight)
         if old is not None:
             if old.tier == "host":
-                self.engine.placing.host.release(old.host_bytes)
+                self.engine.migration.host.release(old.host_bytes)
             old.release()
 
     def updated(self) -> None:

@@ -1,4 +1,10 @@
-"""Run time of an attached model: which modules run in which thread, and the weights that they need now and next."""
+"""Run time of an attached model: which modules run in which thread, and the weights that they need now and next.
+
+The hooks (`engine.hooks`) call `Engine.enter` and `Engine.leave` around every module; autograd comes back for saved
+weights through `saved_weights`; `Handle` gives it plans. Weights come through the slots of `prefetch_buffer`, and move
+for good by `migrate`. Each thread has a stack of running modules (`Local`); Ctrl-C may leave modules on it that have
+stopped, which the next `enter` removes. A change here needs test_tiers_attach, test_tiers_ring and test_tiers_threads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ import torch
 
 from toprope.device import Device
 from toprope.errors import TierAbsentError, TierCapacityError
-from toprope.tiers.engine.migrate import Placing
+from toprope.tiers.engine.migrate import Migration
 from toprope.tiers.engine.model.model_groups import Model, Weight
 from toprope.tiers.engine.prefetch.prefetch_buffer import Holder, Ring, Slot, Unit, outside_transforms
 from toprope.tiers.engine.prefetch.trace import Order, Trace
@@ -68,7 +74,7 @@ class Run:
 
 
 class Local(threading.local):
-    """State of one thread."""
+    """State of one thread that runs the model: its running modules and the units that it holds."""
 
     def __init__(self) -> None:
         self.stack: list[Run] = []
@@ -128,20 +134,20 @@ class Engine:
         device: the device that computes.
         model: the model's weights and groups.
         transfers: the threads that copy.
-        placing: moves weights to the tiers that a plan gives them.
+        migration: moves weights to the tiers that a plan gives them.
         poison, limit: as for `Ring`.
     """
 
     def __init__(
-        self, device: Device, model: Model, transfers: Transfers, placing: Placing, *, poison: bool, limit: float
+        self, device: Device, model: Model, transfers: Transfers, migration: Migration, *, poison: bool, limit: float
     ) -> None:
-        self.device, self.model, self.transfers, self.placing = device, model, transfers, placing
+        self.device, self.model, self.transfers, self.migration = device, model, transfers, migration
         self.poison, self.limit = poison, limit
         self.plan: Plan | None = None
         self.ring = self._ring([])
         self.needs: list[Needs] = []
         self.unit_of: dict[Weight, Unit] = {}
-        self.packing = Packing(self._fetched, self._residents)
+        self.packing = Packing(self._view_for_backward, self._residents)
         self.traces = {False: Order([]), True: Order([])}
         """Expected order of the units in a step; the key is True for steps with backward."""
         self.step: list[str] = []
@@ -206,7 +212,7 @@ class Engine:
             weights = [weight for each in plan.streamed(group.name) for weight in self.model.members[each.key]]
             if weights:
                 units.append(Unit(group.name, weights))
-        self._lay_out(units, plan)
+        self._set_offsets(units, plan)
         self.plan = plan
         size = max((each.nbytes for each in units), default=0)
         count = min(plan.slots, len(units)) if units and not plan.training else plan.slots
@@ -225,7 +231,7 @@ class Engine:
             else:
                 wanted = {weight for weight in needs.weights if weight.home is not None}
                 needs.units = [unit for unit in units if wanted.intersection(unit.weights)]
-        self._expect([each.name for each in units])
+        self._expect_definition_order([each.name for each in units])
         self._unfinished = None
 
     def _place(self, tiers: dict[str, Tier]) -> None:
@@ -236,7 +242,7 @@ class Engine:
             waiting, full = [], None
             for name in left:
                 try:
-                    self.placing.place(self.model.weights[name], tiers[name])
+                    self.migration.place(self.model.weights[name], tiers[name])
                 except TierCapacityError as error:
                     if tiers[name] != "host":
                         raise
@@ -269,12 +275,18 @@ class Engine:
         self.ring.slots.clear()
 
     def _memories(self, sizes: list[int]) -> list[Memory]:
+        """Allocate the slots on the device; one piece of memory for all of them if that is the host's."""
         if not self.device.capabilities.separate_memory:
             return Memory.several(sizes) if sizes else []
         with self.device.as_current():
             return [Memory.on(self.device, size) for size in sizes]
 
-    def _lay_out(self, units: list[Unit], plan: Plan) -> None:
+    def _set_offsets(self, units: list[Unit], plan: Plan) -> None:
+        """Choose the place of each weight in its unit's slot.
+
+        If the device computes in the host's memory and there is room, a weight begins at the same offset from a disk
+        block as in its file, so that it is read there without a copy.
+        """
         unified = not self.device.capabilities.separate_memory
         room = plan.budgets.device - plan.resident_bytes
         most = max((len(each.weights) for each in units), default=0)
@@ -289,7 +301,7 @@ class Engine:
                 at += weight.nbytes
             unit.nbytes = aligned(at)
 
-    def _expect(self, names: list[str]) -> None:
+    def _expect_definition_order(self, names: list[str]) -> None:
         """Expect the order of definition, and its reverse in backward, until a step was traced."""
         self.traces = {False: Order(names), True: Order([*names, *reversed(names)])}
         self.ring.order = self.traces[False]
@@ -335,10 +347,10 @@ class Engine:
         try:
             for unit in needs.units:
                 if unit not in local.holding:
-                    self._take(unit, local)
+                    self._hold_unit(unit, local)
                     run.held.append(unit)
         except BaseException:
-            self._drop(run, local)
+            self._release_run(run, local)
             raise
         local.stack.append(run)
         if self.tracing and needs.group:
@@ -356,7 +368,7 @@ class Engine:
         with outside_transforms():
             while True:
                 run = local.stack.pop()
-                self._drop(run, local)
+                self._release_run(run, local)
                 if run.needs is needs:
                     break
             if run.held:
@@ -376,25 +388,26 @@ class Engine:
         try:
             for unit in needs.units:
                 if unit not in local.holding:
-                    self._take(unit, local, counted=False)
+                    self._hold_unit(unit, local, counted=False)
                     run.held.append(unit)
         except BaseException:
-            self._drop(run, local)
+            self._release_run(run, local)
             raise
         local.stack.append(run)
 
-    def _drop(self, run: Run, local: Local) -> None:
+    def _release_run(self, run: Run, local: Local) -> None:
+        """Undo what `_enter` or `visit` did for a module: changed weights are written back, units are released."""
         try:
             for unit in run.held:
-                self._keep_changes(unit)
+                self._write_back_changes(unit)
         finally:
             for unit in run.held:
-                self._give(unit, local)
+                self._release_unit(unit, local)
             if run.packs:
                 run.packs = False
                 torch._C._autograd._pop_saved_tensors_default_hooks()
 
-    def _keep_changes(self, unit: Unit) -> None:
+    def _write_back_changes(self, unit: Unit) -> None:
         """Write back weights that were changed in place while their module ran."""
         for weight, version in unit.versions.items():
             if weight.home is not None and weight.parameters[0]._version != version:
@@ -407,7 +420,7 @@ class Engine:
             TierError: they cannot be written.
         """
         with torch.inference_mode(False), torch.no_grad():
-            self.placing.rewrite(weight, weight.parameters[0].detach().cpu())
+            self.migration.rewrite(weight, weight.parameters[0].detach().cpu())
         users = self.active.get(weight)
         for unit in self._units:
             if weight in unit.weights:
@@ -416,19 +429,21 @@ class Engine:
                     self.ring.drop(unit)
 
     def _forget_ended(self, local: Local, frame: Any) -> None:
+        """Release what modules hold that have stopped without a call of `leave`, as after Ctrl-C; see `ended`."""
         for _ in range(ended(local, frame)):
-            self._drop(local.stack.pop(), local)
+            self._release_run(local.stack.pop(), local)
         if not local.stack:
             for unit in list(local.holding):
-                self._give(unit, local)
+                self._release_unit(unit, local)
             if local.fetching is not None:
                 self.ring.release(local.fetching, local.fetcher)
                 local.fetching = None
 
     def _begin(self, needs: Needs) -> None:
+        """Begin the outermost call of a thread: refuse what cannot run, and see whether a new step begins with it."""
         self._check(needs)
         backward = torch._C._current_graph_task_id() != -1
-        if not backward and (needs.root or (not self._rooted and self._again(needs))):
+        if not backward and (needs.root or (not self._rooted and self._begins_next_step(needs))):
             self._rooted = self._rooted or needs.root
             self.begin_step()
 
@@ -444,7 +459,7 @@ class Engine:
                 do="detach the model first: handle.detach()",
             )
         if not self._closed:
-            self._go_on()
+            self._resume_interrupted()
         if self.stale is not None:
             stale, self.stale = self.stale, None
             stale()
@@ -474,19 +489,21 @@ class Engine:
             if each.home is None
         }
 
-    def _go_on(self) -> None:
+    def _resume_interrupted(self) -> None:
         """Complete what Ctrl-C has interrupted: moves of a new plan, or making the slots."""
         if self._unfinished is not None:
             self.apply(self._unfinished)
         elif self.slot_sizes and not self.ring.slots and not self.lent:
             self.make_ring()
 
-    def _again(self, needs: Needs) -> bool:
+    def _begins_next_step(self, needs: Needs) -> bool:
+        """True if a module whose parts are called one by one is at the first part again: that is the next step."""
         return bool(self.step) and bool(needs.units) and needs.units[0].name == self.step[0]
 
     # Units
 
-    def _take(self, unit: Unit, local: Local, *, counted: bool = True) -> Slot:
+    def _hold_unit(self, unit: Unit, local: Local, *, counted: bool = True) -> Slot:
+        """Load a unit for this thread, and give its parameters their values, unless another thread has done so."""
         local.holding[unit] = 1
         try:
             slot = self.ring.hold(unit, local.me)
@@ -505,11 +522,11 @@ class Engine:
                     unit.versions = {weight: weight.parameters[0]._version for weight in unit.weights}
                 placed.add(local.me)
         except BaseException:
-            self._give(unit, local)
+            self._release_unit(unit, local)
             raise
         return slot
 
-    def _give(self, unit: Unit, local: Local) -> None:
+    def _release_unit(self, unit: Unit, local: Local) -> None:
         """Release a unit for this thread. Safe to repeat after an interruption."""
         with self.ring.lock:
             self._placed[unit].discard(local.me)
@@ -529,7 +546,7 @@ class Engine:
             self.ring.release(unit, local.me)
         local.holding.pop(unit, None)
 
-    def _fetched(self, reference: Reference) -> torch.Tensor:
+    def _view_for_backward(self, reference: Reference) -> torch.Tensor:
         """Return the view of a weight that backward asks for; its slot is kept as long as the view lives."""
         weight = reference.weight
         unit = self.unit_of.get(weight)
@@ -569,7 +586,7 @@ class Engine:
         finally:
             self.unit_of = {}  # a graph that is still alive finds the weights where they are now
             self.transfers.close()
-            self.placing.close()
+            self.migration.close()
             self.lend()
             if self.pieces is not None:
                 self.pieces.close()

@@ -1,4 +1,9 @@
-"""Keep weights that autograd saves for backward as references, and load them when backward asks."""
+"""Keep weights that autograd saves for backward as references, and load them when backward asks.
+
+Without this, autograd would keep every slot of forward alive until backward. `engine.runtime` registers the hooks
+(torch.autograd.graph.saved_tensors_hooks) around each module; where others are registered already, such as those of
+checkpointing (`modes.recompute`), ours go inside of them (`_Nested`).
+"""
 
 from __future__ import annotations
 
@@ -109,18 +114,18 @@ class Packing:
         if outer is None:
             return self.pack, self.unpack
         owner = getattr(outer[0], "__self__", None)
-        if owner is self or (isinstance(owner, _Within) and owner.packing is self):
+        if owner is self or (isinstance(owner, _Nested) and owner.packing is self):
             return None
-        within = _Within(self, outer)
-        return within.pack, within.unpack
+        nested = _Nested(self, outer)
+        return nested.pack, nested.unpack
 
 
-class _Within:
-    """Hooks inside other hooks, such as those of a checkpointed block.
+class _Nested:
+    """Our hooks while other hooks are registered around them, such as those of a checkpointed block.
 
-    Weights are kept as references, all other tensors go to the outer hooks. Weights that stay on the device are
-    references too: a block that is computed again must save the same tensors as the first time, even if the plan has
-    changed in between.
+    Offloaded weights are kept as references, all other tensors go to the outer hooks. Weights that stay on the device
+    are references too: a block that is computed again must save the same tensors as the first time, even if a new plan
+    has offloaded, or brought back, a weight in between.
 
     Args:
         packing: the hooks of the model.

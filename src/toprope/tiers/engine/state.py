@@ -1,4 +1,8 @@
-"""state_dict, load_state_dict and .to() of a model with offloaded weights."""
+"""state_dict, load_state_dict and .to() of a model with offloaded weights.
+
+`attach` installs these hooks, so that a program saves, loads and converts an attached model as any other. Values are
+read and written where the weights are, by `migrate`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from torch import nn
 
 from toprope.errors import UsageError
 from toprope.tiers.engine.hooks import Hooks
-from toprope.tiers.engine.migrate import Placing
+from toprope.tiers.engine.migrate import Migration
 from toprope.tiers.engine.model.model_groups import Model, Weight
 from toprope.tiers.store.absent import set_data
 from toprope.tiers.store.memory import without_values
@@ -23,13 +27,15 @@ class State:
 
     Args:
         model: the model's weights.
-        placing: reads and writes the weights in their tiers.
+        migration: reads and writes the weights in their tiers.
         quiet: called before weights change; it empties the slots.
         resized: called after weights have changed their size.
     """
 
-    def __init__(self, model: Model, placing: Placing, quiet: Callable[[], None], resized: Callable[[], None]) -> None:
-        self.model, self.placing, self.quiet, self.resized = model, placing, quiet, resized
+    def __init__(
+        self, model: Model, migration: Migration, quiet: Callable[[], None], resized: Callable[[], None]
+    ) -> None:
+        self.model, self.migration, self.quiet, self.resized = model, migration, quiet, resized
 
     def install(self, module: nn.Module, hooks: Hooks) -> None:
         """Register the hooks on the modules that own weights, and on the model."""
@@ -54,7 +60,7 @@ class State:
             for short, parameter in module._parameters.items():
                 weight = self._weight(parameter, weights)
                 if weight is not None and weight.home is not None and prefix + short in state:
-                    state[prefix + short] = self.placing.values(weight)
+                    state[prefix + short] = self.migration.values(weight)
 
         hooks.add(owner._register_state_dict_hook(fill).remove)  # type: ignore[no-untyped-call]
 
@@ -115,7 +121,7 @@ class State:
     def _take(self, weight: Weight, parameter: nn.Parameter) -> None:
         """Move the values that were loaded into a parameter to the home of its weight."""
         dtype = weight.like.dtype
-        self.placing.replace(weight, parameter.data)
+        self.migration.replace(weight, parameter.data)
         assert weight.placeholder is not None
         for each in weight.parameters:
             set_data(each, weight.placeholder)
@@ -129,7 +135,7 @@ class State:
         state = self
 
         def apply(fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-            device = state.placing.device.torch_device
+            device = state.migration.device.torch_device
             probe = fn(torch.zeros(1, device=device))
             if probe.device != device:
                 raise UsageError(
@@ -166,14 +172,14 @@ class State:
         hooks.add(lambda: vars(owner).pop("_apply", None))
 
     def _convert(self, weight: Weight, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        like = torch.zeros((1,) * weight.like.dim(), dtype=weight.like.dtype, device=self.placing.device.torch_device)
+        like = torch.zeros((1,) * weight.like.dim(), dtype=weight.like.dtype, device=self.migration.device.torch_device)
         dtype = fn(like).dtype
         if dtype == weight.like.dtype:
             return
         gradients = [(each, each.grad) for each in weight.parameters if each.grad is not None]
         for parameter, _ in gradients:
             parameter.grad = None
-        self.placing.cast(weight, dtype)
+        self.migration.cast(weight, dtype)
         for parameter, gradient in gradients:
             parameter.grad = fn(gradient)
         self.resized()

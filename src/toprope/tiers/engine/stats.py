@@ -1,4 +1,8 @@
-"""Statistics of an attached model."""
+"""Statistics of an attached model: bytes per link, times, hits, and where each figure comes from.
+
+For users: `Handle.stats()` returns a `Stats`. The counters themselves are in the ring and the transfer threads; here
+they are read. A new figure is a field of `Stats` with its source in `_sources`, and a line of docs/tiers.md.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +141,7 @@ class Figures:
         step = times[-1] if times else None
         moving, waited = since["moving"], since["waited"]
         peak = engine.device.max_memory_allocated() if engine.device.capabilities.separate_memory else None
-        own_files = engine.placing.spilled_peak + (0 if places is None or places.disk is None else places.disk.peak)
+        own_files = engine.migration.spilled_peak + (0 if places is None or places.disk is None else places.disk.peak)
         return Stats(
             steps=since["steps"],
             step_seconds=step,

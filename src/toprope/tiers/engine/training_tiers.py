@@ -1,4 +1,8 @@
-"""Places of gradients, optimizer states and activations: those of the plan, or those that the user asked for."""
+"""Places of gradients, optimizer states and activations: those of the plan, or those that the user asked for.
+
+`Handle` makes `Places` when training begins, and hands its stores to `tiers.training`; `attach` checks the arguments
+`states` and `activations` by `check_places`.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +41,9 @@ class Places:
         self.staged = min(2**26, max(2**22, host.capacity // 8))
         """Largest number of bytes in the host's memory that wait to be written to the disk."""
         self.disk: SpillStore | None = None
-        if engine.placing.folder is not None:
+        if engine.migration.folder is not None:
             moving = engine.device if engine.device.capabilities.separate_memory else None
-            folder, capacity = engine.placing.folder, engine.placing.disk
+            folder, capacity = engine.migration.folder, engine.migration.disk
             self.disk = SpillStore(folder, capacity, engine.transfers, moving, self.staged, host.spare)
         on_disk = [] if self.disk is None else [self.disk]
         self.all = Stacked([host, *on_disk])

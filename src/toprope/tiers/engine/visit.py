@@ -1,4 +1,7 @@
-"""Load a module's weights outside its run, to read or change them: `with handle.weights(module):`."""
+"""Load a module's weights outside its run, to read or change them: `with handle.weights(module):`.
+
+For users, by `Handle.weights`. Weights that were changed are written back to their homes at the end.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ class Visit:
             return
         if weight.parameters[0]._version == version:
             with torch.no_grad():
-                known = Memory.of(self.engine.placing.values(weight))
+                known = Memory.of(self.engine.migration.values(weight))
                 if torch.equal(known.tensor, Memory.of(weight.parameters[0].detach().cpu()).tensor):
                     return
         self.engine.write_back(weight)

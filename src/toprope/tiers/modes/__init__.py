@@ -6,7 +6,7 @@
     modes.active().effects, modes.active().models()     # the effects of the mode, and what it did to each model
     modes.disable()                                     # restores all models
 
-Importing this imports no torch, and changes nothing.
+Importing this imports no torch, and changes nothing. The facade `apt_model.optimization.vb_global` calls it, too.
 """
 
 from importlib import import_module

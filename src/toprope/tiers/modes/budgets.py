@@ -1,7 +1,9 @@
 """Memory budgets of a mode: from a configuration, from TOPROPE_DEVICE_MEMORY, or the free memory. Pure.
 
-A size is absolute. A percentage is a part of the model's needs in this run: its weights, and in training its gradients
-and two optimizer states for each weight that trains, as for Adam (the optimizer is not known before its first step).
+`modes.switch` reads them when a mode is enabled, `modes.models` asks for each model's bytes. A size is absolute. A
+percentage is a part of the model's needs in this run: its weights, and in training its gradients and two optimizer
+states for each weight that trains, as for Adam (the optimizer is not known before its first step). The spellings are in
+docs/tiers.md.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Room:
-    """The budgets of a mode.
+    """The budgets of a mode: device, host and disk.
 
     Attributes:
         device: budget of the device's memory.

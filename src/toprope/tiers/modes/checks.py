@@ -1,4 +1,7 @@
-"""Checks that a machine has what a mode needs, and the errors if it has not."""
+"""Checks that a machine has what a mode needs, and the errors if it has not.
+
+Called by `modes.switch` when a mode is enabled, before torch's hooks are registered.
+"""
 
 from __future__ import annotations
 

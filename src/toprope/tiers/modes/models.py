@@ -1,4 +1,9 @@
-"""One model under a mode: applies the effects to it, and restores it."""
+"""One model under a mode: applies the mode's effects to it, and restores it.
+
+`modes.switch` keeps a `Managed` for each model that it sees, and calls `make_fit` before the model runs or is moved.
+The effects are in modules of their own: offloading in `tiers.engine.attach`, and `attention`, `quantised` and
+`recompute` here. Held by tests/tiers/test_tiers_modes.py.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +125,7 @@ class Managed:
 
     # Apply
 
-    def look(self, generation: int) -> None:
+    def put_hooks(self, generation: int) -> None:
         """Register the mode's hooks on the model's modules, also on those added since the last call."""
         if self.generation == generation:
             return
@@ -138,8 +143,11 @@ class Managed:
         handle = self.handle
         return None if handle is None else handle.packing
 
-    def settle(self, *, trains: bool, gradients: bool, moving: torch.device | None = None) -> None:
+    def make_fit(self, *, trains: bool, gradients: bool, moving: torch.device | None = None) -> None:
         """Make the model fit, by quantising or attaching it, before it runs or is moved.
+
+        A model that was attached for another kind of run is detached first; one that the program has attached itself
+        is left alone. If a model that is only being moved does not fit for training, it is planned for inference.
 
         Args:
             trains: it is in training.
@@ -147,7 +155,7 @@ class Managed:
             moving: the device that it is being moved to; None if it is not moved.
         """
         if not gradients and self._quantised == (self.generation, quantised.restored()):
-            return
+            return  # it is quantised as it should be
         device = self._device(moving)
         if device is None or (self.handle is None and self._attached_by_hand()):
             return
@@ -165,7 +173,7 @@ class Managed:
                     raise
                 self.trains = False  # it may never train
                 self._attach_if_needed(device, moving)
-            if handle is not None and self.handle is None:
+            if handle is not None and self.handle is None:  # it was attached, and now fits as a whole
                 self._bring(handle.device)
         if self._may_quantise(gradients) and self.handle is None:
             self.quantise(device)
@@ -209,6 +217,7 @@ class Managed:
         return self.mode.device if waits else None
 
     def _attach_if_needed(self, device: Device, moving: torch.device | None) -> None:
+        """Attach the model if it does not fit, or if activations are to be offloaded in training."""
         needs = needs_of(self.model)
         budget, total = self.mode.room.device, needs.total(self.trains)
         offload = self.mode.effects.offload and self.trains
@@ -233,6 +242,7 @@ class Managed:
             _ = handle.training  # gradients leave from the first backward on
 
     def _fits(self, budget: Budget, total: int, device: Device, moving: torch.device | None) -> bool:
+        """True if `total` bytes are within the user's budget or, without one, within nine tenths of the free memory."""
         given = budget.bytes_for(needs_of(self.model).total(self.trains)) if budget.given else None
         if given is not None:
             return total <= given
@@ -245,6 +255,7 @@ class Managed:
         return free is None or total - there <= free * 9 // 10
 
     def _saved(self) -> int:
+        """Bytes that quantising the model's layers would save."""
         return sum(
             each.weight.nbytes - quantised.page_bytes(each, self.mode.format)
             for each in quantised.candidates(self.model)

@@ -1,8 +1,9 @@
-"""Quantise torch's linear layers in place while a mode is enabled, and restore them.
+"""An effect of modes: quantise torch's linear layers in place while a mode is enabled, and restore them.
 
 A layer's class is exchanged. Its weight stays the same parameter, without memory; the plain values are kept on the
 disk, or in the host's memory, for `state_dict`, moves, copies and training. Quantised weights are not trained: before a
-call that would give the weight a gradient, the layer gets its plain weight back.
+call that would give the weight a gradient, the layer gets its plain weight back. `modes.models` decides which models
+are quantised; codes and products are those of `tiers.quant`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Origins:
         store.put(key, values.as_strided((values.numel(),), (1,), values.storage_offset()))
         store.flush()  # only then may the values go
         origin = _Origin(like, None, self, key)
-        weakref.finalize(origin, _drop, weakref.ref(store), key).atexit = False
+        weakref.finalize(origin, _drop_if_alive, weakref.ref(store), key).atexit = False
         return origin
 
     def close(self) -> None:
@@ -114,14 +115,14 @@ class Origins:
             self._transfers = None
 
 
-def _drop(store: weakref.ref[SpillStore], key: str) -> None:
+def _drop_if_alive(store: weakref.ref[SpillStore], key: str) -> None:
     there = store()
     if there is not None and there.contains(key):
         there.drop(key)
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _QuantisedState:
     page: QuantisedTensor
     origin: _Origin
     error: float
@@ -131,7 +132,7 @@ class _Kept:
 class QuantisedInPlace(nn.Linear):
     """torch's Linear with a quantised weight. Made by `quantise`; copies and pickles of it are plain layers."""
 
-    _kept: _Kept
+    _kept: _QuantisedState
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input @ weight.T + bias."""
@@ -159,18 +160,18 @@ class QuantisedInPlace(nn.Linear):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = dict(vars(self))
-        kept: _Kept = state.pop("_kept")
+        kept: _QuantisedState = state.pop("_kept")
         own = state["_parameters"]["weight"]
         plain = nn.Parameter(kept.origin.values().clone(), requires_grad=own.requires_grad)
         state["_parameters"] = {**state["_parameters"], "weight": plain}
-        return _plain, (), state
+        return _new_plain_linear, (), state
 
     def extra_repr(self) -> str:
         """The layer's text in `repr`."""
         return f"{super().extra_repr()}, weight in {self._kept.page.format.name}"
 
 
-def _plain() -> nn.Linear:
+def _new_plain_linear() -> nn.Linear:
     return nn.Linear.__new__(nn.Linear)
 
 
@@ -222,7 +223,7 @@ def quantise(layer: nn.Linear, format: str, origins: Origins) -> QuantisedInPlac
     withdraw(weight, origin.like, _absence(page))
     layer.__class__ = QuantisedInPlace
     made: Any = layer
-    vars(made)["_kept"] = _Kept(page, origin, error, weight)
+    vars(made)["_kept"] = _QuantisedState(page, origin, error, weight)
     return made  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,8 @@
-"""Compute blocks again in backward, so that only their inputs are kept from forward.
+"""An effect of modes: compute blocks again in backward, so that only their inputs are kept from forward.
 
-It uses torch's own checkpointing (use_reentrant=False); hooks begin it before a block runs and end it after. Offloaded
-weights are left out of it: autograd keeps references to them as ever, so that none stays on the device.
+It uses torch's own checkpointing (use_reentrant=False); hooks begin it before a block runs and end it after.
+`modes.models` puts them on, `modes.switch` cleans up after a call that was interrupted. Offloaded weights are left out
+of it: autograd keeps references to them (`engine.saved_weights`), so that none stays on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils import checkpoint
 from toprope.tiers.engine.saved_weights import Packing, Reference
 from toprope.tiers.modes.outputs import transforming
 
-__all__ = ["blocks", "put_on", "settle"]
+__all__ = ["blocks", "end_interrupted", "put_on"]
 
 _generator: Any = checkpoint._checkpoint_without_reentrant_generator
 _OPTIONS = tuple(
@@ -58,7 +59,7 @@ def _computing_again(module: nn.Module) -> Iterator[None]:
     key = (threading.get_ident(), id(module))
     _again[key] = _again.get(key, 0) + 1
     try:
-        with _apart(module):
+        with _hide_offloaded_weights(module):
             yield
     finally:
         _again[key] -= 1
@@ -67,7 +68,7 @@ def _computing_again(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _apart(module: nn.Module) -> Iterator[None]:
+def _hide_offloaded_weights(module: nn.Module) -> Iterator[None]:
     """Context in which torch's checkpointing does not see offloaded weights."""
     packing = _packings.get(module, lambda: None)()
     if packing is None:
@@ -137,13 +138,13 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         for each in _OPTIONS
     ]
     with ExitStack() as contexts:
-        contexts.enter_context(_block(_generator(module, *options, *args, **kwargs)))
-        contexts.enter_context(_apart(module))
+        contexts.enter_context(_checkpointed(_generator(module, *options, *args, **kwargs)))
+        contexts.enter_context(_hide_offloaded_weights(module))
         _local.running.append((module, contexts.pop_all()))
 
 
 @contextmanager
-def _block(running: Generator[None, None, None]) -> Iterator[None]:
+def _checkpointed(running: Generator[None, None, None]) -> Iterator[None]:
     next(running)
     yield
     next(running, None)
@@ -154,7 +155,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         _local.running.pop()[1].close()
 
 
-def settle() -> None:
+def end_interrupted() -> None:
     """End the checkpointing of blocks whose forward was interrupted."""
     while _local.running:
         _local.running.pop()[1].close()

@@ -1,4 +1,8 @@
-"""Enable and disable modes: torch's global hooks for modules and optimizers, and a wrapper of Module._apply."""
+"""Enable and disable modes: torch's global hooks for modules and optimizers, and a wrapper of Module._apply.
+
+The implementation of `toprope.tiers.modes`. It notices models that are built, moved, called or stepped, and has
+`modes.models.Managed` act on each; it decides nothing about a single model itself.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True)
 class Active:
-    """The enabled mode.
+    """The enabled mode, as `active()` shows it to users.
 
     Attributes:
         mode: its name; "" if single effects were asked for.
@@ -200,7 +204,7 @@ class _Running:
         """Remove the hooks, and restore all models."""
         while self._undo:
             self._undo.pop()()
-        _settle()
+        _clean_up()
         for each in list(self.managed.values()):
             each.close()
         self.managed.clear()
@@ -215,15 +219,15 @@ class _Running:
     ) -> Managed:
         """Apply the mode's effects to a model, unless they are applied already."""
         found = self.managed.get(model)
-        settled = (
+        prepared = (
             found is not None and found.called and found.generation == self.generation
             and (found.trains or not trains) and not self.mode.effects.quantise and moving is None
         )  # fmt: skip
-        if found is None or not settled:
+        if found is None or not prepared:
             with _lock:
                 found = self._managed(model)
-                found.look(self.generation)
-                found.settle(trains=trains, gradients=gradients, moving=moving)
+                found.put_hooks(self.generation)
+                found.make_fit(trains=trains, gradients=gradients, moving=moving)
         return found
 
     def _managed(self, model: nn.Module) -> Managed:
@@ -253,7 +257,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> Any:
         if _is_running(local.frame):
             local.depth += module is local.root.model
             return None
-        _settle()  # an earlier call was interrupted
+        _clean_up()  # an earlier call was interrupted
     running = _state
     if running is None or torch._C._current_graph_task_id() != -1 or getattr(module, "_is_replica", False):
         return None
@@ -316,9 +320,9 @@ def _is_running(called_from: Any) -> bool:
     return False
 
 
-def _settle() -> None:
+def _clean_up() -> None:
     """Clean up after a call that was interrupted, such as by Ctrl-C."""
-    recompute.settle()
+    recompute.end_interrupted()
     _local.root, _local.depth, _local.frame = None, 0, None
     _local.contexts.close()
 

@@ -2,9 +2,10 @@
 
     plan(groups, order, budgets, links) -> Plan        raises PlanError before anything is moved
 
-`model` has input and result, `units` the parts that are placed, `search` the search, `placement` and `clock` the
-predicted time of one placement, `budgets` the values of "auto", `layout` the groups of a model folder, `links` measured
-bandwidths, `report` the table and the picture.
+`attach` calls it with a model's groups, `toprope tiers plan` with those of a folder. `model` has input and result,
+`units` the parts that are placed, `search` the search, `placement` and `clock` the predicted time of one placement,
+`budgets` the values of "auto", `layout` the groups of a model folder, `links` measured bandwidths, `report` the table
+and the picture.
 """
 
 import warnings

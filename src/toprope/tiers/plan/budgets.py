@@ -1,4 +1,7 @@
-"""Resolve the budget "auto" of the device, the host or the disk from the free bytes. Pure."""
+"""Resolve the budget "auto" of the device, the host or the disk from the free bytes. Pure.
+
+Called by `attach`, `toprope tiers plan` and the modes, each of which measures the free bytes itself (`Free`).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _FOR_THE_REST = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free bytes.
+    """Free bytes of the device, the host and the disk, measured by the caller.
 
     Attributes:
         device: free bytes of the device; None if it does not report them.
@@ -43,7 +46,7 @@ def resolve(
     activations: int = 0,
     reserve: int = 0,
 ) -> Budgets:
-    """Resolve the budgets.
+    """Replace each "auto" by bytes: what is free, without a reserve for computing and for the rest of the system.
 
     On a device "auto" is the free memory minus the activations of a step and one segment of torch's allocator (or a
     quarter of the free memory if that is less), and at most 95 % of it; on the host half of the available memory minus

@@ -1,7 +1,8 @@
 """The loads of a step, and a virtual clock that runs them: jobs on links, the disk and the device. Pure.
 
-A resource does one job at a time: of those that are ready, the job for the earliest use. The threads of the real ring
-do the same, as they take loads in their order.
+`placement` gives it the jobs and reads the predicted time; `report` draws its spans. A resource does one job at a time:
+of those that are ready, the job for the earliest use. The transfer threads (`tiers.store.transfer`) take loads in the
+same order: one that changes needs the other to change, or predictions become wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["COMPUTE", "DISK", "IN", "OUT", "Clock", "Entry", "Span", "schedule"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One load.
+    """One load of a group in a step: what the ring must have done before it begins.
 
     Attributes:
         use: index of the use that it is for.
@@ -72,7 +73,7 @@ COMPUTE, IN, OUT, DISK = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Begin and end of a job.
+    """Begin and end of a job on the clock, in seconds.
 
     Attributes:
         resource: the resource that did it.

@@ -1,8 +1,9 @@
 """Read the groups of a model folder for the planner; groups and their order are inferred from the tensors' names.
 
-A tensor with a number in its name belongs to a block: "model.layers.3.mlp.up_proj.weight" to "model.layers.3". Tensors
-without a number are grouped by module. As names do not tell the order of the blocks, `Layout.said` states the order
-that is assumed.
+Only for `toprope tiers plan FOLDER`, which has no model to ask: an attached model is divided by
+`engine.model.model_groups`. A tensor with a number in its name belongs to a block: "model.layers.3.mlp.up_proj.weight"
+to "model.layers.3". Tensors without a number are grouped by module. As names do not tell the order of the blocks,
+`Layout.said` states the order that is assumed. Held by tests/tiers/test_tiers_layout.py, with names of real models.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _BUFFER = re.compile(r"(running_(mean|var)|num_batches_tracked|inv_freq|position
 
 @dataclass(frozen=True)
 class Layout:
-    """A model folder as groups.
+    """The groups of a model folder, in the order of a pass.
 
     Attributes:
         folder: the folder.

@@ -1,7 +1,8 @@
-"""Bandwidth between tiers: measured in less than a second each on this machine, else from a chip's profile.
+"""Bandwidth between tiers: measured in less than a second each on this machine, else estimates from links.toml.
 
-Not pure: reads a file, copies memory, copies to a device. Every figure has its source (`Link.word`). Measurements while
-other programs use the same disk or memory are slower; so would be a run at the same time.
+`attach`, `toprope tiers plan` and the image pipelines give its result to the planner. Not pure: reads a file, copies
+memory, copies to a device. Every figure has its source (`Link.word`). Measurements while other programs use the same
+disk or memory are slower; so would be a run at the same time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A *group* is a set of weights that are loaded to the device together, such as one block of a transformer. A *use* is one
 run of a group, forward or backward; the uses of one step make the *order*, which repeats. Groups that do not stay on
-the device are loaded into a *ring* of equal slots in its memory.
+the device are loaded into a *ring* of equal slots in its memory. These types are the border between `tiers.plan` and
+its callers (`tiers.engine`, `toprope tiers plan`); those in `tiers.plan.__all__` are public.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""One placement: its bytes over each link in a step, the lower limit of its time, and the predicted time. Pure."""
+"""One placement: its bytes over each link in a step, the lower limit of its time, and the predicted time. Pure.
+
+`search` compares placements by it, `planner` explains the best one. tests/tiers/test_tiers_placement.py has small
+placements with bytes and seconds worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _CHUNKS = 4  # of a group that goes from the disk to the device through a small 
 
 @dataclass(frozen=True)
 class Placement:
-    """The tier of each unit.
+    """A candidate for the plan: the tier of each unit, with the number and size of the slots.
 
     Attributes:
         problem: the model and budgets that are planned.
@@ -190,7 +194,7 @@ class _Steps:
             activations = self.away.get(("activations", group))
             returns = activations is not None and self.back.get(group) == place
             if activations is not None and returns:
-                after.append(self._bring(activations, at))
+                after.append(self._load_buffered(activations, at))
             made = [] if activations is None or self.first.get(group) != place else [activations]
             gradient = self.away.get(("gradients", group))
             made += [] if gradient is None or self.last.get(group) != place else [gradient]
@@ -201,7 +205,7 @@ class _Steps:
             if returns:
                 self.brought.append(job)
             for unit in made:
-                home = self._out(unit, at, [job])
+                home = self._store_unit(unit, at, [job])
                 self.made.append(home)
                 if unit.what == "activations":
                     self.saved[group] = home
@@ -212,7 +216,7 @@ class _Steps:
         sizes = self.of.loaded[entry.group]
         free = step * self.count + entry.after
         after = [self.computed[free]] if free >= 0 else []
-        home = [self.written[each] for each in {entry.group, *self._owners(entry.group)} if each in self.written]
+        home = [self.written[each] for each in {entry.group, *self._tied_groups(entry.group)} if each in self.written]
         jobs = []
         if sizes.get("host"):
             jobs.append(self._copy(IN, sizes["host"], at, after + home, entry.group))
@@ -220,7 +224,7 @@ class _Steps:
             jobs.append(self._from_disk(sizes["disk"], at, after, home, entry.group))
         return jobs
 
-    def _owners(self, group: str) -> list[str]:
+    def _tied_groups(self, group: str) -> list[str]:
         return [each.group for each in self.problem.tied.get(group, ())]
 
     def _copy(self, resource: int, size: int, at: int, after: list[int], label: str) -> int:
@@ -245,13 +249,13 @@ class _Steps:
             copy = self._copy(IN, part, at, reads + ([copy] if chunk else []), label)
         return copy
 
-    def _bring(self, unit: Unit, at: int) -> int:
+    def _load_buffered(self, unit: Unit, at: int) -> int:
         after = _before(self.brought, BUFFERS)
         if unit.group in self.saved:
             after = [*after, self.saved[unit.group]]
-        return self._in(unit, at, after)
+        return self._load_unit(unit, at, after)
 
-    def _in(self, unit: Unit, at: int, after: list[int]) -> int:
+    def _load_unit(self, unit: Unit, at: int, after: list[int]) -> int:
         if self.of.tier(unit) == "disk":
             assert self.links.disk_read is not None
             job = self.clock.add(DISK, self.links.disk_read.seconds(unit.away), at, after, unit.group)
@@ -260,7 +264,7 @@ class _Steps:
             after = [job]
         return self._copy(IN, unit.away, at, after, unit.group)
 
-    def _out(self, unit: Unit, at: int, after: list[int]) -> int:
+    def _store_unit(self, unit: Unit, at: int, after: list[int]) -> int:
         job = self._copy(OUT, unit.away, at, after, unit.group)
         if self.of.tier(unit) == "disk":
             assert self.links.disk_write is not None
@@ -280,10 +284,10 @@ class _Steps:
             gradient = self.away.get(("gradients", name))
             buffer = _before(emptied, BUFFERS)
             read = [*moved, *([] if gradient is None else [gradient])]
-            after = [self._in(unit, at, start + buffer) for unit in read]
+            after = [self._load_unit(unit, at, start + buffer) for unit in read]
             job = self.clock.add(COMPUTE, group.optimizer_seconds, at, [*self.previous, *after], name)
             self.previous = [job]
-            outs = [self._out(unit, at, [job]) for unit in moved]
+            outs = [self._store_unit(unit, at, [job]) for unit in moved]
             if outs:
                 emptied.append(outs[-1])
                 self.written[name] = outs[-1]

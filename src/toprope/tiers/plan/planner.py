@@ -1,4 +1,8 @@
-"""Make the plan: search a placement, and explain it. Pure."""
+"""`toprope.tiers.plan.plan`: make the plan of a step, and explain it. Pure.
+
+Checks the input, divides what is too large (`units`), has `search` find a placement, and turns that into the `Plan`
+that `engine.runtime` carries out. It refuses before anything is moved, with the smallest budget that would do.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ def plan(
     problem = problem_of(groups, traced, budgets, links, training=training, stored=stored, small=small, states=states)
     count = slots or LEAST_SLOTS
     if least_device(problem, count) > _room(problem):
-        problem, count = _smaller(groups, problem, slots)
+        problem, count = _divided_to_fit(groups, problem, slots)
         slots = count if slots is not None or count < LEAST_SLOTS else None
     placement = choose(problem, slots)
     if placement is None:
@@ -71,10 +75,11 @@ def plan(
 
 
 def _room(problem: Problem) -> int:
+    """Bytes of the device for weights that stay, and for the ring."""
     return problem.budgets.device - problem.budgets.reserve
 
 
-def _smaller(groups: Sequence[Group], problem: Problem, slots: int | None) -> tuple[Problem, int]:
+def _divided_to_fit(groups: Sequence[Group], problem: Problem, slots: int | None) -> tuple[Problem, int]:
     """Divide the problem until it fits: groups into parts, and small tensors move with their group.
 
     As a last resort, if nothing trains, there is a single slot, which cannot be loaded while it is computed from.
@@ -109,6 +114,7 @@ def _smaller(groups: Sequence[Group], problem: Problem, slots: int | None) -> tu
                 return each, count
             pieces = finest(groups, order, each)
             if _fits(pieces, count):
+                # single tensors fit: try parts as large as a slot can be, then smaller ones
                 for most in (max(0, each.available // count), *sorted(_tensors(pieces), reverse=True)):
                     divided = divide(groups, order, each, most)
                     if _fits(divided, count):
@@ -118,14 +124,17 @@ def _smaller(groups: Sequence[Group], problem: Problem, slots: int | None) -> tu
 
 
 def _fits(problem: Problem, slots: int) -> bool:
+    """True if some placement fits onto the device with this number of slots."""
     return least_device(problem, max(slots, problem.held)) <= _room(problem)
 
 
 def _tensors(problem: Problem) -> set[int]:
+    """The sizes of the tensors that uses need."""
     return {unit.bytes for name in problem.groups for unit in problem.needed(name)}
 
 
 def _plan_of(problem: Problem, placement: Placement, traced: tuple[Use, ...]) -> Plan:
+    """Write a placement down as the plan that callers get."""
     entries, carried = placement.schedule
     tiers = {name: _tier(problem, placement, name) for name in _by_first_use(problem)}
     homes = [
@@ -139,7 +148,10 @@ def _plan_of(problem: Problem, placement: Placement, traced: tuple[Use, ...]) ->
         for unit in problem.units
         for tier in (placement.tier(unit),)
     ]
-    made = [sorted((getattr(each, kind) for each in problem.groups.values()), reverse=True)[:BUFFERS] for kind in _MADE]
+    working = [  # gradients and activations of the groups in use at the same time
+        sorted((getattr(each, kind) for each in problem.groups.values()), reverse=True)[:BUFFERS]
+        for kind in _WORKING_BYTES
+    ]
     limits = placement.limits
     return Plan(
         groups=tuple(problem.groups.values()),
@@ -158,7 +170,7 @@ def _plan_of(problem: Problem, placement: Placement, traced: tuple[Use, ...]) ->
         slots=placement.slots,
         slot_bytes=placement.slot_bytes,
         staging=placement.staging,
-        working_bytes=sum(map(sum, made)) if problem.training else 0,
+        working_bytes=sum(map(sum, working)) if problem.training else 0,
         loads=tuple(
             Load(
                 each.use,
@@ -182,7 +194,7 @@ def _plan_of(problem: Problem, placement: Placement, traced: tuple[Use, ...]) ->
     )
 
 
-_MADE = ("gradient_bytes", "activation_bytes")
+_WORKING_BYTES = ("gradient_bytes", "activation_bytes")
 
 
 def _by_first_use(problem: Problem) -> list[str]:
@@ -191,16 +203,18 @@ def _by_first_use(problem: Problem) -> list[str]:
 
 
 def _tier(problem: Problem, placement: Placement, group: str) -> Tier:
+    """The slowest tier that the weights of a group are in."""
     found = {placement.tier(unit) for unit in problem.needed(group)}
     return "disk" if "disk" in found else "host" if "host" in found else "device"
 
 
 def _reasons(problem: Problem, placement: Placement) -> list[str]:
-    told = []
+    """Reasons for the plan, a sentence each."""
+    reasons = []
     if all(tier == "device" for tier in placement.tiers.values()):
-        told.append("everything fits into the device's budget: nothing moves")
+        reasons.append("everything fits into the device's budget: nothing moves")
     elif placement.slots:
-        told.append(
+        reasons.append(
             f"{slots_text(placement.slots, placement.slot_bytes)}: "
             + {
                 1: "two have no room, so that nothing is loaded while it is computed from",
@@ -209,11 +223,11 @@ def _reasons(problem: Problem, placement: Placement) -> list[str]:
         )
     if placement.staging:
         word = "a buffer on the host lets" if placement.staging == 1 else f"{placement.staging} buffers on the host let"
-        told.append(f"{word} the disk read ahead of the slots")
+        reasons.append(f"{word} the disk read ahead of the slots")
     cut = {part.group for part in problem.parts}
-    told += [f"{group} is loaded in parts: as a whole it is larger than a slot can be" for group in sorted(cut)]
+    reasons += [f"{group} is loaded in parts: as a whole it is larger than a slot can be" for group in sorted(cut)]
     tied = {unit.name: unit for some in problem.tied.values() for unit in some}
     for unit in tied.values():
         does = "stays" if placement.tier(unit) == "device" else "is loaded with each group that has it"
-        told.append(f"{' = '.join(unit.members)} is one tensor: it is counted once and {does}")
-    return told
+        reasons.append(f"{' = '.join(unit.members)} is one tensor: it is counted once and {does}")
+    return reasons

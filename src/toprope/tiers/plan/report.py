@@ -1,4 +1,7 @@
-"""A plan as a table, as plain data for JSON, and as a picture. Pure."""
+"""A plan as a table, as plain data for JSON, and as a picture. Pure; nothing but output.
+
+Called by `toprope tiers plan`. docs/tiers.md describes the output; other programs read the JSON, so keep its keys.
+"""
 
 from __future__ import annotations
 

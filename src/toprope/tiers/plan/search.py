@@ -1,11 +1,11 @@
 """Search for the placement of units and the number of slots, and the errors if none fits. Pure.
 
-With uses in a cycle, keeping any fixed set on the device gives the most hits (Belady's choice); sets differ only in how
-well loads overlap with computation. A few sets are made, each as large as fits: spread over the order, from its
-beginning, from its end, and the largest units first. This is done for some slot sizes (larger units stay on the
-device), and for each number of slots up to the one that hides the longest load behind the shortest computation. The
-virtual clock then decides which set is best. Sets whose lower limit is above the best time so far are skipped. For a
-model with few units every set is a candidate.
+Called by `planner` alone. With uses in a cycle, keeping any fixed set on the device gives the most hits (Belady's
+choice); sets differ only in how well loads overlap with computation. A few sets are made, each as large as fits: spread
+over the order, from its beginning, from its end, and the largest units first. This is done for some slot sizes (larger
+units stay on the device), and for each number of slots up to the one that hides the longest load behind the shortest
+computation. The virtual clock then decides which set is best. Sets whose lower limit is above the best time so far are
+skipped. For a model with few units every set is a candidate.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def _sizes(problem: Problem) -> Iterator[tuple[int, list[Unit]]]:
         yield max(size, tile), list(stay.values())
 
 
-def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[str, str], Tier] | None:
+def _place_off_device(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[str, str], Tier] | None:
     """Place the units outside the device, on the host if that saves the most disk time; None if they do not fit."""
     room = problem.budgets.host - staging
     if room < 0:
         return None
     tiers: dict[tuple[str, str], Tier] = {}
     tiers.update({(unit.what, unit.name): "disk" for unit in away if unit.asked == "disk"})
-    free = [_away(unit) for unit in away if unit.asked != "disk"]
+    free = [_with_size_off_device(unit) for unit in away if unit.asked != "disk"]
     ordered = sorted(free, key=lambda unit: (unit.asked != "host", -_density(unit.disk_saved, unit), unit.rank))
     for _, some in groupby(ordered, key=lambda unit: (unit.asked, _density(unit.disk_saved, unit))):
         units = list(some)
@@ -102,7 +102,7 @@ def _stores(problem: Problem, away: Sequence[Unit], staging: int) -> dict[tuple[
     return tiers
 
 
-def _away(unit: Unit) -> Unit:
+def _with_size_off_device(unit: Unit) -> Unit:
     """A unit with its size outside the device."""
     return unit if unit.away == unit.bytes else replace(unit, bytes=unit.away)
 
@@ -150,10 +150,10 @@ def _sets(problem: Problem, slots: int | None) -> Iterator[tuple[list[Unit], int
     """Sets of units that can stay on the device, each with number and size of the slots."""
     seen = set()
     least = max(LEAST_SLOTS, problem.held) if slots is None else slots
-    sizes = [each for each in _sizes(problem) if _rest(problem, *each, least) >= 0]
-    for size, stay in _few(sizes):
+    sizes = [each for each in _sizes(problem) if _room_left(problem, *each, least) >= 0]
+    for size, stay in _some_sizes(sizes):
         for count in range(least, max(least, MOST_SLOTS) + 1) if slots is None else (slots,):
-            room = _rest(problem, size, stay, count)
+            room = _room_left(problem, size, stay, count)
             if room < 0:
                 break
             picked = [_kept(problem, stay, room, pick) for pick in (_spread, _first, _last, _largest)]
@@ -165,11 +165,11 @@ def _sets(problem: Problem, slots: int | None) -> Iterator[tuple[list[Unit], int
                     yield kept, count, size
 
 
-def _rest(problem: Problem, size: int, stay: Sequence[Unit], slots: int) -> int:
+def _room_left(problem: Problem, size: int, stay: Sequence[Unit], slots: int) -> int:
     return problem.available - slots * size - sum(unit.bytes for unit in stay)
 
 
-def _few(sizes: list[tuple[int, list[Unit]]]) -> list[tuple[int, list[Unit]]]:
+def _some_sizes(sizes: list[tuple[int, list[Unit]]]) -> list[tuple[int, list[Unit]]]:
     """At most `_SIZES` of the sizes, including the largest and the smallest."""
     if len(sizes) <= _SIZES:
         return sizes
@@ -190,7 +190,7 @@ def _placements(problem: Problem, kept: Iterable[tuple[str, str]], count: int, l
         return
     on_device: dict[tuple[str, str], Tier] = dict.fromkeys(chosen, "device")
     for staging in (0, 1, 2):
-        tiers = _stores(problem, away, staging * size)
+        tiers = _place_off_device(problem, away, staging * size)
         if tiers is None:
             continue
         placement = Placement(problem, on_device | tiers, count if size else 0, size, staging)
@@ -264,6 +264,9 @@ def _filled(units: Iterable[Unit], room: int, chosen: list[Unit]) -> list[Unit]:
     return chosen
 
 
+# The ways to choose among equal units: a `Pick` each.
+
+
 def _first(units: list[Unit], room: int) -> list[Unit]:
     return _filled(units, room, [])
 
@@ -277,18 +280,23 @@ def _largest(units: list[Unit], room: int) -> list[Unit]:
 
 
 def _spread(units: list[Unit], room: int) -> list[Unit]:
-    """Choose units spread evenly: one is taken when the share of the room for the units so far suffices for it."""
+    """Choose units spread evenly over their order, so that loads of the others alternate with units that stay.
+
+    If a share of 40 % of all bytes can stay, then after every unit about 40 % of the bytes so far are chosen: a unit is
+    chosen if that brings the chosen bytes closer to this target.
+    """
     total = sum(unit.bytes for unit in units)
     if total <= room:
         return list(units)
-    share = sum(unit.bytes for unit in _largest(units, room)) / total  # the part of the room that whole units can fill
+    share = sum(unit.bytes for unit in _largest(units, room)) / total  # not room / total: units are chosen as a whole
     chosen: list[Unit] = []
-    taken = passed = 0
+    chosen_bytes = passed = 0
     for unit in units:
         passed += unit.bytes
-        if taken + unit.bytes <= min(room, passed * share + unit.bytes / 2):
+        target = passed * share
+        if chosen_bytes + unit.bytes <= min(room, target + unit.bytes / 2):
             chosen.append(unit)
-            taken += unit.bytes
+            chosen_bytes += unit.bytes
     return _filled(sorted(units, key=lambda unit: -unit.bytes), room, chosen)
 
 

@@ -1,4 +1,8 @@
-"""Units of a model, the smallest parts that are placed, and the time that a step saves by keeping each. Pure."""
+"""Units of a model, the smallest parts that are placed, and the time that a step saves by keeping each. Pure.
+
+A unit is one kind of a group's data: its weights, gradients, optimizer states or activations. `planner` makes them from
+the groups of `plan.model`; `search` and `placement` work on units alone.
+"""
 
 from __future__ import annotations
 
@@ -190,14 +194,14 @@ class _Value:
         changed = 1 if self.training else 0  # the optimizer reads weights and writes them
         reads = uses + changed
         link = self.links.host_to_device.seconds(size * reads) + self.links.device_to_host.seconds(size * changed)
-        return link, _on(self.links.disk_read, size * reads) + _on(self.links.disk_write, size * changed)
+        return link, _seconds(self.links.disk_read, size * reads) + _seconds(self.links.disk_write, size * changed)
 
     def other(self, size: int) -> tuple[float, float]:
         link = self.links.host_to_device.seconds(size) + self.links.device_to_host.seconds(size)
-        return link, _on(self.links.disk_read, size) + _on(self.links.disk_write, size)
+        return link, _seconds(self.links.disk_read, size) + _seconds(self.links.disk_write, size)
 
 
-def _on(link: Link | None, size: int) -> float:
+def _seconds(link: Link | None, size: int) -> float:
     return 0.0 if link is None else link.seconds(size)
 
 
@@ -238,11 +242,11 @@ def divide(groups: Sequence[Group], order: tuple[Use, ...], problem: Problem, mo
         small=problem.small,
         parts=tuple(parts),
         states=problem.states,
-        held=max((_held(group, pieces[group.name], fixed) for group in groups), default=1),
+        held=max((_parts_at_once(group, pieces[group.name], fixed) for group in groups), default=1),
     )
 
 
-def _held(group: Group, pieces: Sequence[Group], fixed: set[str]) -> int:
+def _parts_at_once(group: Group, pieces: Sequence[Group], fixed: set[str]) -> int:
     """Largest number of a group's parts that one module needs at the same time; two if it is not known."""
     if len(pieces) == 1:
         return 1

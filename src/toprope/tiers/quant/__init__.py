@@ -1,3 +1,7 @@
-"""Weights in 4 or 8 bits: formats, codec, matrix products and layers."""
+"""Weights in 4 or 8 bits: formats, codec, matrix products and layers.
+
+Internal: users import `toprope.tiers.pages`, which has the public names; the modes use it as well. The C++ half is in
+tiers/csrc.
+"""
 
 __all__: list[str] = []

@@ -1,6 +1,9 @@
 """Encode and decode quantised tensors; scales follow the rule of torchao, or are searched for the smallest error.
 
-A block with a NaN or an infinity decodes to NaN as a whole; other blocks are not affected.
+`tiers.pages` has `encode` and `decode` for users; the modes and `quant.linear` call them for layers. On a CPU the C++
+kernels (csrc/encode.cpp, csrc/basics.inl) do the same work with the same result, but for nearly equal scales; the code
+here is for cards and odd shapes: change both. Held by tests/tiers/test_pages_formats.py, against plain Python and
+torchao. A block with a NaN or an infinity decodes to NaN as a whole; other blocks are not affected.
 """
 
 from __future__ import annotations
@@ -48,14 +51,14 @@ def quantise(
             scaled = torch.where(values == 0, values, scaled)
         codes, rounded = _nf4_codes(scaled, form) if form.name == "nf4" else _e2m1_codes(scaled)
         if rule == "reference":
-            return codes, _spoil(scale, spoilt)
+            return codes, _set_nan_scales(scale, spoilt)
         error = rounded.mul_(real.unsqueeze(-1)).sub_(values).square_().sum(dim=-1)
-        best = (codes, scale, error) if best is None else _better(best, (codes, scale, error))
+        best = (codes, scale, error) if best is None else _smaller_error(best, (codes, scale, error))
     assert best is not None
-    return best[0], _spoil(best[1], spoilt)
+    return best[0], _set_nan_scales(best[1], spoilt)
 
 
-def _better(
+def _smaller_error(
     best: tuple[torch.Tensor, torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Choose for each block the candidate with the smaller error, the first one if both are equal."""
@@ -131,7 +134,7 @@ def _nf4_codes(scaled: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.
     return code, value
 
 
-def _spoil(scale: torch.Tensor, spoilt: torch.Tensor) -> torch.Tensor:
+def _set_nan_scales(scale: torch.Tensor, spoilt: torch.Tensor) -> torch.Tensor:
     """Set the scales of blocks with a NaN or an infinity to NaN."""
     if scale.dtype == torch.float32:
         return torch.where(spoilt, torch.nan, scale)

@@ -1,4 +1,9 @@
-"""C++ kernels for quantised tensors: built once for each compiler, kept in the cache directory, called by ctypes."""
+"""C++ kernels for quantised tensors: built once for each compiler, kept in the cache directory, called by ctypes.
+
+`codec` and `matmul` use them on CPUs; without a compiler torch does the work. The sources are in tiers/csrc. `_Page`,
+`PATHS`, `_TYPES` and the arguments here repeat declarations of csrc/pages.h and csrc/api.cpp: change both. Held by
+tests/tiers/test_pages_kernels.py, on every set of instructions that the CPU has.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +75,7 @@ class _Page(ctypes.Structure):
 
 
 class Kernels:
-    """The shared object.
+    """The built library of C++ kernels, loaded.
 
     Attributes:
         paths: names of the instruction sets that this CPU can run, the best one last.

@@ -1,4 +1,7 @@
-"""A linear layer with a quantised weight."""
+"""A linear layer with a quantised weight: `tiers.pages.QuantisedLinear`, for users and the image pipelines.
+
+Its state_dict is a format that files have: `QuantisedTensor.state_dict` in `quant.tensor` defines it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Measure once per process if products with quantised weights are faster on a device."""
+"""Measure once per process if products with quantised weights are faster on a device.
+
+The modes quantise only where they are (`verdict`); users call `tiers.pages.measure`. It times the same code as a layer
+runs, so it needs no change when the kernels change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A quantised tensor: codes, scales, and a header that describes them."""
+"""A quantised tensor: codes, scales, and a header that describes them.
+
+The type that all of `tiers.quant` passes around. `state_dict` and the header are a file format, with a version
+(`_VERSION`): files of another version are refused. The order of the codes in a byte is the one that csrc/pages.h
+describes.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,6 @@
-"""A stack of levels: tensors by key, moved between devices, the host and a disk by a caching policy."""
+"""A stack of levels: tensors by key, moved between devices, the host and a disk by a caching policy.
+
+The implementation of `toprope.tiers.TierStack` and `TierLinear`; independent of attached models (`tiers.engine`).
+"""
 
 __all__: list[str] = []

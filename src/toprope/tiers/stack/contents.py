@@ -1,4 +1,7 @@
-"""The tensors of a stack, in the memory of devices and in files on disks, and the copies between them."""
+"""The tensors of a stack, in the memory of devices and in files on disks, and the copies between them.
+
+`stack.stack` calls it under its lock, with moves that `stack.levels` has planned: nothing is decided here.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ class Contents:
         Raises:
             TierReadError: it cannot be read.
         """
-        self.settle(key)
+        self.wait_for(key)
         kept = self.kept[key]
         if isinstance(kept, Stored):
             level = self.levels.level_of(key)
@@ -115,14 +118,14 @@ class Contents:
     # Moves
 
     def shift(self, move: Move, *, ahead: bool = False) -> None:
-        """Make a move.
+        """Carry out one move that `Levels` has planned: copy the tensor, then record it.
 
         Args:
             move: the move.
             ahead: return before a read from a file to memory has ended.
         """
         key, source, target = move.key, move.source, move.target
-        self.settle(key)
+        self.wait_for(key)
         kept = self.kept[key]
         if isinstance(kept, Stored):
             disk = self.disks[source]
@@ -143,7 +146,7 @@ class Contents:
                 self.kept[key] = self._copied(kept, devices.get(kept.device), target)
         self.levels.apply(move)
 
-    def settle(self, key: Hashable) -> None:
+    def wait_for(self, key: Hashable) -> None:
         """Wait until a tensor that is being read is there.
 
         Raises:
@@ -167,7 +170,7 @@ class Contents:
         arriving.disk.release(arriving.stored)
         self.brought[source].span(arriving.stored.nbytes, arriving.load.begin, arriving.load.end)
 
-    def settle_ended(self) -> None:
+    def complete_ended(self) -> None:
         """Complete the reads that have ended in the meantime.
 
         Raises:
@@ -176,7 +179,7 @@ class Contents:
         for key in list(self._from):
             kept = self.kept[key]
             if isinstance(kept, Arriving) and kept.load.done:
-                self.settle(key)
+                self.wait_for(key)
 
     def lift(self, key: Hashable, moves: Sequence[Move], nbytes: int = 0) -> None:
         """Read a tensor out of its file before other moves, if the file has no room for them otherwise.
@@ -193,7 +196,7 @@ class Contents:
         needed = nbytes + sum(self.levels.taken_by(level, each.nbytes) for each in moves if each.target == level)
         if needed and disk.used + needed > disk.capacity:
             for other in list(self._from):
-                self.settle(other)
+                self.wait_for(other)
             self.kept[key] = self._read(kept, level, devices.get("cpu"))
             disk.release(kept)
 
@@ -252,7 +255,7 @@ class Contents:
             if not self._from:
                 raise
             for key in list(self._from):  # reads that have ended release their room
-                self.settle(key)
+                self.wait_for(key)
             stored, seconds = disk.write(tensor, device)
         self.written[level].add(stored.nbytes, seconds)
         return stored

@@ -1,7 +1,8 @@
 """The level of a stack on a disk: tensors are parts of one file, written and read past the page cache.
 
-The file is made with the first tensor. It has a name, so that users see what takes the disk's room, and is locked as
-long as its stack lives: a process that makes such a file removes unlocked ones, which kill -9 may leave.
+`stack.contents` calls it. The file is made with the first tensor. It has a name, so that users see what takes the
+disk's room, and is locked as long as its stack lives: a process that makes such a file removes unlocked ones, which
+kill -9 may leave. Held by tests/tiers/test_tiers_stack_disk.py.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class _Held:
 
 
 class DiskLevel:
-    """Tensors in a file.
+    """The level of a stack on a disk: tensors as parts of one file.
 
     Args:
         folder: folder of the file; created if needed.

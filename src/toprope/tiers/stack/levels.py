@@ -1,11 +1,13 @@
 """Record of the level of each key, and plans of the moves that make room for another key. Pure: no tensors.
 
-Level 0 is the fastest. Making a plan changes nothing; the caller reports each move that it has made (`apply`, `place`),
-so that the record is right even if a copy fails in the middle. No plan ever drops a key: a key that is pushed out goes
-to a lower level, and if none has room there is no plan.
+The caching policy of `stack.stack`, which carries out the moves by `stack.contents`. Level 0 is the fastest. Making a
+plan changes nothing; the caller reports each move that it has made (`apply`, `place`), so that the record is right even
+if a copy fails in the middle. No plan ever drops a key: a key that is pushed out goes to a lower level, and if none has
+room there is no plan.
 
 Keys with the lowest priority are pushed out first. Among these it is the key with the latest expected use if the order
-of uses is known (`Future`: Belady's choice), else the least recently used one.
+of uses is known (`Future`: Belady's choice), else the least recently used one. tests/tiers/test_tiers_levels.py holds
+these rules against a plain model of them.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Placement:
-    """A level for a new key.
+    """The level for a new key, and the moves that make room for it.
 
     Attributes:
         level: the level.

@@ -1,4 +1,8 @@
-"""A trainable linear layer whose weights are on a level of a stack."""
+"""A trainable linear layer whose weights are on a level of a stack: `toprope.tiers.TierLinear`, for users.
+
+It reserves room in the stack for its parameters and moves them itself; the stack never moves a parameter. The facade
+`apt_model.optimization.vgpu_stack` uses it too.
+"""
 
 from __future__ import annotations
 
@@ -63,22 +67,22 @@ class TierLinear(torch.nn.Linear):
         count = sum(each.numel() for each in self.parameters(recurse=False))
         if sample.is_meta:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-            self._settle()
+            self._move_to_room()
             return self
         self._reservation.change(count * sample.element_size(), sample.device)
         home = self._reservation.device.torch_device
         try:
             super()._apply(lambda tensor: fn(tensor).to(home), recurse)  # type: ignore[no-untyped-call]
         except BaseException:
-            self._settle()
+            self._move_to_room()
             raise
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self._settle()  # assign=True may have replaced the parameters
+        self._move_to_room()  # assign=True may have replaced the parameters
 
-    def _settle(self) -> None:
+    def _move_to_room(self) -> None:
         """Reserve the parameters' current bytes, and move them to the level that has room."""
         nbytes = sum(0 if each.is_meta else each.nbytes for each in self.parameters(recurse=False))
         self._reservation.change(nbytes, self.weight.device)
@@ -98,4 +102,4 @@ class TierLinear(torch.nn.Linear):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._live_in(self._stack.reserve(0))
-        self._settle()
+        self._move_to_room()

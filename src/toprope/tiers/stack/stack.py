@@ -1,4 +1,8 @@
-"""A stack of levels: moves tensors between a device's memory, the host's memory and a file on a disk."""
+"""`toprope.tiers.TierStack`: tensors by key, moved between a device's memory, the host's memory and a file on a disk.
+
+For users, and for the facade `apt_model.optimization.vgpu_stack`. One lock guards it. The policy is in `stack.levels`,
+the copies are in `stack.contents`; here are the public calls, reservations and statistics. docs/tiers.md describes it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class _Counts:
-    """Counters of one level."""
+    """Counters of one level, for its `LevelStats`."""
 
     hits: int = 0
     misses: int = 0
@@ -156,7 +160,7 @@ class TierStack:
         check_tensor(key, tensor)
         with self._open():
             self._check_level(level)
-            self._contents.settle(key)
+            self._contents.wait_for(key)
             nbytes = tensor.nbytes
             found = self._levels.plan_put(key, nbytes, None if level is None else (level,))
             if found is None:
@@ -180,7 +184,7 @@ class TierStack:
         with self._open():
             if not self._request(key, range(len(self.tiers))):
                 return None
-            self._contents.settle(key)
+            self._contents.wait_for(key)
             self._bring_up(key)
             return self._contents.value(key)
 
@@ -192,7 +196,7 @@ class TierStack:
         """
         with self._open():
             self._check_level(level)
-            self._contents.settle(key)
+            self._contents.wait_for(key)
             if not self._request(key, (level,)):
                 return None
             self._levels.use(key)
@@ -287,7 +291,7 @@ class TierStack:
         with self._held():
             if self._closed:
                 raise TierError("this stack is closed.", do="make another one")
-            self._contents.settle_ended()
+            self._contents.complete_ended()
             yield
 
     def _request(self, key: Hashable, levels: Iterable[int]) -> bool:

@@ -1,4 +1,7 @@
-"""Levels and statistics of a stack, and checks of its input."""
+"""`Tier`, one level of a stack, its statistics, and the checks of what a stack is given.
+
+The public data types of `stack.stack`, without its behaviour.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,6 @@
-"""Stores of bytes (memory of devices and host, files, spill files), and the threads that move bytes between them."""
+"""Stores of bytes (memory of devices and host, files, spill files), and the threads that move bytes between them.
+
+The lowest part of `toprope.tiers`: engine, stack, modes and training are built on it. It imports none of them.
+"""
 
 __all__: list[str] = []

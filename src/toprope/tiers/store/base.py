@@ -1,4 +1,8 @@
-"""Interface of stores for tensors that were moved out; `host` is one in the host's memory, `spill` one in a file."""
+"""`Store`, the interface of stores for tensors that were moved out: `store.host` in memory, `store.spill` in a file.
+
+`tiers.training` keeps gradients, optimizer states and activations in stores, by key. tests/tiers/test_tiers_stores.py
+runs the same tests on every store: a new one is added there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ __all__ = ["Done", "Pending", "Stacked", "Store"]
 
 
 class Pending(Protocol):
-    """A running read."""
+    """A running read of a store."""
 
     def wait(self) -> None:
         """Wait until the bytes are there for later work on the caller's stream.
@@ -25,7 +29,7 @@ class Pending(Protocol):
 
 
 class Done:
-    """A read that has ended."""
+    """A read that needs no waiting: its bytes are there already."""
 
     def wait(self) -> None:
         """Return at once."""

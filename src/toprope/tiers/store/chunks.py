@@ -1,4 +1,8 @@
-"""Units of work of the transfer threads: read a part of a file, copy a part of the host's memory, write to a file."""
+"""Units of work of the transfer threads: read a part of a file, copy a part of the host's memory, write to a file.
+
+Homes (`backing`, `coded`) and stores (`host`, `spill`) make them; the threads of `store.transfer` run them, several of
+one load at the same time: a chunk touches its own range of memory or file and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,7 @@ class ReadChunk:
         self.file, self.offset, self.nbytes, self.target = file, offset, nbytes, target
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Read the part, straight into the target or through the worker's buffer."""
         begin = time.perf_counter()
         if self.target.address is not None:
             moved, _ = self.file.read(self.offset, self.nbytes, self.target.address, worker.buffer)
@@ -107,7 +111,7 @@ class CastChunk:
         self.stored, self.casts = stored, casts
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Read the part, convert it, and write it to the target."""
         begin = time.perf_counter()
         at, moved, _ = self.file.read_aside(self.offset, self.nbytes, worker.buffer)
         raw = worker.memory.tensor[at : at + self.nbytes].clone().view(self.stored)
@@ -136,7 +140,7 @@ class CopyChunk:
         self.source, self.target = source, target
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Copy the part, on the worker's stream if the target is a device."""
         begin = time.perf_counter()
         nbytes = self.source.nbytes
         if self.target.address is not None:
@@ -167,7 +171,7 @@ class WriteChunk:
         self.descriptor, self.offset, self.source, self.direct, self.where = descriptor, offset, source, direct, where
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Write the part to the file."""
         begin = time.perf_counter()
         assert self.source.address is not None
         nbytes = -(-self.source.nbytes // BLOCK) * BLOCK
@@ -199,7 +203,7 @@ class StageChunk:
         self.file, self.offset, self.source = file, offset, source
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Copy the part into the worker's buffer, and write that to the file."""
         staged = worker.memory.part(0, self.source.nbytes)
         if self.source.address is not None:
             assert staged.address is not None
@@ -227,7 +231,7 @@ class PatchChunk:
         self.file, self.offset, self.source, self.last = file, offset, source, last
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Write the part: by `WriteChunk`s if it consists of whole blocks, else by an ordinary write."""
         if self.offset % BLOCK == 0 and (self.last or self.source.nbytes % BLOCK == 0):
             for each in self.file.writes(self.offset, self.source):
                 each.run(worker, load)

@@ -1,6 +1,8 @@
 """Homes of weights that stay encoded as 8-bit codes with scales until they are loaded into a slot.
 
 Also homes of weights with parts in several places, such as the experts of a layer that are one tensor in the model.
+`engine.model.weight_files` makes them for FP8 checkpoints, `attach` for fused experts. Decoded values must have the
+bits of the model's own library, on the host and on a device alike: tests/tiers/test_tiers_codes.py.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class DeviceTable:
         self.values = _numbers(codes).to(device.torch_device)
 
     def decode(self, codes: torch.Tensor, coding: Coding, scales: torch.Tensor, skipped: int) -> torch.Tensor:
-        """Decode whole rows.
+        """Decode whole rows of codes on the device.
 
         Args:
             codes: flat uint8 tensor of the rows' codes, on the device.
@@ -135,7 +137,7 @@ class _DecodeChunk:
         self.source, self.coding, self.first, self.count, self.target = source, coding, first, count, target
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Read codes, decode them and write the values to the target."""
         begin, read = time.perf_counter(), ""
         if isinstance(self.source, Memory):
             raw = self.source.tensor

@@ -1,8 +1,9 @@
 """Files that weights are read from, past the page cache or from it, and facts about folders and their disks.
 
-A file is identified by its inode, size and time of change; a file that has changed since it was opened is not read.
-Direct reads need offsets, lengths and addresses that are multiples of the disk's blocks; other reads go through a
-worker's buffer.
+The lowest layer of `tiers.store`: all reads of weights end here; stacks and modes ask it about folders. A file is
+identified by its inode, size and time of change; a file that has changed since it was opened is not read. Direct reads
+need offsets, lengths and addresses that are multiples of the disk's blocks; other reads go through a worker's buffer.
+Calls of Linux that Python lacks (statx, cachestat, mincore) are made by ctypes; an older kernel may lack them too.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class DiskFile:
             self._plain = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
             status = os.fstat(self._plain)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._read_error(error) from error
         self.size = status.st_size
         self._identity = status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
         # The system reports only to an owner which pages of a file are in memory.
@@ -247,7 +248,7 @@ class DiskFile:
                 return (0 if was_cached else nbytes), False
             return self._read_direct(offset, nbytes, target, buffer), True
         except OSError as error:
-            raise self._failed(error, offset, nbytes) from error
+            raise self._read_error(error, offset, nbytes) from error
 
     def _read_direct(self, offset: int, nbytes: int, target: int, buffer: Buffer) -> int:
         block = self.block
@@ -285,14 +286,14 @@ class DiskFile:
         try:
             self._fill(self._direct, [buffer.view[: stop - start]], start, offset + nbytes - start)
         except OSError as error:
-            raise self._failed(error, offset, nbytes) from error
+            raise self._read_error(error, offset, nbytes) from error
         return offset - start, stop - start, True
 
     def _fill(self, descriptor: int, views: list[memoryview], offset: int, least: int) -> None:
         """Read into one view after another until `least` bytes were read."""
         got = 0
         while got < least:
-            count = os.preadv(descriptor, _after(views, got) if got else views, offset + got)
+            count = os.preadv(descriptor, _without_first(views, got) if got else views, offset + got)
             # A direct read that ends within a block is at the end of the file.
             if count <= 0 or (got + count < least and descriptor == self._direct and count % self.block):
                 # Reads ahead of use may find a change of the file before `check` is called.
@@ -304,7 +305,7 @@ class DiskFile:
                 )
             got += count
 
-    def _failed(self, error: OSError, offset: int = 0, nbytes: int = 0) -> TierReadError:
+    def _read_error(self, error: OSError, offset: int = 0, nbytes: int = 0) -> TierReadError:
         return TierReadError(
             f"{self.path.name} cannot be read: {error.strerror}.",
             looked_at=f"{self.path}" + (f", bytes {offset} to {offset + nbytes}" if nbytes else ""),
@@ -322,7 +323,7 @@ class DiskFile:
         self._plain = self._direct = -1
 
 
-def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
+def _without_first(views: list[memoryview], nbytes: int) -> list[memoryview]:
     """The views without the first `nbytes` bytes."""
     left = []
     for view in views:
@@ -346,20 +347,20 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def _nearest(folder: Path) -> Path:
+def _nearest_existing(folder: Path) -> Path:
     """The folder, or the nearest existing one above it."""
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
 
 
 def free_on_disk(folder: Path) -> int:
     """Free bytes of a folder's disk for this user."""
-    status = os.statvfs(_nearest(folder))
+    status = os.statvfs(_nearest_existing(folder))
     return status.f_bavail * status.f_frsize
 
 
 def can_be_written(folder: Path) -> bool:
     """True if a file can be made in a folder, or, if the folder does not exist, the folder can be made."""
-    return os.access(_nearest(folder), os.W_OK | os.X_OK)
+    return os.access(_nearest_existing(folder), os.W_OK | os.X_OK)
 
 
 def is_memory(folder: Path) -> bool:
@@ -376,4 +377,4 @@ def is_memory(folder: Path) -> bool:
 
 def file_system(folder: Path) -> int:
     """Device number of the file system that a folder is on."""
-    return os.stat(_nearest(folder)).st_dev
+    return os.stat(_nearest_existing(folder)).st_dev

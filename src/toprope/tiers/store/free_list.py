@@ -1,4 +1,7 @@
-"""Free list: allocates ranges of a file or of memory. Pure: offsets and lengths."""
+"""Free list: allocates ranges of a file or of memory. Pure: offsets and lengths.
+
+`store.spill` and, through it, stacks allocate their files by it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Read the headers of a model folder's safetensors files, without torch: name, place, dtype and shape of each tensor.
 
-A safetensors file is eight bytes for the size of a header, the header in JSON, then the tensors' bytes.
+For the planner (`plan.layout`), which must not import torch, for homes in files (`engine.model.weight_files`) and for
+checkpoints. A safetensors file is eight bytes for the size of a header, the header in JSON, then the tensors' bytes.
+Which of several files of a folder is loaded follows transformers and diffusers (`_loaded`).
 """
 
 from __future__ import annotations

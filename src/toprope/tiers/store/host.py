@@ -1,4 +1,8 @@
-"""A store in the host's memory, with a budget."""
+"""A store in the host's memory, with a budget that weights and training share.
+
+`attach` makes one for each model: weights on the host are counted by `reserve`, and `tiers.training` keeps tensors in
+it through the interface of `store.base`.
+"""
 
 from __future__ import annotations
 

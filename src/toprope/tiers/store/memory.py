@@ -1,4 +1,9 @@
-"""Memory of the host and of devices, pinned or plain, and tensors without memory."""
+"""Memory of the host and of devices, pinned or plain, and tensors without memory.
+
+Used by all of `tiers`: a `Memory` is a range of bytes that loads write to, wherever it is. `free_memory` is public
+(`toprope.tiers.free_memory`). `DTYPES` follows the safetensors format; `store.headers.BITS` has the same names for code
+without torch.
+"""
 
 from __future__ import annotations
 

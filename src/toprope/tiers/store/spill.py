@@ -1,4 +1,8 @@
-"""Spill file: an unnamed file for tensors that do not fit into memory. It is deleted whenever the process ends."""
+"""Spill file: an unnamed file for tensors that do not fit into memory. It is deleted whenever the process ends.
+
+`SpillFile` has weights (made by `engine.migrate`) and the levels of stacks on a disk; `SpillStore` is a store of
+`tiers.training` on such a file, which writes in the background.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ class SpillFile:
     def __init__(self, folder: str | os.PathLike[str], capacity: int) -> None:
         self.folder, self.capacity = Path(folder), capacity
         try:
-            self.descriptor = _unnamed(self.folder)
+            self.descriptor = _open_unnamed(self.folder)
         except OSError as error:
             raise write_failed(error, str(folder)) from error
         self.file = DiskFile(self.folder / "(unnamed)", self.descriptor)
@@ -173,7 +177,7 @@ def pieces(parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
         before += nbytes
 
 
-def _unnamed(folder: Path) -> int:
+def _open_unnamed(folder: Path) -> int:
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -213,7 +217,7 @@ class _Entry:
 
 
 class SpillStore:
-    """A store in a file.
+    """A store of `store.base` in a spill file; writes go on in the background.
 
     Args:
         folder: folder of the file.
@@ -258,7 +262,7 @@ class SpillStore:
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
         """Keep a copy; it is written to the file in the background."""
-        self._raise()
+        self._raise_background_error()
         source = Memory.of(tensor.detach().contiguous())
         nbytes = source.nbytes
         self._wait_for_room(nbytes)
@@ -320,11 +324,11 @@ class SpillStore:
             if first is None or staged + nbytes <= self._most_staged():
                 return
             self.transfers.hasten(first)
-            first.settle()
+            first.join()
 
     def read(self, key: str, out: torch.Tensor) -> Pending:
         """Begin to read."""
-        self._raise()
+        self._raise_background_error()
         with self._lock:
             entry = self._entries[key]
             staged = entry.staged
@@ -337,7 +341,7 @@ class SpillStore:
                 self.transfers.clock.copied("host_to_device", entry.nbytes, time.perf_counter() - begin)
             return Done()
         load = Load(key, self.file.reads(entry.parts, target), queued(self.device))
-        entry.load = load if entry.load is None or entry.load.done else _both(entry.load, load)
+        entry.load = load if entry.load is None or entry.load.done else _after_both(entry.load, load)
         return Fetched(self.transfers.begin(load), self.device, self.transfers)
 
     def contains(self, key: str) -> bool:
@@ -356,7 +360,7 @@ class SpillStore:
         else:
             entry.load.then(lambda _: self.file.give_parts_back(entry.parts))
 
-    def _raise(self) -> None:
+    def _raise_background_error(self) -> None:
         with self._lock:
             error, self._error = self._error, None
         if error is not None:
@@ -368,8 +372,8 @@ class SpillStore:
             writing = [each for each, _ in self._writing]
         for each in writing:
             self.transfers.hasten(each)
-            each.settle()
-        self._raise()
+            each.join()
+        self._raise_background_error()
 
     def close(self) -> None:
         """Close the file, which deletes it."""
@@ -378,13 +382,13 @@ class SpillStore:
             with self._lock:
                 writing = [each for each, _ in self._writing]
             for each in writing:
-                each.settle()
+                each.join()
             self._entries.clear()
             self._free.clear()
             self.file.close()
 
 
-def _both(first: Load, second: Load) -> Load:
+def _after_both(first: Load, second: Load) -> Load:
     """A load that ends when both have ended."""
     made = Load(first.label, [], count=2)
     first.then(lambda load: made.finish(load.error))

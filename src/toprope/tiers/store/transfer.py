@@ -1,7 +1,9 @@
 """Threads that move bytes: a load is a list of chunks, which free threads take in the order of the loads.
 
-The error of a load is raised in the thread that waits for it. Urgent loads, which a thread waits for already, are done
-before prefetches.
+All transfers of an attached model, its stores and a stack's disk go through a `Transfers`. The error of a load is
+raised in the thread that waits for it. Urgent loads, which a thread waits for already, are done before prefetches.
+Waiting must survive KeyboardInterrupt at any moment (`_OnceEvent`); tests/tiers/test_tiers_ring.py and
+test_tiers_faults.py hold that.
 """
 
 from __future__ import annotations
@@ -85,40 +87,42 @@ class Clock:
 
 
 class Chunk(Protocol):
-    """A part of a load."""
+    """A part of a load: the unit of work that one thread takes."""
 
     def run(self, worker: Worker, load: Load) -> None:
-        """Do it."""
+        """Move the bytes of this part, in the thread of `worker`."""
 
 
-class _Gate:
-    """Event that is set once, and whose waiters may be interrupted at any moment.
+class _OnceEvent:
+    """Event that is set once; safe if a KeyboardInterrupt ends a wait at any moment.
 
-    With threading.Event an interrupted waiter may keep the lock, for which the thread that sets the event would wait.
+    An interrupted waiter of threading.Event may keep the event's internal lock: the thread that sets the event would
+    then wait for ever. Here the lock itself is the event: it is locked until `set` releases it. A waiter takes it only
+    to give it back. One that was interrupted in between keeps it, so the others look at `was_set` once a second.
     """
 
-    __slots__ = ("_lock", "is_open")
+    __slots__ = ("_lock", "was_set")
 
     def __init__(self) -> None:
-        self.is_open = False
+        self.was_set = False
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def open(self) -> None:
-        if not self.is_open:
-            self.is_open = True
+    def set(self) -> None:
+        if not self.was_set:
+            self.was_set = True
             self._lock.release()
 
     def wait(self, limit: float) -> bool:
         until = time.perf_counter() + limit
-        while not self.is_open and (left := until - time.perf_counter()) > 0:
-            if self._lock.acquire(timeout=min(left, 1.0)):  # an interrupted waiter keeps the lock
+        while not self.was_set and (left := until - time.perf_counter()) > 0:
+            if self._lock.acquire(timeout=min(left, 1.0)):
                 self._lock.release()
-        return self.is_open
+        return self.was_set
 
 
 class Load:
-    """A running transfer.
+    """A transfer that was begun: its chunks, its end and its error.
 
     Args:
         label: name for errors.
@@ -139,11 +143,11 @@ class Load:
         self.waiting = deque(chunks)
         self.clock: Clock | None = None
         """Clock of the threads that carry it out."""
-        self._done = _Gate()
+        self._done = _OnceEvent()
         self._then: list[Callable[[Load], None]] = []
         self._lock = threading.Lock()
         if not self.left:
-            self._done.open()
+            self._done.set()
 
     @property
     def events(self) -> list[Any]:
@@ -153,7 +157,7 @@ class Load:
     @property
     def done(self) -> bool:
         """True once it has ended, with or without an error."""
-        return self._done.is_open
+        return self._done.was_set
 
     def then(self, call: Callable[[Load], None]) -> None:
         """Call a function when it has ended, in the thread that ends it."""
@@ -173,17 +177,17 @@ class Load:
                 return
             self.end = time.perf_counter()
             calls, self._then = self._then, []  # they may refer to the slot, which refers to this load
-            self._done.open()
+            self._done.set()
         for each in calls:
             each(self)
 
-    def settle(self, limit: float = LIMIT) -> None:
+    def join(self, limit: float = LIMIT) -> None:
         """Wait until it has ended, with or without an error.
 
         Raises:
             TierBusyError: it takes longer than `limit` seconds.
         """
-        if self._done.is_open:
+        if self._done.was_set:
             return
         begin = time.perf_counter()
         ended = self._done.wait(limit)
@@ -198,7 +202,7 @@ class Load:
 
     def wait(self, limit: float = LIMIT) -> None:
         """Wait until it has ended, and raise its error."""
-        self.settle(limit)
+        self.join(limit)
         if self.error is not None:
             raise self.error
 
@@ -226,7 +230,7 @@ class Link:
 
 
 class Worker:
-    """State of one thread.
+    """State of one transfer thread: its stream of the device, and its buffer.
 
     Attributes:
         buffer: memory of the host, which is pinned if the device benefits from that.

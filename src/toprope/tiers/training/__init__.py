@@ -1,3 +1,6 @@
-"""Training with offloaded weights: gradients, activations, optimizer states and checkpoints in stores."""
+"""Training with offloaded weights: gradients, activations, optimizer states and checkpoints in stores.
+
+Internal: users reach it by the `Handle` of an attached model. It knows weights only through `training.weights`.
+"""
 
 __all__: list[str] = []

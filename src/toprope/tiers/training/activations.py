@@ -1,10 +1,11 @@
 """Move tensors that forward saves for backward to a store, and fetch them back before their use.
 
-`pack` and `unpack` are for `torch.autograd.graph.saved_tensors_hooks`. A saved tensor is identified by its call of
-`pack`, never by its address, which is reused as soon as a tensor is freed. Views of one memory share an entry if one of
-them covers the others and nothing was written in between; the memory is identified by a weak reference, so that other
-memory at the same address is not mistaken for it. The newest entries, up to `keep` bytes, stay on the device, as
-backward asks for them first. Entries are fetched from the last to the first, up to `ahead` bytes before their use.
+`training.training` makes one for a model whose activations leave the device. `pack` and `unpack` are for
+`torch.autograd.graph.saved_tensors_hooks`. A saved tensor is identified by its call of `pack`, never by its address,
+which is reused as soon as a tensor is freed. Views of one memory share an entry if one of them covers the others and
+nothing was written in between; the memory is identified by a weak reference, so that other memory at the same address
+is not mistaken for it. The newest entries, up to `keep` bytes, stay on the device, as backward asks for them first.
+Entries are fetched from the last to the first, up to `ahead` bytes before their use.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Activations:
             value = tensor if tensor.is_leaf else tensor.detach()
             if not _movable(tensor) or tensor.nbytes < self.smallest or (self.skip is not None and self.skip(tensor)):
                 return Packed(None, value, tensor._version, value, tensor.dtype, tensor.shape, (), 0)
-            counter = _counter(tensor)
+            counter = _version_counter(tensor)
             with self._held():
                 entry = self._entry_of(tensor, counter)
                 offset = int(tensor.storage_offset()) * tensor.dtype.itemsize - entry.start
@@ -152,7 +153,7 @@ class Activations:
             yield
             self._forget()
 
-    def settle(self) -> None:
+    def forget_released(self) -> None:
         """Forget entries that autograd has released, which is also done at the next call of a hook."""
         with self._held():
             pass
@@ -182,7 +183,7 @@ class Activations:
 
     def _entry_of(self, tensor: torch.Tensor, counter: torch.Tensor) -> _Entry:
         storage = tensor.untyped_storage()
-        start, stop = _span(tensor)
+        start, stop = _byte_range(tensor)
         found = self._memories.get(storage._cdata)
         if found is not None and found[0].expired():  # type: ignore[no-untyped-call]
             found = None
@@ -194,11 +195,11 @@ class Activations:
         if stop - start > tensor.nbytes:  # a view with gaps, which other views may fill
             base = tensor._base
             if base is not None and _movable(base) and base.nbytes <= 8 * tensor.nbytes:
-                start, stop = min(start, _span(base)[0]), max(stop, _span(base)[1])
+                start, stop = min(start, _byte_range(base)[0]), max(stop, _byte_range(base)[1])
         values = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)[start:stop]
         entry = _Entry(next(self._numbers), start, stop, tensor.device, tensor._version, counter, values)
         if found is None:
-            self._sweep()
+            self._forget_freed_memory()
             self._memories[storage._cdata] = (StorageWeakRef(storage), [entry])  # type: ignore[no-untyped-call]
         else:
             entries.append(entry)
@@ -207,7 +208,7 @@ class Activations:
         self._count(entry.nbytes)
         return entry
 
-    def _sweep(self) -> None:
+    def _forget_freed_memory(self) -> None:
         """Forget freed memory, once many records have collected."""
         if len(self._memories) > 2 * len(self._entries) + 64:
             gone = [key for key, (memory, _) in self._memories.items() if memory.expired()]  # type: ignore[no-untyped-call]
@@ -301,14 +302,14 @@ def _movable(tensor: torch.Tensor) -> bool:
     )
 
 
-def _counter(tensor: torch.Tensor) -> torch.Tensor:
+def _version_counter(tensor: torch.Tensor) -> torch.Tensor:
     """Make a tensor without memory that shares the version counter of another one."""
     counter = tensor.detach()
     counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return counter
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Begin and end of a tensor's elements in its storage, in bytes."""
     if not tensor.numel():
         return 0, 0

@@ -1,4 +1,7 @@
-"""A tensor in a store, tile by tile."""
+"""A tensor in a store, tile by tile: what stored tensors, optimizer steps and checkpoints read and write.
+
+Each tile is an entry of the store, so that a step reads and writes one tile without the rest of the tensor.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from toprope.tiers.store.base import Pending, Store
 from toprope.tiers.store.memory import flat, is_dense
 from toprope.tiers.training.tiles import Tile
 
-__all__ = ["Blocks", "settle"]
+__all__ = ["Blocks", "drop_freed"]
 
 
 _serial = itertools.count()
 
 
 class Blocks:
-    """A tensor in a store. After this object is freed, its entries are dropped at the next `settle` or write.
+    """A tensor in a store. After this object is freed, its entries are dropped at the next `drop_freed` or write.
 
     Args:
         store: the store.
@@ -63,7 +66,7 @@ class Blocks:
 
     def write_tile(self, number: int, values: torch.Tensor) -> None:
         """Write one tile's values, a tensor with one dimension."""
-        settle(self.store)
+        drop_freed(self.store)
         key = self._keys[number]
         self._written.add(key)
         self.store.put(key, values)
@@ -98,7 +101,7 @@ def _drop(store: weakref.ref[Store], keys: set[str]) -> None:
         _dropped.setdefault(there, deque()).append(keys)
 
 
-def settle(store: Store) -> None:
+def drop_freed(store: Store) -> None:
     """Drop the keys of freed `Blocks`."""
     gone = _dropped.get(store)
     while gone:

@@ -1,8 +1,9 @@
 """Checkpoints of a training run: weights, optimizer states and random numbers, copied tile by tile.
 
-No more than one tile is in memory at a time. A checkpoint is one safetensors file: `model.*` is the model's state_dict,
-`optimizer.*` the states, `toprope.rest` everything that is no tensor (torch.save, read with weights_only). The file is
-written to a temporary file first, so that it is either complete or not there.
+`Handle.save` and `Handle.restore` come here. No more than one tile is in memory at a time. A checkpoint is one
+safetensors file: `model.*` is the model's state_dict, `optimizer.*` the states, `toprope.rest` everything that is no
+tensor (torch.save, read with weights_only). These names are a file format: a change of them makes existing checkpoints
+unreadable. The file is written to a temporary file first, so that it is either complete or not there.
 """
 
 from __future__ import annotations
@@ -175,7 +176,11 @@ def save(
             looked_at=f"{len(left)} parameters, such as {left[0]}",
             do="save after optimizer.step() and optimizer.zero_grad()",
         )
-    rest = {"optimizers": [_rest(each) for each in optimizers.taken], "random": _random_state(weights), "extra": extra}
+    rest = {
+        "optimizers": [_rest_of_state(each) for each in optimizers.taken],
+        "random": _random_state(weights),
+        "extra": extra,
+    }
     file = io.BytesIO()
     torch.save(rest, file)
     _check_loads(file)
@@ -266,19 +271,20 @@ def _check_model(reader: Reader, model: torch.nn.Module) -> None:
         if expected.get(name) != found.get(name):
             raise WeightsError(
                 f"{reader.path} is the checkpoint of another model.",
-                looked_at=f"{name} is {_words(found.get(name))} there, and {_words(expected.get(name))} in the model",
+                looked_at=f"{name} is {_described(found.get(name))} there, "
+                f"and {_described(expected.get(name))} in the model",
                 do="build the model as it was when the checkpoint was written",
             )
 
 
-def _words(tensor: tuple[torch.dtype | None, tuple[int, ...]] | None) -> str:
+def _described(tensor: tuple[torch.dtype | None, tuple[int, ...]] | None) -> str:
     return "not" if tensor is None else f"of {tensor[0]} and shape {list(tensor[1])}"
 
 
 # Optimizers
 
 
-def _rest(optimizer: Any) -> dict[str, Any]:
+def _rest_of_state(optimizer: Any) -> dict[str, Any]:
     """The part of an optimizer's state that is not stored as tensors: its class, scalars and groups."""
     state_dict = optimizer.state_dict()
     scalars = {

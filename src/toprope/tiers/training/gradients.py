@@ -2,7 +2,9 @@
 
 A parameter's gradient is moved to the store when autograd has accumulated it; `parameter.grad` is then a
 `StoredTensor`: the next backward pass adds to it tile by tile; GradScaler and `torch.nn.utils.clip_grad_norm_` work on
-it, with one gradient on the device at a time. `zero_grad` and `parameter.grad = None` free its room.
+it, with one gradient on the device at a time. `zero_grad` and `parameter.grad = None` free its room. Made by
+`training.training`, which also has this module's `clip_grad_norm_`: its result has the bits of torch's, so it follows
+the order in which torch adds norms.
 """
 
 from __future__ import annotations
@@ -70,12 +72,14 @@ class Gradients:
                 return
             self.peak = max(self.peak, gradient.nbytes)
             parameter.grad = None
-            parameter.grad = store_tensor(store, f"gradient/{name}", _as(gradient, parameter), self.cut(parameter))
+            parameter.grad = store_tensor(
+                store, f"gradient/{name}", _strided_like(gradient, parameter), self.cut(parameter)
+            )
 
         return move
 
 
-def _as(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def _strided_like(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """The gradient with the parameter's strides, which autograd gives it except for unusual ones."""
     if gradient.stride() == parameter.stride() or not is_dense(parameter):
         return gradient

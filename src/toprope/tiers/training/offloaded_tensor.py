@@ -1,5 +1,6 @@
 """Tensors with values in a store: gradients and optimizer states that were moved out but work in any code.
 
+Users meet them as `parameter.grad` and in `optimizer.state`; `training.gradients` and `training.optimizer` make them.
 An operation reads the values to the device for its duration, and writes them back if they were changed. Operations on
 lists (`torch._foreach_*`, GradScaler) are done one tensor at a time, so that only one is on the device.
 """
@@ -47,7 +48,7 @@ class StoredTensor(torch.Tensor):
 
     def values(self) -> torch.Tensor:
         """Read its values into a new tensor on its device."""
-        _, value = _brought(self, {})
+        _, value = _read_view(self, {})
         return value
 
     def on(self, device: torch.device) -> torch.Tensor:
@@ -65,7 +66,7 @@ class StoredTensor(torch.Tensor):
         if func is _aten.detach.default:
             return StoredTensor(args[0].blocks, args[0].views, without_values(args[0]))
         if func is _aten.zero_.default and not args[0].views:
-            return _zeroed(args[0])
+            return _fill_with_zeros(args[0])
         if func in _TILE_BY_TILE and _by_tiles(func, args, kwargs):
             return args[0]
         if func.is_view and isinstance(args[0], StoredTensor):
@@ -99,7 +100,7 @@ def store_tensor(store: Store, label: str, values: torch.Tensor, cut: Sequence[T
     return StoredTensor(blocks)
 
 
-def _zeroed(tensor: StoredTensor) -> StoredTensor:
+def _fill_with_zeros(tensor: StoredTensor) -> StoredTensor:
     blocks = tensor.blocks
     for number, tile in enumerate(blocks.cut):
         blocks.write_tile(number, torch.zeros(tile.stop - tile.start, dtype=blocks.dtype, device=blocks.device))
@@ -151,7 +152,9 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return StoredTensor(tensor.blocks, (*tensor.views, (func, args[1:], kwargs)), like)
 
 
-def _brought(tensor: StoredTensor, bases: dict[int, tuple[Blocks, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _read_view(
+    tensor: StoredTensor, bases: dict[int, tuple[Blocks, torch.Tensor]]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Read the values to the device; return the base tensor and this view of it."""
     blocks = tensor.blocks
     _, base = bases.setdefault(id(blocks), (blocks, blocks.read()))
@@ -170,7 +173,7 @@ def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     def bring(each: Any) -> Any:
         if not isinstance(each, StoredTensor):
             return each
-        value = _brought(each, bases)[1]
+        value = _read_view(each, bases)[1]
         values.append(value)
         stands_for[id(value)] = each
         return value

@@ -1,7 +1,9 @@
 """Take over torch optimizers: states in a store, steps tile by tile, with the same results.
 
-The optimizer stays the same object and gets a subclass of its class, so that schedulers and GradScaler work with it,
-made before or after. Its states are `StoredTensor`s in `optimizer.state`.
+`Handle.optimizer` and the hooks of `Handle` and of the modes come here; a step itself is in `training.stepping`. The
+optimizer stays the same object and gets a subclass of its class, so that schedulers and GradScaler work with it, made
+before or after. Its states are `StoredTensor`s in `optimizer.state`. An optimizer of a new release of torch goes into
+`_ELEMENTWISE` or `_BY_PARAMETER`; until then it is stepped as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from toprope.tiers.store.base import Store
 from toprope.tiers.store.memory import is_dense
 from toprope.tiers.training.gradients import Place
 from toprope.tiers.training.offloaded_tensor import StoredTensor, store_tensor
-from toprope.tiers.training.stepping import Stepper, Work, is_elementwise
+from toprope.tiers.training.stepping import ParameterStep, Stepper, is_elementwise
 from toprope.tiers.training.tiles import Tile, tiles
 from toprope.tiers.training.weights import Weights
 
@@ -144,12 +146,12 @@ class Optimizers:
         self._kinds[id(optimizer)] = kind
         self.taken.append(optimizer)
         if "step" in vars(optimizer):  # a scheduler has wrapped the step
-            optimizer.step = _counted(optimizer, type(optimizer))  # type: ignore[method-assign]
+            optimizer.step = _step_seen_by_schedulers(optimizer, type(optimizer))  # type: ignore[method-assign]
         for group in optimizer.param_groups:
-            self._settle(optimizer, group)
+            self._prepare_group(optimizer, group)
         return optimizer
 
-    def _settle(self, optimizer: Any, group: dict[str, Any]) -> None:
+    def _prepare_group(self, optimizer: Any, group: dict[str, Any]) -> None:
         """Choose the tiles of a group's parameters by its options, and move existing states to the store."""
         kind = self._kinds[id(optimizer)]
         for parameter in group["params"]:
@@ -206,13 +208,13 @@ class Optimizers:
                 torch.autograd.graph.increment_version(each.parameter)
         self.weights.updated()
 
-    def _work(self, parameter: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> Work:
+    def _work(self, parameter: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> ParameterStep:
         resident = self.weights.resident(parameter)
         small = parameter.nbytes < self.smallest
         store = None if resident is not None and small else self.place("states", parameter)
         if resident is None:
             store = store or self.store
-        return Work(parameter, group, state, self.cut(parameter), resident, store)
+        return ParameterStep(parameter, group, state, self.cut(parameter), resident, store)
 
     def load(self, optimizer: Any, state_dict: dict[str, Any], load: Callable[[dict[str, Any]], None]) -> None:
         """Load a state_dict, one tensor on the device at a time."""
@@ -221,7 +223,7 @@ class Optimizers:
         def light(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and value.numel() > 1:
                 tensors.append(value)
-                return _Ticket(len(tensors) - 1)
+                return _Placeholder(len(tensors) - 1)
             return value
 
         states = {
@@ -231,17 +233,17 @@ class Optimizers:
         load({**state_dict, "state": states})
         for parameter, state in optimizer.state.items():
             for name, value in state.items() if isinstance(state, dict) else ():
-                if isinstance(value, _Ticket):
+                if isinstance(value, _Placeholder):
                     state[name] = _cast(tensors[value.number], parameter, name)
                     self.move_out(parameter, state)
         for group in optimizer.param_groups:
-            self._settle(optimizer, group)
+            self._prepare_group(optimizer, group)
 
     def close(self) -> None:
         """Restore all optimizers, with their states on the devices of their parameters."""
         for optimizer in self.taken:
             if "step" in vars(optimizer):
-                optimizer.step = _counted(optimizer, optimizer.plain_class)
+                optimizer.step = _step_seen_by_schedulers(optimizer, optimizer.plain_class)
             optimizer.__class__ = optimizer.plain_class
             del optimizer.plain_class, optimizer.tiers
             for parameter, state in optimizer.state.items():
@@ -279,7 +281,7 @@ class Optimizers:
             )
 
 
-class _Ticket:
+class _Placeholder:
     """Replacement for a tensor while torch loads a state_dict."""
 
     def __init__(self, number: int) -> None:
@@ -298,7 +300,7 @@ def _unhooked(step: Any) -> Callable[..., Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
 
 
-def _counted(optimizer: Any, cls: Any) -> Callable[..., Any]:
+def _step_seen_by_schedulers(optimizer: Any, cls: Any) -> Callable[..., Any]:
     """A step function that tells schedulers that it was called, like the one that a scheduler installs."""
     owner = weakref.ref(optimizer)
 
@@ -332,7 +334,7 @@ def _taken(plain_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimiz
 
     def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
         plain_class.add_param_group(self, param_group)
-        self.tiers._settle(self, self.param_groups[-1])
+        self.tiers._prepare_group(self, self.param_groups[-1])
 
     hooked = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = True  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
 """One step of an optimizer, tile by tile, with torch's own code on the tiles.
 
-For each tile: read the weight, the gradient and the states; make the step of an optimizer of the same class that has
-the tile as its parameter; write weight and states back. The next tile is read while one is computed.
+Called by `training.optimizer`. For each tile: read the weight, the gradient and the states; make the step of an
+optimizer of the same class that has the tile as its parameter; write weight and states back. The next tile is read
+while one is computed. tests/tiers/test_tiers_training_optimizer.py compares with torch's own step bit for bit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from toprope.tiers.training.offloaded_tensor import StoredTensor
 from toprope.tiers.training.tiles import Tile
 from toprope.tiers.training.weights import Weights
 
-__all__ = ["Stepper", "Work", "is_elementwise"]
+__all__ = ["ParameterStep", "Stepper", "is_elementwise"]
 
 Plain = Callable[[Any], Any]
 """The step function of an optimizer's original class."""
@@ -37,7 +38,7 @@ AHEAD = 4
 
 
 @dataclass(eq=False)
-class Work:
+class ParameterStep:
     """One parameter's part in a step.
 
     Attributes:
@@ -47,6 +48,9 @@ class Work:
         cut: its tiles.
         resident: its values if they stay on the device; None for an offloaded parameter.
         store: the store for its states; None if they stay on the device, then it is stepped as a whole.
+        stored: of `state`, what is in a store: it is read and written tile by tile.
+        scalars: of `state`, the rest, such as the number of steps: each tile begins with a copy of it.
+        made: states that the step creates, as the first one of an optimizer does; they go to the store.
     """
 
     parameter: torch.Tensor
@@ -80,47 +84,54 @@ class Work:
         self.made = {}
 
 
-class _OnDevice:
-    """Weight, gradient and states of one tile on the device, or being read to it."""
+class _TileOnDevice:
+    """Weight, gradient and states of one tile on the device, or being read to it.
 
-    def __init__(self, work: Work, number: int, weights: Weights, row: torch.Tensor) -> None:
+    Args:
+        work: the parameter.
+        number: the tile's number.
+        weights: access to the parameter's values.
+        memory: bytes on the device that the tile may use.
+    """
+
+    def __init__(self, work: ParameterStep, number: int, weights: Weights, memory: torch.Tensor) -> None:
         self.work, self.number, self.tile = work, number, work.cut[number]
-        self._row, self._used = row, 0
+        self._memory, self._used = memory, 0
         self._pending: list[Pending] = []
         parameter, (start, stop) = work.parameter, (self.tile.start, self.tile.stop)
         if work.resident is not None:
             self.weight = flat(work.resident)[start:stop]
         else:
-            self.weight = self._room(stop - start, parameter.dtype)
+            self.weight = self._allocate(stop - start, parameter.dtype)
             self._pending.append(weights.read(parameter, start, stop, self.weight))
         gradient = parameter.grad
         assert gradient is not None
         if isinstance(gradient, StoredTensor):
-            self.gradient = self._read(gradient)
+            self.gradient = self._begin_read(gradient)
         else:
             self.gradient = flat(_ordered(gradient, parameter))[start:stop]
-        self.states = {name: self._read(each) for name, each in work.stored.items()}
+        self.states = {name: self._begin_read(each) for name, each in work.stored.items()}
 
     def wait(self) -> None:
         """Wait until everything was read."""
         for each in self._pending:
             each.wait()
 
-    def part(self, values: torch.Tensor, piece: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        """A piece of the tile; a parameter in a single tile keeps its shape."""
+    def piece(self, values: torch.Tensor, piece: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+        """View of a piece of the tile, flat; of a parameter in a single tile, with the parameter's shape."""
         if len(self.work.cut) == 1:
             return values.as_strided(like.shape, like.stride(), values.storage_offset())
         return values[piece[0] - self.tile.start : piece[1] - self.tile.start]
 
-    def _room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def _allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         nbytes = count * dtype.itemsize
-        given = self._row[self._used : self._used + nbytes].view(dtype)
+        given = self._memory[self._used : self._used + nbytes].view(dtype)
         self._used += aligned(nbytes, ALIGNMENT)
         return given
 
-    def _read(self, stored: StoredTensor) -> torch.Tensor:
+    def _begin_read(self, stored: StoredTensor) -> torch.Tensor:
         tile = stored.blocks.cut[self.number]
-        given = self._room(tile.stop - tile.start, stored.dtype)
+        given = self._allocate(tile.stop - tile.start, stored.dtype)
         self._pending.append(stored.blocks.read_tile(self.number, given))
         return given
 
@@ -138,13 +149,13 @@ class Stepper:
         self.peak = 0
         """Peak of the device's bytes for tiles."""
 
-    def whole(self, optimizer: Any, plain: Plain, group: dict[str, Any], works: Sequence[Work]) -> None:
+    def whole(self, optimizer: Any, plain: Plain, group: dict[str, Any], works: Sequence[ParameterStep]) -> None:
         """Step parameters that are on the device with their states, like torch; stored gradients are read first."""
         away = [each for each in works if isinstance(each.parameter.grad, StoredTensor)]
         for some in ([each for each in works if each not in away], *([each] for each in away)):
             if not some:
                 continue
-            inner = _inner(optimizer, group, [each.parameter for each in some])
+            inner = _optimizer_of(optimizer, group, [each.parameter for each in some])
             inner.state.update({each.parameter: each.state for each in some})
             gradient = some[0].parameter.grad
             if isinstance(gradient, StoredTensor):
@@ -154,7 +165,7 @@ class Stepper:
             finally:
                 some[0].parameter.grad = gradient
 
-    def tiles(self, optimizer: Any, plain: Plain, works: Sequence[Work]) -> None:
+    def tiles(self, optimizer: Any, plain: Plain, works: Sequence[ParameterStep]) -> None:
         """Step parameters tile by tile."""
         largest = max(works, key=lambda each: each.need)
         room = self.weights.room()
@@ -171,40 +182,46 @@ class Stepper:
             self.peak = max(self.peak, memory.nbytes)
             self._pipeline(optimizer, plain, works, memory.view(rows, -1))
 
-    def _pipeline(self, optimizer: Any, plain: Plain, works: Sequence[Work], rows: torch.Tensor) -> None:
-        """Compute each tile; with several rows of memory, the next tiles are read in the meantime."""
-        todo = _numbered(works)
-        ahead: list[_OnDevice] = []
+    def _pipeline(self, optimizer: Any, plain: Plain, works: Sequence[ParameterStep], rows: torch.Tensor) -> None:
+        """Compute tile after tile; with several rows of memory, the next tiles are read in the meantime."""
+        todo = _tiles_of(works)
+        ahead: list[_TileOnDevice] = []
         turn = 0
         while True:
             while len(ahead) < len(rows) and (following := next(todo, None)) is not None:
-                ahead.append(_OnDevice(*following, self.weights, rows[turn % len(rows)]))
+                ahead.append(_TileOnDevice(*following, self.weights, rows[turn % len(rows)]))
                 turn += 1
             if not ahead:
                 return
             self._compute(optimizer, plain, ahead.pop(0))
 
-    def _compute(self, optimizer: Any, plain: Plain, on_device: _OnDevice) -> None:
+    def _compute(self, optimizer: Any, plain: Plain, on_device: _TileOnDevice) -> None:
+        """Make the step of one tile with torch's own code, then write its weight and states back.
+
+        Each piece of the tile is a parameter of its own of a temporary optimizer.
+        """
         work = on_device.work
         on_device.wait()
         parts: list[torch.Tensor] = []
         for piece in on_device.tile.pieces:
-            part = on_device.part(on_device.weight, piece, work.parameter)
-            part.grad = on_device.part(on_device.gradient, piece, work.parameter)
+            part = on_device.piece(on_device.weight, piece, work.parameter)
+            part.grad = on_device.piece(on_device.gradient, piece, work.parameter)
             parts.append(part)
-        inner = _inner(optimizer, work.group, parts)
+        inner = _optimizer_of(optimizer, work.group, parts)
         if work.state:
             for part, piece in zip(parts, on_device.tile.pieces, strict=True):
                 inner.state[part] = {name: _copied(each) for name, each in work.scalars.items()} | {
-                    name: on_device.part(on_device.states[name], piece, each) for name, each in work.stored.items()
+                    name: on_device.piece(on_device.states[name], piece, each) for name, each in work.stored.items()
                 }
         plain(inner)
         if work.resident is None:
             self.weights.write(work.parameter, on_device.tile.start, on_device.weight)
-        self._take_back(on_device, parts, [inner.state[part] for part in parts])
+        self._write_states(on_device, parts, [inner.state[part] for part in parts])
 
-    def _take_back(self, on_device: _OnDevice, parts: Sequence[torch.Tensor], states: Sequence[dict[str, Any]]) -> None:
-        """Write a tile's states to the store; after the last tile, keep the scalars for all of them."""
+    def _write_states(
+        self, on_device: _TileOnDevice, parts: Sequence[torch.Tensor], states: Sequence[dict[str, Any]]
+    ) -> None:
+        """Write a tile's states to the store; those of the parameter as a whole are kept after its last tile."""
         work, number = on_device.work, on_device.number
         assert work.store is not None
         for name, stored in work.stored.items():
@@ -241,15 +258,16 @@ def _joined(states: Sequence[dict[str, Any]], name: str) -> torch.Tensor:
     return each[0] if len(each) == 1 else torch.cat(each)
 
 
-def _numbered(works: Sequence[Work]) -> Iterator[tuple[Work, int]]:
+def _tiles_of(works: Sequence[ParameterStep]) -> Iterator[tuple[ParameterStep, int]]:
+    """All tiles of all parameters, by number, in the order of the step."""
     for work in works:
         work.begin()
         for number in range(len(work.cut)):
             yield work, number
 
 
-def _inner(optimizer: Any, group: dict[str, Any], parameters: list[torch.Tensor]) -> Any:
-    """Make an optimizer with the options of another one for other parameters."""
+def _optimizer_of(optimizer: Any, group: dict[str, Any], parameters: list[torch.Tensor]) -> Any:
+    """Make a temporary optimizer of the same class and with the same options, for other parameters."""
     inner = object.__new__(optimizer.plain_class)
     kept = {name: each for name, each in vars(optimizer).items() if name not in ("step", "state", "param_groups")}
     vars(inner).update(kept, state=defaultdict(dict), param_groups=[{**group, "params": parameters}])

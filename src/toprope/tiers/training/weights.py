@@ -1,4 +1,7 @@
-"""Interface through which the training step reads and writes a model's weights."""
+"""Interface through which the training step reads and writes a model's weights.
+
+`engine.offloaded_params` implements it; all of `tiers.training` relies on it.
+"""
 
 from __future__ import annotations
 

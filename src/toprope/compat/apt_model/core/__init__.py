@@ -1,1 +1,4 @@
-"""`apt_model.core`: see `system`."""
+"""Package `apt_model.core` of the apt_model facade: its one module is `system`.
+
+Tests: tests/compat/test_apt_*.py.
+"""

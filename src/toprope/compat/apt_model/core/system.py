@@ -1,8 +1,9 @@
-"""`apt_model.core.system`: which device, what it is, memory, seeds.
+"""Facade module `apt_model.core.system`: the device in use and its description, memory figures, and seeds.
 
-Keys that end in `_gb` are GiB (2**30 bytes), as in the original. The device is chosen by the argument, else by what
-the user set for toprope (`toprope.device.use`, TOPROPE_DEVICE, PREFERRED_DEVICE, [tool.toprope]), else CUDA goes
-before NPU before CPU.
+Programs that were written for apt_model call it; names and keys are the original's, and tests/compat/test_apt_system.py
+holds them. Keys that end in `_gb` are GiB (2**30 bytes), as in the original. The device is chosen by the argument, else
+by the user's setting for toprope (`toprope.device.use`, TOPROPE_DEVICE, PREFERRED_DEVICE, [tool.toprope]), else in the
+order CUDA, NPU, CPU.
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""`apt_model.optimization`: see its modules; `vb_global` is imported by name only, for that may enable a mode."""
+"""Package `apt_model.optimization` of the apt_model facade.
+
+Nothing is imported here: importing `vb_global` may enable a mode, so a program names the module that it wants. Tests:
+tests/compat/test_apt_*.py.
+"""

@@ -1,4 +1,8 @@
-"""`apt_model.optimization.gpu_flash_optimization`: FP4 and attention, on toprope's pages and torch's attention."""
+"""Facade module `apt_model.optimization.gpu_flash_optimization`: FP4 weights and fused attention.
+
+Programs that were written for apt_model call it. The FP4 codec is `toprope.tiers.pages`, attention is torch's own;
+names and results are the original's, and tests/compat/test_apt_gpu_flash.py holds them.
+"""
 
 from __future__ import annotations
 

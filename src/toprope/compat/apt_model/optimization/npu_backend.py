@@ -1,6 +1,7 @@
-"""`apt_model.optimization.npu_backend`: one interface to NPU, CUDA and CPU.
+"""Facade module `apt_model.optimization.npu_backend`: one interface to NPU, CUDA and CPU.
 
-Sizes are bytes; keys that end in `_mb` are MiB (2**20 bytes), as in the original.
+Programs that were written for apt_model call it; it passes on to `toprope.device`. Sizes are bytes; keys that end in
+`_mb` are MiB (2**20 bytes), as in the original. tests/compat/test_apt_backend.py holds names and results.
 """
 
 from __future__ import annotations

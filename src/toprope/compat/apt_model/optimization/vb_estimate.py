@@ -1,4 +1,8 @@
-"""Memory of a model: a module's own figures, or for a configuration those of a transformer of its sizes. No torch."""
+"""Estimate of a model's memory in training, for `vb_global.estimate_model_resources` of the apt_model facade.
+
+Counted from a module's parameters, or, for a configuration, from a transformer of these sizes. Imports no torch.
+tests/compat/test_apt_vb_global.py holds the figures.
+"""
 
 from __future__ import annotations
 

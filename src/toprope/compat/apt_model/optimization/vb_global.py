@@ -1,12 +1,13 @@
-"""`apt_model.optimization.vb_global`: "Virtual Blackwell" for a whole program. What it shows is what is active.
+"""Facade module `apt_model.optimization.vb_global`: "Virtual Blackwell", a memory mode for a whole program.
 
-A mode acts on every model that is built, moved or called while it is enabled, by `toprope.tiers.modes`: what does not
-fit the device comes and goes, attention is torch's own, and, where the mode has it, weights are quantised, products are
-computed in bf16, and blocks are computed again in backward. `disable()` takes all of it away.
+A mode acts on every model that is built, moved or called while it is enabled, by `toprope.tiers.modes`: weights that do
+not fit the device are offloaded and fetched, attention is torch's own, and, where the mode has it, weights are
+quantised, products are computed in bf16, and blocks are computed again in backward. `disable()` undoes all of it. What
+it reports as active is active.
 
 Where ENABLE_VIRTUAL_BLACKWELL is 1, true or yes, importing this module enables the mode that VB_MODE names: balanced
-(the default), speed, memory or full. Under `toprope run` any program that imports torch has it so. Otherwise importing
-it prints nothing and changes nothing.
+(the default), speed, memory or full. Under `toprope run`, toprope.compat.modes_import imports it with torch. Otherwise
+importing it prints nothing and changes nothing. tests/compat/test_apt_vb_global.py holds names and results.
 """
 
 from __future__ import annotations
@@ -124,12 +125,12 @@ def enable(
 
 
 def enable_balanced_mode() -> None:
-    """Lossless: models that do not fit the device come and go, and attention is torch's own."""
+    """Enable the lossless mode: weights that do not fit the device are offloaded, and attention is torch's own."""
     _start_mode("balanced")
 
 
 def enable_speed_mode() -> None:
-    """Weights in 4 bits in inference, where that is faster on this machine.
+    """Enable 4-bit weights in inference, where they are faster on this machine.
 
     Raises:
         ModeUnavailable: it is not; nothing changed.
@@ -138,7 +139,7 @@ def enable_speed_mode() -> None:
 
 
 def enable_memory_mode() -> None:
-    """Balanced, and blocks computed again in backward, activations moved out, products in bf16.
+    """Enable the balanced mode, and recompute blocks in backward, offload activations, and compute products in bf16.
 
     Raises:
         ModeUnavailable: the device does not multiply bf16; nothing changed.
@@ -147,7 +148,7 @@ def enable_memory_mode() -> None:
 
 
 def enable_full_optimization() -> None:
-    """Everything that the memory mode does, and weights in 4 bits in inference.
+    """Enable all of the memory mode, and 4-bit weights in inference.
 
     Raises:
         ModeUnavailable: products in 4 bits are not faster here, or the device does not multiply bf16; nothing changed.
@@ -156,7 +157,7 @@ def enable_full_optimization() -> None:
 
 
 def disable() -> None:
-    """Undo all: models are as they were, and the stack is released. Prints it."""
+    """Disable the mode: models are as they were, and the stack is released. Prints a line."""
     global _active
     with _lock:
         if _active.stack is not None:

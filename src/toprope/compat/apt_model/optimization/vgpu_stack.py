@@ -1,7 +1,9 @@
-"""`apt_model.optimization.vgpu_stack`: tensors on levels of memory, over `toprope.tiers`.
+"""Facade module `apt_model.optimization.vgpu_stack`: tensors on levels of memory, over `toprope.tiers`.
 
-Keys and arguments that end in `_mb` are MiB (2**20 bytes), as in the original; speeds are GB/s (10**9 bytes a second).
-A level "ssd" is a file in a folder ("path"), which is there from the first tensor on until the stack is closed or gone.
+Programs that were written for apt_model call it, and `vb_global` reports from it. Keys and arguments that end in `_mb`
+are MiB (2**20 bytes), as in the original; speeds are GB/s (10**9 bytes a second). A level "ssd" is a folder ("path");
+its file exists from the first tensor until the stack is closed or collected. tests/compat/test_apt_vgpu_stack.py holds
+names and results.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class VGPULevel:
         level: its number.
         capacity_mb: MiB that tensors may take.
         device: "npu:0", "cuda", "cpu", "ssd", ...
-        transfer_speed_gbps: GB/s to it, of an SSD from it, as somebody configured them; None where nobody did.
+        transfer_speed_gbps: GB/s to it, of an SSD from it, as configured; None where they are not.
         path: of an SSD, the folder for its file; None for one in toprope's cache directory.
 
     Raises:
@@ -114,7 +116,7 @@ class VGPULevel:
 
 
 class VGPUStack:
-    """Levels of memory, the fastest first; what finds no room on one is moved down to the next, never dropped.
+    """Levels of memory, the fastest first; a tensor without room on one is moved down to the next, never dropped.
 
     A tensor that is on its level's device already is kept by reference; one that is not, or that is a view of a
     larger storage, is copied. Safe to use from several threads. The call in which an error of a disk (TierError)

@@ -1,4 +1,7 @@
-"""The interface of functions that see messages: toprope.flow.udf.flow_func under its other name."""
+"""Facade package `dataflow.flow_func`: base class and decorators of stage functions, from toprope.flow.udf.flow_func.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.udf.flow_func import *  # noqa: F403 - the names are those of the module

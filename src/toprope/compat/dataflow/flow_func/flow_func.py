@@ -1,4 +1,7 @@
-"""The same interface under the name of the module that has it in DataFlow."""
+"""Facade module `dataflow.flow_func.flow_func`: the same names as the package, where DataFlow defines them.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.udf.flow_func import *  # noqa: F403 - the names are those of the module

@@ -1,6 +1,7 @@
-"""Names of DataFlow's C++ part for functions in stages that toprope.flow has too.
+"""Facade module `dataflow.flow_func.flowfunc_wrapper`: names of toprope.flow for code that runs inside a stage.
 
-Its classes of messages, parameters and contexts are not there: here the stage alone makes such objects.
+The vendor's module is the compiled part of DataFlow for stages. Its classes of messages, parameters and contexts are
+not here: in toprope only the stage makes such objects.
 """
 
 from enum import IntEnum

@@ -1,4 +1,7 @@
-"""The register of functions under its own module's name."""
+"""Facade module `dataflow.flow_func.func_register`: the registry of stage functions of toprope.flow.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.udf.func_register import FlowFuncInfos, FlowFuncRegister

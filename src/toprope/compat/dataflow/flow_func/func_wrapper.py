@@ -1,4 +1,7 @@
-"""The decorators of functions in stages under their own module's name."""
+"""Facade module `dataflow.flow_func.func_wrapper`: the decorators of stage functions of toprope.flow.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.udf.flow_func import init_wrapper, proc_wrapper

@@ -1,4 +1,7 @@
-"""Plugins of DataFlow: that for torch."""
+"""Facade package `dataflow.plugin`: DataFlow's plugin for torch, the only one.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 

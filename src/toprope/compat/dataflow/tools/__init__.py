@@ -1,4 +1,7 @@
-"""Tools that are started with `python -m dataflow.tools...`, and the class behind them."""
+"""Facade package `dataflow.tools`: the generator of a folder for a class of stage functions.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.points.template import FuncWsCreator

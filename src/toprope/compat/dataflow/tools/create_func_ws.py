@@ -1,4 +1,8 @@
-"""`python -m dataflow.tools.create_func_ws -f sub:i0:i1:o0 [-w folder] [-c Class]`: begin a class of functions."""
+"""Facade program: `python -m dataflow.tools.create_func_ws -f sub:i0:i1:o0 [-w folder] [-c Class]`.
+
+It writes a folder with a class of stage functions to begin from; the code is toprope.flow.points.template. Its names
+are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""The creator of a class's folder under its own module's name."""
+"""Facade module `dataflow.tools.func_ws_creator`: the class behind `create_func_ws`, from toprope.flow.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.points.template import FuncWsCreator

@@ -1,4 +1,7 @@
-"""The helpers under their own module's name."""
+"""Facade package `dataflow.utils`: helper functions of DataFlow, from toprope.flow.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.utils import generate_deploy_template

@@ -1,4 +1,7 @@
-"""The template of deploy files under its own module's name."""
+"""Facade module `dataflow.utils.deploy_template`: templates of deployment files, from toprope.flow.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.utils import generate_deploy_template

@@ -1,4 +1,7 @@
-"""DataFlow's log under its own module's name: the logger "DATAFLOW"."""
+"""Facade module `dataflow.utils.log`: DataFlow's log is the standard logger "DATAFLOW".
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 import logging
 

@@ -1,4 +1,7 @@
-"""The types of messages under their own module's name."""
+"""Facade module `dataflow.utils.msg_type_register`: the registry of message types of toprope.flow.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.flow.registry import MsgTypeRegister, msg_type_register

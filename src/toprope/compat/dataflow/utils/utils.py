@@ -1,4 +1,7 @@
-"""Errors, and what a stage knows of where it runs, under the name of the module that has them in DataFlow."""
+"""Facade module `dataflow.utils.utils`: DataFlow's exceptions, and the card and instance that a stage runs as.
+
+The answers come from toprope.flow.running; the setters are the vendor's and change this process only.
+"""
 
 from typing import Any
 

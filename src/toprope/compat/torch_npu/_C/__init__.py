@@ -1,6 +1,7 @@
-"""`torch_npu._C`: of the compiled part of torch_npu only names that programs and tests ask for, with true answers.
+"""Facade module `torch_npu._C`: those names of the compiled part of torch_npu that programs and tests ask for.
 
-Those of devices and streams are made of `torch.npu`, and are missing where there is no card.
+Functions on devices and streams come from `torch.npu`, and are missing where there is no card. Tests:
+tests/compat/test_torch_npu_utils.py.
 """
 
 import importlib
@@ -10,21 +11,21 @@ import torch
 
 from toprope.compat.missing import missing_from
 
-from .._cores import bind as _npu_set_thread_affinity
-from .._cores import reset as _npu_reset_thread_affinity
+from .._cpu_affinity import bind as _npu_set_thread_affinity
+from .._cpu_affinity import reset as _npu_reset_thread_affinity
 from ..operators.storage import empty_strided as _empty_strided_npu
 from ..operators.storage import weak_ref as _weak_ref_tensor
 from . import _distributed_c10d, _logging
-from ._names import SAME as _SAME
-from ._names import current_stream as _npu_getCurrentStream  # noqa: N812
-from ._names import default_stream as _npu_getDefaultStream  # noqa: N812
-from ._names import find as _find
-from ._names import has_primary_context as _npu_hasPrimaryContext  # noqa: N812
-from ._names import history_is_enabled as _npu_isHistoryEnabled  # noqa: N812
-from ._names import local_device as _npu_getLocalDevice  # noqa: N812
-from ._names import option as _npu_getOption  # noqa: N812
-from ._names import raw_stream as _npu_getCurrentRawStream  # noqa: N812
-from ._names import raw_stream as _npu_getCurrentRawStreamNoWait  # noqa: N812
+from ._functions import SAME as _SAME
+from ._functions import current_stream as _npu_getCurrentStream  # noqa: N812
+from ._functions import default_stream as _npu_getDefaultStream  # noqa: N812
+from ._functions import find as _find
+from ._functions import has_primary_context as _npu_hasPrimaryContext  # noqa: N812
+from ._functions import history_is_enabled as _npu_isHistoryEnabled  # noqa: N812
+from ._functions import local_device as _npu_getLocalDevice  # noqa: N812
+from ._functions import option as _npu_getOption  # noqa: N812
+from ._functions import raw_stream as _npu_getCurrentRawStream  # noqa: N812
+from ._functions import raw_stream as _npu_getCurrentRawStreamNoWait  # noqa: N812
 
 __all__ = [
     "_distributed_c10d",

@@ -1,4 +1,7 @@
-"""`torch_npu._C._distributed_c10d`: ProcessGroupHCCL, whose options programs make for their groups."""
+"""Facade module `torch_npu._C._distributed_c10d`: ProcessGroupHCCL with its options, and dumps of the flight recorder.
+
+The classes are those of toprope.sim.distributed. Tests: tests/helpers/distributed_cases.py.
+"""
 
 import json
 import pickle

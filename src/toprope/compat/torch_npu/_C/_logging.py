@@ -1,4 +1,7 @@
-"""`torch_npu._C._logging`: the levels of torch_npu's own log."""
+"""Facade module `torch_npu._C._logging`: set the levels of torch_npu's own log (toprope.sim.npu._logs).
+
+Programs that were written for torch_npu call it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`torch_npu.contrib`: layers and functions of torch_npu, and `transfer_to_npu`, which acts when it is imported."""
+"""Facade package `torch_npu.contrib`: layers and functions of torch_npu, and `transfer_to_npu`, which acts on import.
+
+Names, signatures and errors are torch_npu's. Layers are in `module`, functions in `function`;
+tests/compat/test_torch_npu_contrib.py and test_vendor_names.py hold them.
+"""
 
 from toprope.compat.missing import missing_from
 

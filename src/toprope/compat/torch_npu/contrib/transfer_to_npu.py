@@ -1,8 +1,9 @@
-"""`torch_npu.contrib.transfer_to_npu`: importing it has a program that was written for CUDA run on the card.
+"""Facade module `torch_npu.contrib.transfer_to_npu`: importing it runs a program written for CUDA on the card.
 
-It does what torch_npu's own file does, to the same functions, so that a program that gets by with it here gets by with
-it on a card, and one that fails there fails here: `tensor.cuda("cuda:0")`, a path with "cuda" in it as a positional
-argument of torch.load. All is put back when the process ends. Source: Ascend/pytorch 9e73e708 (2026-08-21),
+It does what torch_npu's own file does, to the same functions, so that a program works with it here if and only if it
+works with it on a card: `tensor.cuda("cuda:0")`, a path with "cuda" in it as a positional argument of torch.load. The
+redefinitions are in toprope.compat.cuda_patches; all are undone when the process ends.
+tests/compat/test_transfer_to_npu.py has the vendor's cases. Source: Ascend/pytorch 9e73e708 (2026-08-21),
 torch_npu/contrib/transfer_to_npu.py.
 """
 

@@ -1,4 +1,8 @@
-"""`torch_npu.distributed`: what torch_npu adds to torch.distributed, with its names and signatures, composed."""
+"""Facade package `torch_npu.distributed`: functions that torch_npu adds to torch.distributed, composed of torch's own.
+
+Names and signatures are torch_npu's. The backend hccl itself is toprope.sim.distributed. Values:
+tests/helpers/distributed_facade.py, run by tests/sim/test_distributed.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of torch_npu's launcher."""
+"""Facade module: options of torch_npu's launcher (`python -m torch_npu.distributed.run`).
+
+Used by run.py and rendezvous.py. Tests: tests/compat/test_torch_npu_launcher.py.
+"""
 
 from __future__ import annotations
 

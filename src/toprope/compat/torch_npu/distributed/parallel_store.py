@@ -1,4 +1,7 @@
-"""The key-value store of torch_npu's launcher."""
+"""Facade module: `ParallelStore`, the key-value store of torch_npu's launcher, for rendezvous.py and for programs.
+
+Tests: tests/compat/test_torch_npu_launcher.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The rendezvous `parallel`: torch's own with a ParallelStore, for launchers and for `init_method="parallel://..."`."""
+"""Facade module: the rendezvous `parallel`, which is torch's own with a ParallelStore.
+
+For launchers (run.py) and for `init_method="parallel://..."`. Tests: tests/compat/test_torch_npu_launcher.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`python -m torch_npu.distributed.run`: torchrun with the rendezvous `parallel`."""
+"""Facade program `python -m torch_npu.distributed.run`: torchrun with the rendezvous `parallel`.
+
+Tests: tests/compat/test_torch_npu_launcher.py.
+"""
 
 from __future__ import annotations
 

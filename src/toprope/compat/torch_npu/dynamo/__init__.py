@@ -1,8 +1,9 @@
-"""`torch_npu.dynamo`: names of the graph modes. Nothing is compiled for a card here.
+"""Facade package `torch_npu.dynamo`: names of the graph modes. Nothing is compiled for a card here.
 
-torch.compile knows the backends "npu", "npugraph_ex" and "npugraphs" with or without this module: a traced graph runs
-as it is on the simulated card, after the checks of `torchair` for the first two, and recorded for the last. The
-functions by which torch_npu loads its graph engine are missing.
+torch.compile knows the backends "npu", "npugraph_ex" and "npugraphs" with or without this module (toprope.sim.inductor
+registers them): a traced graph runs as it is on the simulated card, after the checks of `torchair` for the first two,
+and recorded for the last. The functions by which torch_npu loads its graph engine are missing. Tests:
+tests/sim/simulated/test_graph_trees.py.
 """
 
 from toprope.compat.missing import missing_from

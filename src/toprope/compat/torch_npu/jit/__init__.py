@@ -1,4 +1,7 @@
-"""`torch_npu.jit`: a traced or scripted module is rewritten to operators of torch_npu."""
+"""Facade package `torch_npu.jit`: `optimize` rewrites a traced or scripted module to operators of torch_npu.
+
+Tests: tests/sim/simulated/test_npu_names.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`torch_npu.multiprocessing`: how tensors on a card travel between processes."""
+"""Facade package `torch_npu.multiprocessing`: see `reductions`, its one module.
+
+Tests: tests/sim/simulated/test_sharing.py.
+"""
 
 from toprope.compat.missing import missing_from
 

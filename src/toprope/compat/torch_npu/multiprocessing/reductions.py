@@ -1,6 +1,7 @@
-"""`torch_npu.multiprocessing.reductions`: what torch.multiprocessing pickles in the place of a tensor on a card.
+"""Facade module: what torch.multiprocessing pickles in the place of a tensor on a card, under torch_npu's names.
 
-torch's module has these since the card was installed. Events of a card do not travel yet.
+The work is done by toprope.sim.sharing, which the card registers with torch when it is installed. Events of a card do
+not travel yet. Tests: tests/sim/simulated/test_sharing.py.
 """
 
 from __future__ import annotations

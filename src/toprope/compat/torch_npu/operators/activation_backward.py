@@ -1,4 +1,7 @@
-"""Gradients of the activations as operators of their own, which programs call in autograd functions.
+"""Gradients of the activations as separate operators, which programs call in autograd functions.
+
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_activation.py holds the values.
 
 All compute in float32 (float64 for float64 input) and return the dtype of the forward input.
 """

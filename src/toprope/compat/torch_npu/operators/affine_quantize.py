@@ -1,6 +1,8 @@
-"""Kernels behind torch.quantize_per_tensor and torch.quantize_per_channel on the card.
+"""Affine quantisation into a given result: torch.ops.npu._quantize_per_tensor_impl and _quantize_per_channel_impl.
 
-round(x / scale + zero point), ties to even, within the range of the quantised dtype.
+On a real card torch.quantize_per_tensor and torch.quantize_per_channel end in them; here programs call them by these
+names. round(x / scale + zero point), ties to even, within the range of the quantised dtype. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_optimizer_steps.py holds the values.
 
 Sources: op_plugin/ops/opapi/QuantizePerChannelKernelNpuOpApi.cpp of Ascend/op-plugin and
 experimental/quant/quantize/docs/aclnnQuantize.md of ops-nn.

@@ -1,4 +1,8 @@
-"""The operators _npu_flash_attention of torch.ops.atb: whole sequences, and the last tokens of cached ones."""
+"""Operators _npu_flash_attention* (torch.ops.atb): attention over whole sequences, or their last tokens with a cache.
+
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_atb_attention.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Fused attention and its gradient: the mathematics of npu_fusion_attention over scores that are kept whole.
 
+Used by the operator modules for attention in this folder, which also take `list_of` and the dropout helpers from here.
 The card's kernel never stores the scores; this composition does, so its memory grows with queries times keys.
+tests/compat/test_npu_fusion_attention.py holds the values.
 """
 
 from __future__ import annotations

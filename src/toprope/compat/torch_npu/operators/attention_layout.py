@@ -1,4 +1,8 @@
-"""Layouts of npu_fusion_attention: what the axes of the inputs mean, and the checks of their sizes."""
+"""Layouts of npu_fusion_attention (BSH, SBH, BSND, BNSD, TND): what the axes of the inputs mean, and checks of sizes.
+
+Used by fusion_attention.py, fusion_attention_call.py and inference_layout.py. The rules are those of the operator's
+page in Ascend/op-plugin; tests/compat/test_npu_fusion_attention.py has every layout.
+"""
 
 from __future__ import annotations
 

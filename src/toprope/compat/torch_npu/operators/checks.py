@@ -1,7 +1,9 @@
-"""Refusals: what a kernel of the card would not take is refused here with one clear RuntimeError.
+"""Checks of arguments for the operators of the torch_npu facade: a kernel's refusal is one clear RuntimeError here.
 
-The rules are those of the operators' published documents (op-plugin, ops-nn and ops-transformer of CANN); where the
-document and the tiling code differ, the tiling code is followed, since it is what runs.
+Used by nearly all modules of this folder. A refusal is also counted for the run's report (sim/metrics). The rules are
+those of the operators' published documents (op-plugin, ops-nn and ops-transformer of CANN); where the document and the
+tiling code differ, the tiling code is followed, since it is what runs. Tests: each operator's own, in
+tests/compat/operators.
 """
 
 from __future__ import annotations

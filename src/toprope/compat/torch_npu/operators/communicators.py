@@ -1,4 +1,8 @@
-"""Process groups of operators that communicate, found by the names of HCCL's communicators."""
+"""Process groups for operators that communicate, found by the names of HCCL communicators, and an all-to-all of rows.
+
+Used by matmul_collectives.py and moe_distribute.py. A name is what `get_hccl_comm_name` of the group's backend returns
+(toprope.sim.distributed.process_group keeps them). Tests: tests/helpers/distributed_fused.py.
+"""
 
 from __future__ import annotations
 

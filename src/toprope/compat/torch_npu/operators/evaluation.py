@@ -1,4 +1,8 @@
-"""Evaluation of operators: with values or for shapes only, the generation of the chip, and gradients by autograd."""
+"""Questions that operator modules ask before they compute: real values or shapes alone, an Ascend 950 or not.
+
+Also `gradients`, by which an operator that is itself a backward pass uses autograd. Used by many modules of this
+folder. Tests: tests/sim/simulated/test_npu_operators.py.
+"""
 
 from __future__ import annotations
 

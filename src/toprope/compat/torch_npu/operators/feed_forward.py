@@ -1,5 +1,8 @@
 """Feed-forward network, also with experts: npu_ffn.
 
+Part of the torch_npu facade: programs call `torch_npu.npu_ffn`. Name and parameters follow support/npu_operators.toml;
+tests/compat/operators/test_linear.py holds the values.
+
 Sources: torch_npu-npu_ffn.md, FFNKernelNpuOpApi.cpp and test_npu_ffn.py of Ascend/op-plugin; ffn_glu.cpp of
 ops-transformer for the half that is activated.
 """

@@ -1,8 +1,11 @@
 """Storage formats of the card: their numbers, kept with the storage of a tensor. Values lie as torch lays them.
 
-On a card a format such as FRACTAL_NZ changes where values lie in memory. The simulated card has no such layouts: a
-cast notes the number of the format at the tensor's storage, the values stay, and so does the size. Operators give
-tensors of the base format, and a compiled graph keeps no format. copy.deepcopy and torch.save keep it.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/test_torch_npu_formats.py holds the values.
+
+On a card a format such as FRACTAL_NZ changes where values lie in memory. The simulated card has no such layouts: a cast
+notes the number of the format at the tensor's storage, the values stay, and so does the size. Operators give tensors of
+the base format, and a compiled graph keeps no format. copy.deepcopy and torch.save keep it.
 
 Source of the rules: FormatHelper.cpp, InferFormat.cpp, FormatCastKernelNpu.cpp and, for files, NPUSerialization.cpp of
 Ascend/pytorch, of which the path for a CANN before 9.1 is taken, since the simulated card tells no version of CANN.

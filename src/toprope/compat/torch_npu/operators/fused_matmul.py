@@ -1,4 +1,8 @@
-"""Matrix product with what follows it in one operator."""
+"""Matrix product with the operation after it in one operator: npu_fused_matmul.
+
+Part of the torch_npu facade: programs call `torch_npu.npu_fused_matmul`. Name and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_hyper_connections.py holds the values.
+"""
 
 from __future__ import annotations
 

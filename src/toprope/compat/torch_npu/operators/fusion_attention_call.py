@@ -1,7 +1,8 @@
 """One call of npu_fusion_attention: its checked arguments, cut into batches, and their results put together.
 
-The forward and the backward operators read their arguments in the same way. A call of layout TND is cut into its
-batches; every other call is one part.
+Used by fusion_attention.py and fusion_attention_grad.py, which read their arguments in the same way, and by nsa.py. A
+call of layout TND is cut into its batches; every other call is one part. tests/compat/test_npu_fusion_attention.py
+holds it.
 """
 
 from __future__ import annotations

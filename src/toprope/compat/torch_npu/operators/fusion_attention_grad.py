@@ -1,4 +1,8 @@
-"""The backward operators of npu_fusion_attention, which programs with ring attention call themselves."""
+"""The backward operators of npu_fusion_attention, which programs with ring attention call themselves.
+
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_fusion_attention_training.py holds the values.
+"""
 
 from __future__ import annotations
 

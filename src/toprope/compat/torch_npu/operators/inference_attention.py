@@ -1,7 +1,10 @@
-"""Attention for inference: what npu_fused_infer_attention_score, its second version and its forerunners compute.
+"""Attention for inference: the computation behind npu_fused_infer_attention_score, its second version and forerunners.
 
-Scores are scale * query key^T + pse_shift; those that the mask leaves out count nothing. Source: the operators' pages
-in op-plugin, the documents aclnnFusedInferAttentionScoreV2 to V4 and the kernels of ops-transformer.
+Used by fused_infer_attention.py, which has the operators; tests/compat/operators/test_inference_attention.py holds the
+values. Scores are scale * query key^T + pse_shift; a masked score counts nothing.
+
+Source: the operators' pages in op-plugin, the documents aclnnFusedInferAttentionScoreV2 to V4 and the kernels of
+ops-transformer.
 """
 
 from __future__ import annotations
@@ -158,6 +161,7 @@ class InferenceCall:
         if not 0 <= self.sparse_mode <= 4:
             refuse(name, f"sparse_mode {self.sparse_mode} is not simulated; 0 to 4 are")
         self._check_keys(layout, batches, size)
+        self._check_bias()
         self._check_mask()
         self._check_pairs()
 
@@ -198,6 +202,15 @@ class InferenceCall:
         if self.query_padding is not None or self.key_padding is not None or self.key_prefix is not None:
             refuse(name, "a cache in blocks takes neither left padding nor a shared prefix")
 
+    def _check_bias(self) -> None:
+        """Refuse a pse_shift without an axis of the heads: a card reads it as if it had one, and says nothing."""
+        bias = self.pse_shift
+        if bias is not None and (bias.dim() != 4 or bias.shape[1] != self.num_heads):
+            refuse(
+                self.operator,
+                f"pse_shift is {list(bias.shape)}; the kernel takes [B or 1, {self.num_heads} heads, queries, keys]",
+            )
+
     def _check_mask(self) -> None:
         mask = self.atten_mask
         if mask is None:
@@ -208,6 +221,10 @@ class InferenceCall:
             refuse(self.operator, f"atten_mask is {mask.dtype}; the kernel takes bool, int8 and uint8")
         if not 2 <= mask.dim() <= 4:
             refuse(self.operator, f"atten_mask has {mask.dim()} dimensions; the kernel takes 2 to 4")
+        if mask.dim() == 4 and mask.shape[1] != 1:
+            refuse(
+                self.operator, f"atten_mask is {list(mask.shape)}; the kernel takes one mask for all heads, [B, 1, ...]"
+            )
         if self.sparse_mode > _ALL and (mask.shape[-2:] != (COMPRESSED, COMPRESSED) or mask.numel() != COMPRESSED**2):
             refuse(
                 self.operator,

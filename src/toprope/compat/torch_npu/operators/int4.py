@@ -1,4 +1,8 @@
-"""Four-bit weights: eight values in an int32, the first in the lowest bits."""
+"""Four-bit weights: eight values in an int32, the first in the lowest bits.
+
+Part of the torch_npu facade: programs call `torch_npu.npu_convert_weight_to_int4pack`. Name and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_quant_dtypes.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Products of quantised matrices: exact integer sums, packed scales, rows of groups. For the matrix operators.
+"""Products of quantised matrices for the matrix operators: exact integer sums, packed scales, groups of rows.
+
+Used by quant_matmul.py, grouped_matmul.py and the other modules for matrix products;
+tests/compat/operators/test_quant_matmul.py and test_grouped_matmul.py hold the values.
 
 Sources: the formulas of aclnnQuantMatmulV5 and of its golden code (matmul_quant_util.py) in ops-nn of CANN.
 """

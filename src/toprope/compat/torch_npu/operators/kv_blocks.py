@@ -1,6 +1,7 @@
-"""A KV cache in blocks: reading the tokens of a sequence by its block table, and writing tokens to their slots.
+"""KV cache in blocks, for operators of the torch_npu facade: read a sequence's tokens, write tokens to their slots.
 
-A block holds `block_size` tokens. Slot s of the cache is token s % block_size of block s // block_size.
+Used by inference_attention.py and kv_cache_transfer.py. A block holds `block_size` tokens. Slot s of the cache is token
+s % block_size of block s // block_size. Tests: tests/compat/operators/test_kv_caches.py.
 """
 
 from __future__ import annotations

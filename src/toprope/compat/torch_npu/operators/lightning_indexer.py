@@ -1,4 +1,8 @@
-"""The indexer of sparse attention: which keys a query sees, and how the indexer is trained."""
+"""Lightning indexer: the choice of the keys that a query attends to in sparse attention, and its training.
+
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_lightning_indexer.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """Matrix products fused with collectives: with all-reduce, reduce-scatter, all-gather and all-to-all.
 
-A product is torch's own where nothing is added to it; else it is computed in float32 (exactly for int8) and rounded
-to the dtype of the result, in which it is sent.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/helpers/distributed_fused.py (two processes) holds the values.
+
+A product is torch's own where nothing is added to it; else it is computed in float32 (exactly for int8) and rounded to
+the dtype of the result, in which it is sent.
 
 Source: the operators' pages of op-plugin; the C++ of op_plugin/ops/opapi for shapes and checks; mc2 of
 hicann/ops-transformer for the order of rows.

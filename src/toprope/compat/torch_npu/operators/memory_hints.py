@@ -1,4 +1,8 @@
-"""Small operators without arithmetic: prefetch, copies into views, fills, and the status of floating point overflow."""
+"""Small operators without arithmetic: prefetch, copies into views, fills, and the status flag of float overflow.
+
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_torch_backward.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Checks that op-plugin makes in C++, with its texts: for the operators of mixtures of experts."""
+"""Argument checks of the operators for mixtures of experts (MoE), with the error texts that op-plugin has in C++.
+
+Used by moe_gating.py, moe_permute.py, moe_routing.py, moe_distribute.py and matmul_collectives.py. Tests:
+tests/compat/operators/test_moe_*.py.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
 """Dispatch of tokens to experts on other cards, and the way back: npu_moe_distribute_dispatch and _combine.
 
-A process receives its tokens in the order of its experts, for each in the order of the processes that sent them, and
-of their tokens. `ep_recv_counts` holds the running sums of the counts in that order. What the card keeps in
-`expand_idx`, `assist_info_for_combine` and behind the counts differs between its kernels, and programs only hand it
-on; here, combining needs none of it. Values that the card leaves as they are in memory are zero.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/helpers/distributed_fused.py (two processes) holds the values.
+
+A process receives its tokens in the order of its experts, for each in the order of the processes that sent them, and of
+their tokens. `ep_recv_counts` holds the running sums of the counts in that order. What the card keeps in `expand_idx`,
+`assist_info_for_combine` and behind the counts differs between its kernels, and programs only hand it on; here,
+combining needs none of it. Values that the card leaves as they are in memory are zero.
 
 Shared experts on cards of their own, quantised communication and a second group (TP) are not simulated.
 

@@ -1,10 +1,13 @@
 """Choice of experts for each token, and of candidates for sampling: top-k over groups, softmax and sigmoid.
 
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_moe_gating.py holds the values.
+
 Equal values are taken in the order of their indices.
 
-Source: the operators' pages of op-plugin with their equivalent computations, the C++ of op_plugin/ops/opapi for
-shapes and checks, moe/moe_gating_top_k* of hicann/ops-transformer; for ATB's operators, op_plugin/python/atb/
-_atb_api_docs.py and the reference formulas of test/test_custom_ops.
+Source: the operators' pages of op-plugin with their equivalent computations, the C++ of op_plugin/ops/opapi for shapes
+and checks, moe/moe_gating_top_k* of hicann/ops-transformer; for ATB's operators, op_plugin/python/atb/ _atb_api_docs.py
+and the reference formulas of test/test_custom_ops.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """MX quantisation (OCP Microscaling): blocks of values in FP8 or FP4 that share a power of two.
 
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_mx_quant.py holds the values.
+
 The scale of a block is a byte, float8_e8m0fnu: 2^(byte - 127), and 255 for a block with an infinite value or NaN, whose
 values become 0. Scales lie in uint8 tensors of one more dimension: along the quantised axis there are half as many
 places as blocks, rounded up, and the last axis holds the scales of two neighbouring blocks (0 where there is none).
 
-Algorithms (`scale_alg`): 0 takes the exponent of the largest value, minus the dtype's own; 1 (FP8) and 2 (FP4) take
-the smallest power of two by which the largest value still fits, for 2 into `dst_type_max`.
+Algorithms (`scale_alg`): 0 takes the exponent of the largest value, minus the dtype's own; 1 (FP8) and 2 (FP4) take the
+smallest power of two by which the largest value still fits, for 2 into `dst_type_max`.
 
 Source: aclnnDynamicMxQuantV3.md and the other documents of ops-nn with their golden code.
 """

@@ -1,7 +1,10 @@
 """Optimizer steps in place (npu_apply_adam, npu_apply_adam_w, npu_bert_apply_adam), and the check of gradients.
 
-The parameters, moments and gradient may have any of the kernels' dtypes; the step computes in float32 and rounds to
-the dtype of each tensor. The scalars are rounded to the dtype of the parameters first: they reach the card in it.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_optimizer_steps.py holds the values.
+
+The parameters, moments and gradient may have any of the kernels' dtypes; the step computes in float32 and rounds to the
+dtype of each tensor. The scalars are rounded to the dtype of the parameters first: they reach the card in it.
 
 Sources: op_plugin/ops/aclops/ApplyAdam*KernelNpu.cpp and BertApplyAdamKernelNpu.cpp of Ascend/op-plugin;
 optim/apply_adam_d, apply_adam_w and apply_adam_v2 of ops-nn.
@@ -73,7 +76,7 @@ def _written(out: _Three, values: _Three) -> _Three:
 
 @operator("_amp_foreach_non_finite_check")
 def _amp_foreach_non_finite_check(scaled_grads: Sequence[torch.Tensor]) -> bool:
-    """Tell if a gradient is infinite or not a number.
+    """Return True if a gradient is infinite or not a number.
 
     The card reads a flag that operators set when a value overflows, and clears it; here the gradients are read.
 

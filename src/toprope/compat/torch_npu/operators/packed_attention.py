@@ -1,9 +1,11 @@
-"""Attention of torch.ops.atb: sequences one after the other, and caches in blocks.
+"""Attention for the operators of torch.ops.atb: sequences one after the other in one tensor, and caches in blocks.
 
-Queries are [T, N, D] or [T, N * D], the tokens of all sequences one after the other. A cache is
-[blocks, block size, N, D], [blocks, block size, N * D] or, as FRACTAL_NZ, [blocks, N * D / 16, block size, 16]. Masks
-are numbers that are added to the scaled scores; of those that hide keys, a bfloat16 call multiplies the numbers by
--3e38 first.
+Used by atb_flash_attention.py, atb_paged_attention.py and latent_attention.py;
+tests/compat/operators/test_atb_attention.py holds the values.
+
+Queries are [T, N, D] or [T, N * D], the tokens of all sequences one after the other. A cache is [blocks, block size, N,
+D], [blocks, block size, N * D] or, as FRACTAL_NZ, [blocks, N * D / 16, block size, 16]. Masks are numbers that are
+added to the scaled scores; a bfloat16 call first multiplies masks that hide keys by -3e38.
 
 Source: the files of op_plugin/ops/atb in Ascend/op-plugin, which set the modes, and the formulas of their tests.
 """

@@ -1,7 +1,8 @@
 """Recurrences of LSTM and GRU over time, forward and backward, in float32.
 
-All tensors are [time, batch, features]; weights are [features, gates * hidden], the transpose of torch.nn's. The
-backward functions read the gates that the forward ones give, as the kernels do.
+Used by recurrent.py and recurrent_layers.py; tests/compat/operators/test_recurrent.py holds the values. All tensors are
+[time, batch, features]; weights are [features, gates * hidden], the transpose of torch.nn's. The backward functions
+read the gates that the forward ones return, as the kernels do.
 """
 
 from __future__ import annotations

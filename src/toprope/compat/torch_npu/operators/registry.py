@@ -1,12 +1,14 @@
 """Registration of operators in torch.ops.npu and torch.ops.atb, with torch_npu's schemas.
 
-An operator is one function, decorated with its name. The vendor's table decides the rest. One that has a gradient on
-the card is composed of torch operators (CompositeImplicitAutograd): autograd, torch.compile, the CPU and the simulated
-card see the operators that it consists of. The others compute without a gradient (CompositeExplicitAutograd), so that a
-backward pass ends there with torch's warning, "an autograd kernel was not registered", as it does on the card.
+Every operator module of this folder uses the decorator `operator`; the torch_npu facade calls `register`. An operator
+is one function, decorated with its name; its schema, and whether it has a gradient, come from the vendor's table
+(support/npu_operators.toml). An operator with a gradient on the card is composed of torch operators
+(CompositeImplicitAutograd): autograd, torch.compile, the CPU and the simulated card see the torch operators inside. The
+others compute without a gradient (CompositeExplicitAutograd), so that a backward pass ends there with torch's warning,
+"an autograd kernel was not registered", as it does on the card. Tests: tests/compat/test_torch_npu_facade.py.
 
-The modules of this folder are read for their decorators, and imported when one of their operators is first called: all
-of them take half a second.
+The modules of this folder are searched for decorators as text, and imported when one of their operators is first
+called: importing all of them takes half a second.
 """
 
 from __future__ import annotations

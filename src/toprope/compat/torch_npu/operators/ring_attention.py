@@ -1,4 +1,7 @@
-"""Ring attention: the results of attention over two parts of the keys become one.
+"""Operator npu_ring_attention_update: merge the results of attention over two parts of the keys.
+
+Part of the torch_npu facade: programs call `torch_npu.npu_ring_attention_update`. Name and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_ring_attention.py holds the values.
 
 Source: RingAttentionUpdateKernelNpuOpApi.cpp of Ascend/op-plugin for the refusals, and the document of
 aclnnRingAttentionUpdateV2 in hicann/ops-transformer for the formula, the layouts and the limits of the kernel.

@@ -1,5 +1,8 @@
 """Rotary position embedding of query and key: in place, interleaved, from a cache of cosines, and its gradient.
 
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_rope.py holds the values.
+
 All compute in float32 and round to the dtype of the input.
 """
 

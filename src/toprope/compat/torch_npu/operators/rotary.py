@@ -1,4 +1,8 @@
-"""Rotary position embedding: the mathematics of npu_rotary_mul."""
+"""Rotary position embedding: the mathematics of npu_rotary_mul.
+
+Part of the torch_npu facade: programs call `torch_npu.npu_rotary_mul`. Name and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_rope.py holds the values.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from .registry import operator
 __all__ = ["npu_rotary_mul", "turned"]
 
 _LONGEST_HEAD = 896
+_BLOCK_BYTES, _SHORTEST_UNALIGNED = 32, 80
+_MOST_PER_POSITION = 8
 _OPERATOR = "npu_rotary_mul"
 
 # Axes (of the leading ones) along which r1 and r2 may have size 1 where the input does not, by number of dimensions.
@@ -48,6 +54,38 @@ def _check(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, mode: str) -> No
     if r1.shape[-1] != head:
         refuse(_OPERATOR, f"r1 has {r1.shape[-1]} elements along the last axis, the input {head}")
     _check_broadcast(x, r1, mode)
+    if mode == "half" and x.dim() == len("BNSD") and x.device.type == "npu":
+        _check_blocks(x, r1)
+
+
+def _check_blocks(x: torch.Tensor, r1: torch.Tensor) -> None:
+    """Refuse BNSD shapes for which the kernel of the A2 and A3 says that single operators are faster.
+
+    Source: CheckBnsdBlockSkip in rope_rotate_half_tiling.cpp (ops-transformer). r1 is BNSD's where it is broadcast
+    along the first two axes and has more than one position.
+    """
+    from toprope.sim.npu._state import chip
+
+    batches, heads, positions, head = x.shape
+    broadcast = batches != r1.shape[0] and heads != r1.shape[1]
+    if not broadcast or r1.shape[2] == 1 or not chip().family.startswith(("Ascend 910B", "Ascend 910C")):
+        return
+    many = batches * heads
+    aligned = head // 2 * x.element_size() % _BLOCK_BYTES == 0
+    per_core = -(-positions // (chip().vector_cores or 1))
+    if aligned and many > _MOST_PER_POSITION * positions:
+        reason = f"B * N, {many}, is more than {_MOST_PER_POSITION} * S, {_MOST_PER_POSITION * positions}"
+    elif not aligned and head < _SHORTEST_UNALIGNED and 2 * many > per_core:
+        reason = (
+            f"half of the last axis, {head}, is no multiple of {_BLOCK_BYTES} bytes, and B * N, {many}, is too many"
+        )
+    else:
+        return
+    refuse(
+        _OPERATOR,
+        f"call aclnnRotaryPositionEmbedding failed, error code is 561002: the input {list(x.shape)} is BNSD, and "
+        f"{reason}. Use BSND, or single operators.",
+    )
 
 
 def _check_broadcast(x: torch.Tensor, r1: torch.Tensor, mode: str) -> None:

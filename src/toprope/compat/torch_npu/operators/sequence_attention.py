@@ -1,7 +1,8 @@
 """Attention of one sequence for inference: the mathematics that the operators with a KV cache share.
 
-The card's kernels never store the scores; this composition stores those of a block of queries, so that its memory does
-not grow with the product of long sequences.
+Used by inference_attention.py, packed_attention.py and the modules of their operators;
+tests/compat/operators/test_inference_attention.py holds the values. The card's kernels never store the scores; this
+composition stores only those of a block of queries, so that its memory does not grow with the square of long sequences.
 """
 
 from __future__ import annotations

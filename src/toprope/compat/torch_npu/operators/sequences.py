@@ -1,7 +1,8 @@
-"""Sequences of a batch, cut out of the layouts that the sparse attention operators take, and put back.
+"""Sequences of a batch in the layouts of the sparse attention operators: cut out, and put back.
 
-BSND: [B, S, ...] with the length of each sequence. TND: [T, ...] with running sums of the lengths. PA_BSND: blocks
-[blocks, block_size, ...] with the length of each sequence and a table of its blocks.
+Used by lightning_indexer.py, nsa.py and sparse_flash_attention.py. BSND: [B, S, ...] with the length of each sequence.
+TND: [T, ...] with running sums of the lengths. PA_BSND: blocks [blocks, block_size, ...] with the length of each
+sequence and a table of its blocks. Tests: tests/compat/operators/test_lightning_indexer.py.
 """
 
 from __future__ import annotations

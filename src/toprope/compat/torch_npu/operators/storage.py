@@ -1,4 +1,8 @@
-"""Memory of tensors: its size, raw copies, and tensors that are moved into the memory of another one."""
+"""Memory of tensors: its size, raw copies, and tensors that share another tensor's memory.
+
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/sim/simulated/test_npu_operators.py holds the values.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import torch
 from toprope.sim.native import native
 from toprope.sim.npu.trace_callbacks import fire
 
-from .._door import current_npu
 from .._error_codes import ErrCode, ops_error, pta_error
+from .._facade import current_npu
 from .formats import check_on_card, format_of, share_format
 from .registry import operator
 

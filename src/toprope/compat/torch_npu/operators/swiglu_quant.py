@@ -1,4 +1,8 @@
-"""SwiGLU whose result is quantised."""
+"""SwiGLU with a quantised result: npu_swiglu_quant, npu_dequant_swiglu_quant, npu_swiglu_mx_quant.
+
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_mx_quant.py holds the values.
+"""
 
 from __future__ import annotations
 

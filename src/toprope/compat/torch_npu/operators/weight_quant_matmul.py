@@ -1,5 +1,8 @@
 """Matrix product with a quantised weight: npu_weight_quant_batchmatmul.
 
+Part of the torch_npu facade: programs call `torch_npu.npu_weight_quant_batchmatmul`. Name and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_quant_matmul.py holds the values.
+
 Sources: torch_npu-npu_weight_quant_batchmatmul.md and WeightQuantBatchMatmulV2KernelNpuOpApi.cpp of Ascend/op-plugin.
 """
 

@@ -1,4 +1,8 @@
-"""`torch_npu.optim`: optimizers that update all parameters of one dtype at once."""
+"""Facade package `torch_npu.optim`: optimizers that update all parameters of one dtype at once.
+
+One module for each optimizer, as in torch_npu, over npu_fused_optim_base.py. tests/compat/test_torch_npu_optim.py
+compares ten steps of each with torch's optimizer or a formula.
+"""
 
 from toprope.compat.missing import missing_from
 

@@ -1,4 +1,7 @@
-"""Fused optimizers with states: one tensor for each state of a group and dtype."""
+"""Base of the optimizers of `torch_npu.optim` that keep states, one tensor for each state of a group and dtype.
+
+Tests: tests/compat/test_torch_npu_optim.py.
+"""
 
 from __future__ import annotations
 

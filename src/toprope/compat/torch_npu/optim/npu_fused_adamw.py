@@ -1,4 +1,8 @@
-"""NpuFusedAdamW: torch.optim.AdamW over combined tensors; transformers' Trainer has it as "adamw_torch_npu_fused"."""
+"""NpuFusedAdamW: torch.optim.AdamW over combined tensors; transformers' Trainer has it as "adamw_torch_npu_fused".
+
+Programs import it from `torch_npu.optim`. Arguments and errors are those of torch_npu/optim/npu_fused_adamw.py of
+Ascend/pytorch; tests/compat/test_torch_npu_optim.py holds the values.
+"""
 
 from __future__ import annotations
 

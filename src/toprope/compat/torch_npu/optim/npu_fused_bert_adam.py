@@ -1,4 +1,8 @@
-"""NpuFusedBertAdam: Adam of BERT, without bias correction and with a schedule of its own, over combined tensors."""
+"""NpuFusedBertAdam: Adam of BERT, without bias correction and with a schedule of its own, over combined tensors.
+
+Programs import it from `torch_npu.optim`. Arguments and errors are those of torch_npu/optim/npu_fused_bert_adam.py of
+Ascend/pytorch; tests/compat/test_torch_npu_optim.py holds the values.
+"""
 
 from __future__ import annotations
 

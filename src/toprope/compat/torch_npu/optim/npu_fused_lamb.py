@@ -1,4 +1,8 @@
-"""NpuFusedLamb: LAMB over combined tensors."""
+"""NpuFusedLamb: LAMB with all parameters of a dtype combined in one tensor.
+
+Programs import it from `torch_npu.optim`. Arguments and errors are those of torch_npu/optim/npu_fused_lamb.py of
+Ascend/pytorch; tests/compat/test_torch_npu_optim.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Base of the fused optimizers: parameters and gradients of one dtype lie one behind the other in one tensor.
 
-Source: torch_npu/optim/npu_fused_optim_base.py of Ascend/pytorch, whose attributes and methods these are.
+Each optimizer of this folder extends it, and programs may; so its attributes and methods are those of
+torch_npu/optim/npu_fused_optim_base.py of Ascend/pytorch. Tests: tests/compat/test_torch_npu_optim.py.
 """
 
 from __future__ import annotations

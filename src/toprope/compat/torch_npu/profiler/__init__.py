@@ -1,6 +1,8 @@
-"""`torch_npu.profiler`: the vendor's profiler on the simulated card, with its arguments and files.
+"""Facade package `torch_npu.profiler`: the vendor's profiler on the simulated card, with its arguments and files.
 
-Every time in the files is measured on this machine's CPU: how long a card would take is not simulated.
+Recording and files are toprope.sim.profiler; the names here are torch_npu's, and
+tests/compat/test_torch_npu_profiler.py has its cases. Every time in the files is measured on this machine's CPU: how
+long a card would take is not simulated.
 """
 
 from toprope.compat.missing import missing_from

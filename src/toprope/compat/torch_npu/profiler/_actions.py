@@ -1,4 +1,8 @@
-"""From one action of the schedule to the next: the calls that this takes."""
+"""Table of a profiler's transitions: the calls between one action of the schedule and the next.
+
+Used by `torch_npu.profiler.profile.step` and at its end. The transitions and their warnings are torch_npu's. Tests:
+tests/compat/test_torch_npu_profiler.py.
+"""
 
 from __future__ import annotations
 

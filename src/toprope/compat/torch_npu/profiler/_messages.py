@@ -1,6 +1,8 @@
-"""Warnings and errors of the profiler: a line on stderr, after which the program goes on, as with the real one.
+"""Warnings and errors of the torch_npu profiler: a line on stderr, after which the program goes on.
 
-The real profiler writes its lines to stdout; stdout is the program's here.
+Used by the modules of this folder. The texts are torch_npu's; it writes them to stdout, which here is the program's
+own. Under `toprope run` they also go to the report (toprope.compat.run_remarks). Tests:
+tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def _line(level: str, text: str) -> None:
 
 @functools.cache
 def say_times() -> None:
-    """Say once whose times the files have: in the report of a run, else on stderr."""
+    """Say once that times in the files are this machine's: in the report of a run, else on stderr."""
     if os.environ.get("TOPROPE_RUN_DIR"):
         note("profiler", _TIMES)
     else:

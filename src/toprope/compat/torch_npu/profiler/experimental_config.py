@@ -1,4 +1,7 @@
-"""Settings of the profiler beyond its arguments; wrong ones are replaced, with a warning, as in torch_npu."""
+"""Facade module: `_ExperimentalConfig`, settings of the profiler beyond its arguments.
+
+Wrong values are replaced, with a warning, as in torch_npu. Tests: tests/compat/test_torch_npu_profiler.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`torch_npu.profiler.profiler`: profilers that programs start, step and stop, and the analysis of their folders."""
+"""Facade module `torch_npu.profiler.profiler`: profilers that programs start, step and stop, and `analyse` of a folder.
+
+Arguments and order of calls are torch_npu's; the recording is profiler_interface.py. Tests:
+tests/compat/test_torch_npu_profiler.py.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ from torch.autograd.profiler import record_function
 from toprope.compat.missing import missing_from
 from toprope.sim.profiler import profiles
 
-from .._door import current_npu
+from .._facade import current_npu
 from ._actions import change_action
+from ._folder import FOLDER
 from ._messages import flag, reported, warn
-from ._place import PLACE
 from .experimental_config import ExportType, _ExperimentalConfig
 from .profiler_interface import ProfilerActivity, _ProfInterface, analyse_folder, supported_activities
 from .scheduler import ProfilerAction, record_always
@@ -67,7 +71,7 @@ class _KinetoProfile:
     @reported
     def start(self) -> None:
         """Begin to record."""
-        PLACE.choose(export_only=True)
+        FOLDER.choose(export_only=True)
         self.prof_if.init_trace()
         self.prof_if.start_trace()
 
@@ -89,6 +93,8 @@ class _KinetoProfile:
     def export_chrome_trace(self, output_path: str) -> None:
         """Write the timeline, which Perfetto and chrome://tracing open."""
         if path := self._output(output_path):
+            if path.suffix != ".json":
+                warn("torch_npu of 2025 refuses a name that does not end in .json (ERR04003): give it one that does.")
             self.prof_if.export_chrome_trace(path)
 
     @reported
@@ -174,7 +180,7 @@ def tensorboard_trace_handler(
     Returns:
         the function for `on_trace_ready`; None where the folder cannot be one, which is reported.
     """
-    PLACE.choose(worker_name, dir_name)
+    FOLDER.choose(worker_name, dir_name)
     write = flag("analyse_flag", analyse_flag, default=True)
     later = flag("async_mode", async_mode)
 
@@ -249,7 +255,7 @@ class profile(_KinetoProfile):  # noqa: N801  torch_npu's name
         """Begin with the schedule's first step."""
         self.stopped, self._started = False, True
         if self.on_trace_ready is None:
-            PLACE.choose(export_only=True)
+            FOLDER.choose(export_only=True)
         try:
             self._change(ProfilerAction.NONE, self.current_action)
         finally:

@@ -1,4 +1,8 @@
-"""One profile after another: its folder, its recording, and the files that describe it."""
+"""One profile after another for `torch_npu.profiler`: its folder, its recording, and the files that describe it.
+
+Called by profiler.py. toprope.sim.profiler records and writes the vendor's files. Tests:
+tests/compat/test_torch_npu_profiler.py.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,9 @@ from toprope.sim import installed
 from toprope.sim.profiler import RAW, Options, analyse, export_chrome_trace, export_stacks, save
 from toprope.sim.profiler.collector import Collector
 
-from .._door import version
+from .._facade import version
+from ._folder import FOLDER, remove
 from ._messages import error, flag, say_times, warn
-from ._place import PLACE, remove
 from .experimental_config import ExportType, _ExperimentalConfig
 
 __all__ = ["ProfilerActivity", "supported_activities"]
@@ -100,7 +104,7 @@ class _ProfInterface:
         if not self._active:
             return
         self.prof_path = ""
-        path, removed_with_us = PLACE.make()
+        path, removed_with_us = FOLDER.make()
         self.prof_path = str(path)
         if removed_with_us:
             weakref.finalize(self, remove, path)

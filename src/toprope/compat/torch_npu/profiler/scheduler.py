@@ -1,4 +1,7 @@
-"""Steps of a program at which the profiler waits, warms up, records and saves."""
+"""Facade module: `Schedule`, the steps at which the profiler waits, warms up, records and saves; as in torch_npu.
+
+Tests: tests/compat/test_torch_npu_profiler.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Switches of torch's own test suite that make it test the card, set when a test imports the suite."""
+"""Switches of torch's own test suite that make it test the card, set when `torch_npu.testing` is imported.
+
+Tests: tests/compat/test_torch_npu_testing.py.
+"""
 
 from __future__ import annotations
 

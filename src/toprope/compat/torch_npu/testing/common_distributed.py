@@ -1,4 +1,7 @@
-"""Helpers of torch_npu's distributed tests: enough cards, and process groups for a test."""
+"""Facade module: helpers of torch_npu's distributed tests: skip without enough cards, and process groups for a test.
+
+Tests: tests/compat/test_torch_npu_testing.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .._door import current_npu
+from .._facade import current_npu
 
 __all__: list[str] = []
 

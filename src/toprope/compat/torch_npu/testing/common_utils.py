@@ -1,4 +1,7 @@
-"""Helpers of torch_npu's tests: pairs of equal tensors on the CPU and the card, and conditions on chip and CANN."""
+"""Facade module: helpers of torch_npu's tests: equal tensors on the CPU and the card, conditions on chip and CANN.
+
+Names and signatures are torch_npu's, for test files written for it; tests/compat/test_torch_npu_testing.py holds them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._door import current_npu
+from .._facade import current_npu
 from ..operators.formats import npu_format_cast
 from ..utils._path_manager import PathManager
 
@@ -46,7 +49,7 @@ def iter_indices(tensor: torch.Tensor) -> Iterable[Any]:
 
 
 def is_iterable(obj: object) -> bool:
-    """Tell if `iter` takes the object."""
+    """Return True if `iter` takes the object."""
     try:
         iter(obj)  # type: ignore[call-overload]
     except TypeError:
@@ -138,7 +141,7 @@ test_2args_broadcast.__test__ = False  # type: ignore[attr-defined]  # a helper,
 def check_operators_in_prof(
     expected_operators: list[str], prof: Any, unexpected_operators: Sequence[str] | None = None
 ) -> bool | None:
-    """Tell if a profile has all of some operators, which are taken out of the list, and none of others.
+    """Return True if a profile has all of some operators, which are taken out of the list, and none of others.
 
     Args:
         expected_operators: names of operators.

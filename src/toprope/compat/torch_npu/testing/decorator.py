@@ -1,4 +1,7 @@
-"""Decorators that make one test of each dtype and storage format."""
+"""Facade module: decorators of torch_npu's tests that make one test for each dtype and storage format.
+
+Tests: tests/compat/test_torch_npu_testing.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Comparison of `TestCase.assertRtolEqual`: by relative and absolute difference, with a share of exceptions."""
+"""Comparison for `TestCase.assertRtolEqual`: relative and absolute difference, with a share of exceptions.
+
+Used by testcase.py; the limits are torch_npu's, held by tests/compat/test_torch_npu_testing.py.
+"""
 
 from __future__ import annotations
 

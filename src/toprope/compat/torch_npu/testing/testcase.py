@@ -1,4 +1,7 @@
-"""The base class of torch_npu's tests. What its comparisons accept is what torch_npu's accept."""
+"""Facade module: `TestCase`, the base class of torch_npu's tests; its comparisons accept what torch_npu's accept.
+
+For test files written for torch_npu; tests/compat/test_torch_npu_testing.py holds the limits.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""`torch_npu.utils`: combined tensors, a counter of operations, cores of a thread, saving in the background."""
+"""Facade package `torch_npu.utils`: combined tensors, a counter of operations, CPU affinity, saving in the background.
+
+Names and signatures are torch_npu's; tests/compat/test_torch_npu_utils.py holds them.
+"""
 
 from toprope.compat.missing import missing_from
 
-from .._door import current_npu
+from .._facade import current_npu
 from .affinity import _reset_thread_affinity as reset_thread_affinity
 from .affinity import _set_thread_affinity as set_thread_affinity
 from .combine_tensors import get_part_combined_tensor, is_combined_tensor_valid, npu_combine_tensors

@@ -1,4 +1,8 @@
-"""Registration of the card with torch.compile under torch_npu's name; toprope makes it with the card."""
+"""Facade module: registration of the card with torch.compile under torch_npu's name.
+
+toprope.sim.inductor registers the card when it is installed, so nothing is left to do here. Tests:
+tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 

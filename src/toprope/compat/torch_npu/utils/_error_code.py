@@ -1,4 +1,7 @@
-"""Codes of torch_npu's errors, under the name that torch_npu has them."""
+"""Facade module `torch_npu.utils._error_code`: codes of torch_npu's errors; the code is in ../_error_codes.py.
+
+Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from .._error_codes import (
     ErrCode,

@@ -1,4 +1,8 @@
-"""Callbacks for what a program does with memory, streams and events; torch_npu's sanitizer registers its own."""
+"""Facade module: registration of callbacks for memory, streams and events, for torch_npu's sanitizer and other tools.
+
+toprope.sim.npu.trace_callbacks keeps and calls them; the names are torch_npu's. Tests:
+tests/sim/simulated/test_sanitizer.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of paths, and files and folders with restricted permissions."""
+"""Facade module: `PathManager`, checks of paths, and files and folders with restricted permissions, as in torch_npu.
+
+Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +59,12 @@ class PathManager:
 
     @classmethod
     def check_path_is_readable(cls, path: str) -> bool:
-        """Tell if the path can be read."""
+        """Return True if the path can be read."""
         return os.access(path, os.R_OK)
 
     @classmethod
     def check_path_is_writeable(cls, path: str) -> bool:
-        """Tell if the path can be written."""
+        """Return True if the path can be written."""
         return os.access(path, os.W_OK)
 
     @classmethod

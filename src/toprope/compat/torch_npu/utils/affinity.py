@@ -1,4 +1,7 @@
-"""CPU cores on which the calling thread runs."""
+"""Facade module: CPU affinity of the calling thread, by `torch_npu._C`.
+
+Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Report on the environment, as torch.utils.collect_env's, with the versions of torch_npu and CANN.
+"""Facade program: report on the environment like torch.utils.collect_env's, with the versions of torch_npu and CANN.
 
-`python -m torch_npu.utils.collect_env` prints it.
+`python -m torch_npu.utils.collect_env` prints it. Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import collect_env as _torchs
 
-from .._door import version
+from .._facade import version
 
 __all__: list[str] = []
 

@@ -1,4 +1,7 @@
-"""Tensors laid one behind the other in the memory of one, as the fused optimizers of torch_npu need them."""
+"""Facade module: tensors laid one behind the other in the memory of one, as the fused optimizers need them.
+
+Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def get_part_combined_tensor(combined_tensor: torch.Tensor | None, index: int, s
 
 
 def is_combined_tensor_valid(combined_tensor: torch.Tensor | None, list_of_tensor: Sequence[Any]) -> bool:
-    """Tell if all tensors are contiguous and begin in the memory of the combined one."""
+    """Return True if all tensors are contiguous and begin in the memory of the combined one."""
     if len(list_of_tensor) == 0:
         return True
     if combined_tensor is None:

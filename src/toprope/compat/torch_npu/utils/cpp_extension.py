@@ -1,6 +1,7 @@
-"""Extensions in C++ on torch_npu's headers and libraries, which the facade does not have.
+"""Facade module: C++ extensions on torch_npu's headers and libraries, which the facade does not have.
 
 `TorchExtension` is torch.utils.cpp_extension, whose extensions for the CPU build as always. `NpuExtension` is refused.
+Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

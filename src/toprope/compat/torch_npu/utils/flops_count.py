@@ -1,4 +1,7 @@
-"""Floating-point operations of matrix products, convolutions and attention, by torch's own formulas."""
+"""Facade module: `FlopsCounter`, floating-point operations of a program's products, convolutions and attention.
+
+They are counted by torch's own formulas. Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 

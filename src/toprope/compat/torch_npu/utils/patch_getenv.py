@@ -1,6 +1,7 @@
-"""Log of the environment variables that a program reads. Importing this module starts it, as with the real one.
+"""Facade module: log of the environment variables that a program reads. Importing it starts the log, as in torch_npu.
 
 `os.getenv` and `os.environ.get` write each variable that is set once, at the level INFO of the logger `torch_npu.env`.
+Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

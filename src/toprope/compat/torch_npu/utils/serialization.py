@@ -1,4 +1,7 @@
-"""torch.save in the background: a thread copies the values from the card on a stream of its own, and writes them."""
+"""Facade module: torch.save in the background; a thread copies the values from the card on a stream of its own.
+
+`torch_npu.utils.save_async` is the call; tests/compat/test_torch_npu_utils.py holds it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ from torch.serialization import (
     location_tag,
 )
 
-from .._door import current_npu
 from .._error_codes import ErrCode, pta_error
+from .._facade import current_npu
 
 __all__ = ["save_async"]
 

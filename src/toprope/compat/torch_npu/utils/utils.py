@@ -1,4 +1,7 @@
-"""Lines on stdout in torch_npu's form: date, process, level and text."""
+"""Facade module: lines on stdout in torch_npu's form: date, process, level and text.
+
+Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 

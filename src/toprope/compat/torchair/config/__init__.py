@@ -1,4 +1,7 @@
-"""`torchair.config`: how some documents spell `torchair.configs`; torchair itself has only that one."""
+"""Facade package `torchair.config`: how some of the vendor's documents spell `torchair.configs`, the real name.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 

@@ -1,4 +1,7 @@
-"""`torchair.config.compiler_config`: the class that programs import from here."""
+"""Facade module `torchair.config.compiler_config`: `CompilerConfig` of toprope.sim.graph.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.sim.graph import CompilerConfig

@@ -1,4 +1,7 @@
-"""`torchair.configs`: how a model is compiled."""
+"""Facade package `torchair.configs`: options of how a model is compiled.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 

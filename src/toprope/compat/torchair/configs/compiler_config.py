@@ -1,4 +1,7 @@
-"""`torchair.configs.compiler_config`: the class that programs import from here."""
+"""Facade module `torchair.configs.compiler_config`: `CompilerConfig` of toprope.sim.graph.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.sim.graph import CompilerConfig

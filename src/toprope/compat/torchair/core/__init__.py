@@ -1,4 +1,7 @@
-"""`torchair.core`: of the real package, `utils` alone."""
+"""Facade package `torchair.core`: of the real package, `utils` alone.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 

@@ -1,4 +1,7 @@
-"""`torchair.core.utils`: the logger that programs import from here."""
+"""Facade module `torchair.core.utils`: torchair's logger, which programs set to a level.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 import logging
 

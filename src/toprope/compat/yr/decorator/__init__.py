@@ -1,4 +1,7 @@
-"""yr.decorator: what the decorators make, under the names of the modules that have it in openYuanrong."""
+"""Facade package `yr.decorator`: the objects that the decorators of toprope.functions return.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 

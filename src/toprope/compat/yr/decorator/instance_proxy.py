@@ -1,4 +1,7 @@
-"""yr.decorator.instance_proxy: instances and their methods."""
+"""Facade module `yr.decorator.instance_proxy`: handles of instances and of their methods, from toprope.functions.
+
+Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+"""
 
 from toprope.compat.missing import missing_from
 from toprope.functions import (

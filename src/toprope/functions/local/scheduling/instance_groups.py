@@ -1,4 +1,8 @@
-"""Instance groups of a local session: members start all or none, and end together if requested."""
+"""Instance groups of a local session: members start all or none, and end together if requested.
+
+A part of the scheduler; implements the backend's `InstanceGroups`. Decisions are `lifecycle.GroupLife`'s.
+`ray.scheduling.instance_groups` does the same on Ray.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ __all__ = ["Group", "Groups"]
 
 @dataclass(eq=False)
 class Group(GroupLife[Instance]):
-    """A group of instances.
+    """An instance group of this session, with its life cycle as the base class.
 
     Attributes:
         bundle_size: number of members, one after the other, that go to one node.

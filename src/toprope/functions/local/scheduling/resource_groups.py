@@ -1,4 +1,8 @@
-"""Resource groups of a local session: the machine's ledger grants their bundles; each group has its own ledger."""
+"""Resource groups of a local session: the machine's ledger grants their bundles; each group has its own ledger.
+
+A part of the scheduler; implements the backend's `ResourceGroups`. Rules and messages are `scheduling.bundles`'s.
+`ray.scheduling.resource_groups` does the same on Ray.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ _log = logging.getLogger("toprope")
 
 @dataclass(eq=False)
 class _Group:
-    """A resource group.
+    """A resource group of this session: its bundles, its request and its own ledger.
 
     Attributes:
         name: what users call it.
@@ -136,7 +140,7 @@ class ResourceGroups:
         session.pools.leave(group.ledger, error)
         session.scheduler.serve()
 
-    def settle(self) -> None:
+    def release_removed(self) -> None:
         """Release the bundles of removed groups that are no longer in use."""
         for group in list(self._leaving):
             if not self._ledgers[group.ledger].grants:

@@ -1,4 +1,8 @@
-"""Scheduler of a local session: grants resources of the machine or of a resource group, in order of the requests."""
+"""Scheduler of a local session: grants resources of the machine or of a resource group, in order of the requests.
+
+Instances and pools ask; they are called back with a grant. The order is the ledger's (`scheduling.ledger`); here are
+the time limits, the cards that other programs hold (`deployment.reservations`) and the texts about shortages.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ _log = logging.getLogger("toprope")
 
 
 class Asker(Protocol):
-    """A requester of resources.
+    """A requester of resources: an instance, or a pool that wants one more worker.
 
     Attributes:
         ledger: name of the ledger; "" for the machine's own.
@@ -126,7 +130,7 @@ class Scheduler:
             again = True
             while again:
                 again = False
-                self.resource_groups.settle()
+                self.resource_groups.release_removed()
                 for name, ledger in list(self.ledgers.items()):
                     for grant in self._granted(ledger):
                         again = True
@@ -135,7 +139,7 @@ class Scheduler:
         finally:
             self._serving = False
         if self._reservations is not None and self._session.ledger.is_waited_for and self._look is None:
-            self._look = self._session.reactor.after(LOOK, self._look_again)
+            self._look = self._session.reactor.after(LOOK, self._poll_reservations)
 
     def _granted(self, ledger: Ledger) -> tuple[Grant, ...]:
         if self._reservations is None or ledger is not self._session.ledger:
@@ -143,7 +147,7 @@ class Scheduler:
         with self._reservations.synchronized(ledger, self._session.node):
             return ledger.serve()
 
-    def _look_again(self) -> None:
+    def _poll_reservations(self) -> None:
         """Poll for cards that other programs have released."""
         with self._session.lock:
             self._look = None

@@ -1,3 +1,6 @@
-"""A worker process: its main loop, its requests to the driver, and the forkserver that it is forked from."""
+"""A worker process: its main loop, its requests to the driver, and the forkserver that it is forked from.
+
+Internal to `functions.local`; `local.reactor` starts it. Only the clients in the driver may be imported there.
+"""
 
 __all__: list[str] = []

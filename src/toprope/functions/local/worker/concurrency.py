@@ -1,4 +1,7 @@
-"""Concurrent calls in a worker: in threads, or in an event loop."""
+"""Concurrent calls in a worker: in threads, or in an event loop.
+
+`worker_process` uses it for instances that run several calls at once, or that have coroutine methods.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from toprope.functions.transport.wire import Closed, Kind, Message
 if TYPE_CHECKING:
     from toprope.functions.local.worker.worker_process import Worker
 
-__all__ = ["HOOK", "Loop", "News", "Threads"]
+__all__ = ["HOOK", "AnswerSignal", "Loop", "Threads"]
 
 HOOK = "__yr_shutdown__"
 """The method of an instance that is called before its end."""
@@ -54,7 +57,7 @@ class Threads:
             return
         try:
             self._worker.run_here(message)
-            self._worker.tell()
+            self._worker.send_releases()
         except Closed:
             os._exit(1)
         except SystemExit as exit:
@@ -106,7 +109,7 @@ class Loop:
                     worker.channel.send(Kind.END, message.number, count)
                 else:
                     worker.answer(message.number, result, returns)
-            worker.tell()
+            worker.send_releases()
         except Closed:
             os._exit(1)
         except BaseException as error:
@@ -116,7 +119,7 @@ class Loop:
                 _leave(error)
 
 
-class News:
+class AnswerSignal:
     """Wakes the threads that wait for an answer while another one reads."""
 
     def __init__(self) -> None:
@@ -124,7 +127,7 @@ class News:
         self._waiting = 0
 
     def wait(self, done: Callable[[], bool], timeout: float) -> None:
-        """Wait until there is news, unless it is done."""
+        """Wait until an answer has arrived or no thread reads, unless it is done."""
         with self._condition:
             self._waiting += 1
             try:
@@ -133,7 +136,7 @@ class News:
             finally:
                 self._waiting -= 1
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the waiting threads: an answer has arrived, or no thread reads now."""
         if self._waiting:
             with self._condition:

@@ -1,8 +1,9 @@
 """The process that workers are forked from: it has imported what they need and never touches a device.
 
-The session starts it as a new program, not as a fork. It has one thread, so forks are safe. Each worker adopts what
-its descendants leave behind, and this process what an ended worker leaves: a child that is no worker is to be ended. It
-ends all when the driver is gone, however that went, also where a fork of the driver still holds its sockets.
+The session starts it as a new program, not as a fork, and talks to it by `forkserver_client`. It has one thread, so
+forks are safe. Each worker adopts what its descendants leave behind, and this process what an ended worker leaves: a
+child that is no worker is killed. It ends all of them when the driver is gone, even if the driver was killed, or a fork
+of the driver still holds its sockets.
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ def _reap(control: socket.socket, workers: dict[int, int]) -> None:
             ended.append({"number": number, "exit": os.waitstatus_to_exitcode(status)})
     if ended:
         _end(spare=workers)
-    for news in ended:
-        control.send(json.dumps(news).encode())
+    for report in ended:
+        control.send(json.dumps(report).encode())
 
 
 def _end(spare: Collection[int]) -> None:

@@ -1,4 +1,7 @@
-"""Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed."""
+"""Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed.
+
+Only the reactor calls it. The messages of both sides are defined in `forkserver`.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class Forkserver:
                 f"no worker can be started: {error}. Call yr.finalize and yr.init", CODES["internal error"]
             ) from None
 
-    def news(self) -> dict[str, Any] | None:
+    def report(self) -> dict[str, Any] | None:
         """Read a report about a worker; None once the forkserver is gone."""
         try:
             data = b"" if self.control is None else self.control.recv(65536)

@@ -1,4 +1,8 @@
-"""Relay of a worker to its driver: API calls of functions and instances."""
+"""Relay of a worker to its driver: the `Backend` of code that runs in functions and instances of a local session.
+
+A call of the API in a worker becomes a message; `local.worker_requests` answers it in the driver. A method that is
+added here names its counterpart there.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +97,9 @@ class Relay(Backend):
             messages.append((Kind.REFS, 0, tuple(gone), ()))
         return messages
 
-    def tell(self) -> None:
+    def send_releases(self) -> None:
         """Send the releases to the driver now."""
-        self._worker.tell()
+        self._worker.send_releases()
 
     def answered(self, message: Message) -> None:
         """Handle an answer; one that is no longer waited for is released."""
@@ -105,11 +109,11 @@ class Relay(Backend):
             if late is not None:
                 late()
             else:
-                self._worker.news.tell()
+                self._worker.answer_signal.notify()
         else:
-            self._waste(message)
+            self._release_answer(message)
 
-    def _waste(self, message: Message) -> None:
+    def _release_answer(self, message: Message) -> None:
         """Release the memory and objects of an unused answer."""
         self._worker.released.extend(key for key in message.meta[2] if key is not None)
         self.dropped.extend((number, 1) for number in message.meta[3])
@@ -118,7 +122,7 @@ class Relay(Backend):
         """Stop waiting for an answer."""
         message = self._answers.pop(number, None)
         if message is not None:
-            self._waste(message)
+            self._release_answer(message)
 
     # Objects
 
@@ -174,7 +178,7 @@ class Relay(Backend):
         self._late[number] = late
         packed = pack((Requests.when_done.__name__, (entry.number,)), self._worker.arena)
         self._send("request", number, packed, 0)
-        self._have_read()
+        self._ensure_reader()
 
     def object_id(self, entry: Any) -> str:
         """A name for an object."""
@@ -261,7 +265,7 @@ class Relay(Backend):
 
     # Inside
 
-    def _have_read(self) -> None:
+    def _ensure_reader(self) -> None:
         """Make sure that a thread reads the driver's messages."""
         if not self._worker.always_reads:
             self._listen()
@@ -272,9 +276,9 @@ class Relay(Backend):
             if self._listening:
                 return
             self._listening = True
-        threading.Thread(target=self._read_on, name="toprope callbacks", daemon=True).start()
+        threading.Thread(target=self._read_while_pending, name="toprope callbacks", daemon=True).start()
 
-    def _read_on(self) -> None:
+    def _read_while_pending(self) -> None:
         try:
             while self._listening:
                 self._worker.wait_for(lambda: not self._late, None)
@@ -298,7 +302,7 @@ class Relay(Backend):
         if self._answers.get(number) is not None and self._late.pop(number, None) is not None:
             callback()
         else:
-            self._have_read()
+            self._ensure_reader()
 
     def _new_number(self) -> int:
         return (self._worker.number << 40) | next(self._numbers)
@@ -411,7 +415,7 @@ class _RemoteItems(Items):
     def close(self) -> None:
         """Stop the generator."""
         self.__del__()
-        self._relay.tell()
+        self._relay.send_releases()
 
     def __del__(self) -> None:
         if not self._ended:

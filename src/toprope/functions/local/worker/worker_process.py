@@ -1,4 +1,8 @@
-"""A worker: one process that runs one instance, or functions one after the other."""
+"""A worker: one process that runs one instance, or functions one after the other.
+
+The forkserver forks it and calls `main`. It reads the dispatcher's messages from its socket, runs the user's code, and
+sends results. Calls of the API that this code makes go by `relay`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from toprope.functions import context
 from toprope.functions.arguments import lower
 from toprope.functions.exceptions import YRError, describe
 from toprope.functions.generators import iterate
-from toprope.functions.local.worker.concurrency import HOOK, Loop, News, Threads
+from toprope.functions.local.worker.concurrency import HOOK, AnswerSignal, Loop, Threads
 from toprope.functions.local.worker.relay import Relay
 from toprope.functions.transport.arena import Arena, Block, Reader
 from toprope.functions.transport.serialization import BlockKey, Packed, dumps, pack, plain, unpack
@@ -44,7 +48,7 @@ def main(sock: socket.socket, folder: str, number: int) -> None:
 
 
 class Worker:
-    """The state of this process."""
+    """The state of this worker process: its socket, its instance or functions, and its calls."""
 
     def __init__(self, channel: Channel, folder: Path, number: int) -> None:
         self.channel = channel
@@ -64,7 +68,7 @@ class Worker:
         self.leaving = False  # whether a call has requested the end: no other call starts
         self.always_reads = False  # whether the main thread runs no calls
         self.unwanted: set[int] = set()  # generators that were closed
-        self.news = News()
+        self.answer_signal = AnswerSignal()
 
     # Messages
 
@@ -75,7 +79,7 @@ class Worker:
             if self.calls:
                 self.run(self.calls.popleft())
                 if self.released or self.relay.dropped:
-                    self.tell()
+                    self.send_releases()
                 continue
             self.wait_for(lambda: bool(self.calls), None)
 
@@ -95,9 +99,9 @@ class Worker:
                         self.take(left)
                 finally:
                     self.channel.reading.release()
-                    self.news.tell()
+                    self.answer_signal.notify()
             else:
-                self.news.wait(done, 0.05 if left is None else min(left, 0.05))
+                self.answer_signal.wait(done, 0.05 if left is None else min(left, 0.05))
         return True
 
     def take(self, timeout: float | None) -> bool:
@@ -116,14 +120,14 @@ class Worker:
                 self.codes[message.meta] = message.parts[0]
             else:
                 self.calls.append(message)
-        self.news.tell()
+        self.answer_signal.notify()
         return bool(messages)
 
-    def tell(self) -> None:
+    def send_releases(self) -> None:
         """Send the releases to the driver."""
-        news = self.unused()
-        if news:
-            self.channel.send_all(news)
+        releases = self.unused()
+        if releases:
+            self.channel.send_all(releases)
 
     def unused(self) -> list[Outgoing]:
         """Return the messages that release unused blocks, objects and streams."""
@@ -150,7 +154,7 @@ class Worker:
             del arguments, keywords
             data = plain(result) if returns == 1 else None
             if data is not None:
-                self._send_with_news((Kind.RESULT, message.number, None, (data,)))
+                self._send_with_releases((Kind.RESULT, message.number, None, (data,)))
                 return
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
@@ -278,9 +282,9 @@ class Worker:
             meta.append((packed.data is not None, packed.spec, tuple(self.relay.id(ref) for ref in packed.refs)))
             parts += [packed.data] if packed.data is not None else []
             parts += packed.parts
-        self._send_with_news((kind, number, tuple(meta), parts))
+        self._send_with_releases((kind, number, tuple(meta), parts))
 
-    def _send_with_news(self, message: Outgoing) -> None:
+    def _send_with_releases(self, message: Outgoing) -> None:
         """Send the releases and a message together, which wakes the driver only once."""
         if self.released or self.relay.unfinished or self.relay.dropped:
             self.channel.send_all([*self.unused(), message])

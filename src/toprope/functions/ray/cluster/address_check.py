@@ -1,4 +1,9 @@
-"""Check of a Ray address within seconds: Ray itself retries for minutes."""
+"""Check of a Ray address within seconds: Ray itself retries for minutes.
+
+`cluster.startup` calls it before it connects. It makes one call of gRPC and tells by the answer whether a Ray, a Ray
+client's server or something else is there; the bytes are those of HTTP/2 and gRPC, without a library. Held by
+tests/functions/test_functions_addresses.py.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +41,7 @@ _CLIENT_SERVER = "/ray.rpc.RayletDriver/ClusterInfo"
 
 
 class Answer(StrEnum):
-    """Kinds of servers."""
+    """Kinds of servers that may answer at an address."""
 
     RAY = "a Ray"
     """Or one that does not say in time that it is none."""
@@ -105,7 +110,7 @@ def asked(connection: socket.socket, authority: str, method: str) -> Answer:
             elif kind == _GO_AWAY or (kind == _RESET and stream == 1):
                 return Answer.OTHER
             elif kind == _HEADERS and stream == 1:
-                return _judged(_block(flags, payload))
+                return _kind_by_headers(_header_block(flags, payload))
     except TimeoutError:
         # it has begun as a server of gRPC does: a Ray may be as busy as that, and Ray has limits of its own
         return Answer.RAY if spoke else Answer.OTHER
@@ -113,7 +118,7 @@ def asked(connection: socket.socket, authority: str, method: str) -> Answer:
         return Answer.OTHER
 
 
-def _judged(block: bytes) -> Answer:
+def _kind_by_headers(block: bytes) -> Answer:
     """Kind of the server whose answer begins with these headers.
 
     A call that is known and refused has another status, or none yet.
@@ -175,7 +180,7 @@ def _exactly(connection: socket.socket, size: int, until: float) -> bytes:
     return found
 
 
-def _block(flags: int, payload: bytes) -> bytes:
+def _header_block(flags: int, payload: bytes) -> bytes:
     """The headers of a HEADERS frame."""
     if flags & _PADDED:
         payload = payload[1 : len(payload) - payload[0]] if payload else b""

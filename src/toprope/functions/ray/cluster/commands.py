@@ -1,4 +1,8 @@
-"""Ray for `toprope start`, `status` and `stop`: a node on this machine, with its cards, that outlives them."""
+"""Ray for `toprope start`, `status` and `stop`: a node on this machine, with its cards, that outlives them.
+
+Imported by name in `deployment.state_file.cluster`, as the commands must work without Ray. It runs `ray start` and ends
+exactly the processes that this has started.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +170,7 @@ def _run(words: Sequence[str], offered: Offer, deployment: Deployment) -> str:
             shutil.rmtree(deployment.cards, ignore_errors=True)
         raise EnvironmentProblem(
             "Ray does not start.",
-            looked_at=_last_words(said),
+            looked_at=_last_lines(said),
             do=f"see session_latest/logs in {folder or os.environ['RAY_TMPDIR']}",
         )
     return said
@@ -216,7 +220,7 @@ def _processes(address: str) -> list[psutil.Process]:
     return list(dict.fromkeys([*own, *started]))
 
 
-def _last_words(said: str) -> str:
+def _last_lines(said: str) -> str:
     lines = [line for line in said.strip().splitlines() if line.strip()]
     return " / ".join(line.strip() for line in lines[-3:])
 

@@ -1,4 +1,7 @@
-"""Living instances of all sessions of a Ray cluster, for `toprope status`."""
+"""Living instances of all sessions of a Ray cluster, for `toprope status`.
+
+Asks the manager of each session (`ray.manager.Manager.holders`), without becoming a part of one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Start of a session on Ray: on a running cluster, or on one that is started here for this program."""
+"""Start of a session on Ray: on a running cluster, or on one that is started here for this program.
+
+`yr.init` with an address of a Ray comes here. It checks the address and the token, connects, and makes the session
+actor and the driver's `RayBackend`.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ def import_ray() -> Any:
             f"Ray is installed but cannot be imported: {error}.", do="pip install --force-reinstall ray"
         ) from error
     for name in _NOISY:
-        logging.getLogger(name).addFilter(_is_an_end)
+        logging.getLogger(name).addFilter(_is_critical)
     return ray
 
 
@@ -102,7 +106,7 @@ def start(config: Config, address: str) -> Backend:
     except BaseException:
         if ours:
             end()
-            _end_begun(before)
+            _end_failed_start(before)
         raise
 
 
@@ -117,7 +121,7 @@ def _connect(ray: Any, config: Config, address: str) -> None:
         # a worker puts one after the other in front of its own: the first one last
         "job_config": JobConfig(_py_driver_sys_path=[each for each in reversed(sys.path) if each]),
     }
-    running, is_ours = _running(address)
+    running, is_ours = _ray_to_join(address)
     if is_ours:
         use_token()
     if _is_endpoint(running):
@@ -156,7 +160,7 @@ def _connect(ray: Any, config: Config, address: str) -> None:
         do = "start one with toprope start --master --ray, or name another in server_address or TOPROPE_CLUSTER"
         raise EnvironmentProblem(
             f"no Ray can be {'reached at ' + running if running else 'started'}: {error}",
-            looked_at=f"waited {time.monotonic() - began:.0f} s, in which {_load()}{'' if running else _logs()}",
+            looked_at=f"waited {time.monotonic() - began:.0f} s, in which {_load_text()}{'' if running else _logs()}",
             do="pip install 'ray[client]'" if "ray[client]" in str(error) else do,
         ) from error
 
@@ -175,7 +179,7 @@ def _ray_processes() -> set[psutil.Process]:
     return found
 
 
-def _end_begun(before: set[psutil.Process]) -> None:
+def _end_failed_start(before: set[psutil.Process]) -> None:
     """End the processes of a Ray that failed to start: Ray itself ends them only with this process."""
     import psutil
 
@@ -192,7 +196,7 @@ def _python_path() -> str:
     return os.pathsep.join(each for each in sys.path if each)
 
 
-def _load() -> str:
+def _load_text() -> str:
     """Format the load of this machine."""
     return f"{os.getloadavg()[0]:.0f} processes wanted the {len(os.sched_getaffinity(0))} cores of this machine"
 
@@ -209,7 +213,7 @@ def _object_store(config: Config) -> int | None:
     return int(megabytes) * 2**20 or None
 
 
-def _running(address: str) -> tuple[str, bool]:
+def _ray_to_join(address: str) -> tuple[str, bool]:
     """The Ray to join, "" to start one; and whether `toprope start` began it."""
     from toprope.functions.deployment import state_file
 
@@ -226,5 +230,5 @@ def _is_endpoint(address: str) -> bool:
     return address.rpartition(":")[2].isdecimal()
 
 
-def _is_an_end(record: logging.LogRecord) -> bool:
+def _is_critical(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.CRITICAL

@@ -1,3 +1,6 @@
-"""Nodes of a Ray cluster: their resources and labels, and their view as a ledger."""
+"""Nodes of a Ray cluster: their resources and labels, and their view as a ledger.
+
+Internal to `functions.ray`; the only code that knows how toprope's requests are written in Ray's resources.
+"""
 
 __all__: list[str] = []

@@ -1,4 +1,7 @@
-"""Resources that this machine offers to a Ray cluster: cores, memory, cards and labels."""
+"""Resources that this machine offers to a Ray cluster: cores, memory, cards and labels; and its token.
+
+Used where a Ray is started or joined (`ray.cluster`). Variables, files and modes of the token are Ray's.
+"""
 
 from __future__ import annotations
 

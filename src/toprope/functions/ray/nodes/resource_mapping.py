@@ -1,7 +1,8 @@
 """Mapping of requests to Ray's resources, and of cards to node labels; pure.
 
 Ray knows no models, no memory of cards and no named kinds of request. Nodes that toprope starts or joins carry the
-labels below; what another Ray tells of its nodes is read where it can be.
+labels below; of other nodes Ray's own resources are read. What is written here is read by `nodes.cluster_view`, perhaps
+on another machine with another version: change both.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _DIGITS = 4  # Ray's resolution of an amount
 
 @dataclass(frozen=True)
 class Amounts:
-    """Amounts of Ray's resources.
+    """A request in Ray's terms: amounts of Ray's resources.
 
     Attributes:
         cpus: cores.
@@ -85,7 +86,7 @@ def amounts(request: Request, smallest: Mapping[str, int]) -> Amounts:
     """
     cards = {each.vendor: share(each, smallest.get(each.vendor, PSEUDO_HBM)) for each in request.cards}
     gpus = cards.pop("GPU", 0)
-    scalars = {plain_key(key): _up(amount) for key, amount in request.scalars.items() if amount}
+    scalars = {plain_key(key): _round_up(amount) for key, amount in request.scalars.items() if amount}
     return Amounts(request.cpu / 1000, request.memory * 2**20, gpus, {**scalars, **cards})
 
 
@@ -94,8 +95,8 @@ def share(asked: CardRequest, hbm: int) -> float:
     if asked.whole_cards:
         return asked.whole_cards
     if asked.count:
-        return _up(asked.count)
-    return min(1.0, _up(max(asked.hbm / max(1, hbm), asked.stream / STREAMS)))
+        return _round_up(asked.count)
+    return min(1.0, _round_up(max(asked.hbm / max(1, hbm), asked.stream / STREAMS)))
 
 
 def plain_key(key: str) -> str:
@@ -133,7 +134,7 @@ def read_label(value: str) -> str:
     return value.replace("_", " ")
 
 
-def _up(amount: float) -> float:
+def _round_up(amount: float) -> float:
     """Round up to Ray's resolution, so that shares never add up to more than a card."""
     scale = 10**_DIGITS
     return amount if float(amount).is_integer() else math.ceil(round(amount * scale, 6)) / scale

@@ -1,4 +1,8 @@
-"""Groups of instances on Ray: a placement group has the resources of all members, or of none."""
+"""Groups of instances on Ray: a placement group has the resources of all members, or of none.
+
+A part of `ray.instances`; implements the backend's `InstanceGroups`. Decisions are `lifecycle.GroupLife`'s; as Ray
+reports nothing by itself, groups are polled. `local.scheduling.instance_groups` does the same on one machine.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ _LOOK = 0.25
 
 @dataclass(eq=False)
 class _Group(GroupLife[Record]):
-    """A group of instances.
+    """An instance group that this process has created, with its life cycle as the base class.
 
     Attributes:
         bundle_size: number of members, one after the other, that go to one node.
@@ -72,7 +76,7 @@ class Groups:
         """Handle the end of an instance; its group, if any, may have to end too."""
         group = self._groups.get(record.options.group_name)
         if group is not None and record in group.members:
-            self._note_up(group)
+            self._check_started(group)
             self._do(group, group.gone(record, record.id, end))
 
     def of(self, record: Record) -> list[Record]:
@@ -137,10 +141,10 @@ class Groups:
         if group.error is not None:
             return  # a member could not be launched
         group.answers = [each.handle.ready.remote() for each in members]
-        group.ready = _all_there(backend).remote(*group.answers)
+        group.ready = _remote_barrier(backend).remote(*group.answers)
         if group.options.timeout != -1:
             backend.clock.after(group.options.timeout, lambda: self._late(group))
-        backend.clock.after(_LOOK, lambda: self._look(group))
+        backend.clock.after(_LOOK, lambda: self._poll(group))
 
     def _ready(self, group: _Group) -> ObjectRef:
         return ObjectRef(self._backend, Entry(group.ready, group.key, group.error))
@@ -166,10 +170,10 @@ class Groups:
         self._check(group)
         return group.error
 
-    def _look(self, group: _Group) -> None:
+    def _poll(self, group: _Group) -> None:
         """Poll a group until it or one of its members has ended."""
         if self._groups.get(group.name) is group and self._check(group):
-            self._backend.clock.after(_LOOK, lambda: self._look(group))
+            self._backend.clock.after(_LOOK, lambda: self._poll(group))
 
     def _check(self, group: _Group) -> bool:
         """See whether a group is placed, whether its members are up, and whether one has ended; true while none has."""
@@ -178,13 +182,13 @@ class Groups:
         instances = self._backend.instances
         lost = next((each for each in group.members if not each.is_over and instances.has_ended(each)), None)
         if lost is None:
-            self._note_up(group)
+            self._check_started(group)
             return True
         why = instances.why_ended(lost.id) or exited(f"instance {lost.id}", "")
         self.gone(lost, Gone(why, crashed=True))
         return False
 
-    def _note_up(self, group: _Group) -> None:
+    def _check_started(self, group: _Group) -> None:
         """See whether the constructors of all members have run: a group whose member ends after that had started."""
         if not group.answers or not self._is_placed(group) or group.stage is not Stage.STARTING:
             return
@@ -216,9 +220,9 @@ class Groups:
             self._backend.ray.util.remove_placement_group(placement)
 
 
-def _all_there(backend: RayBackend) -> Any:
-    return backend.ray.remote(_nothing).options(num_cpus=0, max_retries=0)
+def _remote_barrier(backend: RayBackend) -> Any:
+    return backend.ray.remote(_barrier).options(num_cpus=0, max_retries=0)
 
 
-def _nothing(*answers: bool) -> bool:
+def _barrier(*answers: bool) -> bool:
     return True

@@ -1,4 +1,8 @@
-"""Resource groups on Ray: its placement groups, with the rules of the yr API."""
+"""Resource groups on Ray: its placement groups, with the rules of the yr API.
+
+A part of the scheduler on Ray; implements the backend's `ResourceGroups`. Rules and messages are
+`scheduling.bundles`'s.
+"""
 
 from __future__ import annotations
 

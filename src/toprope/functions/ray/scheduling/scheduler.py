@@ -1,4 +1,8 @@
-"""Placement of instances on Ray's nodes, and the time limits of their requests, which Ray does not have."""
+"""Placement of instances on Ray's nodes, and the time limits of their requests, which Ray does not have.
+
+`ray.instances` and `ray.functions` ask it for Ray's options of a request, and have it watch the request. Ray itself
+grants the resources.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +117,7 @@ class Placing:
         bundles = self.resource_groups.bundle_for(options)
         return Asked(self._backend, request, on, bundles, list(self._waiting.values()))
 
-    def settled(self, record: Record) -> None:
+    def stop_watching(self, record: Record) -> None:
         """Stop watching an instance: it has its resources, or waits no longer."""
         self._waiting.pop(id(record), None)
 
@@ -221,7 +225,7 @@ class _Watched:
 
     def hint(self) -> None:
         """Log that the cluster, as it is, can never meet a request."""
-        if self._is_settled():
+        if self._no_longer_waits():
             return
         found = shortage(self._asked.nodes_then(), self._record.request)
         if not found.ever:
@@ -229,18 +233,18 @@ class _Watched:
 
     def late(self) -> None:
         """Fail the instance: its time limit was reached."""
-        if self._is_settled():
+        if self._no_longer_waits():
             return
         if self._asked.may_begin:
             self._backend.clock.after(_LOOK, self.late)
             return
-        self._placing.settled(self._record)
+        self._placing.stop_watching(self._record)
         why, code = self._placing.shortage(self._record.request, self._record.options)
         self._fail(self._record, too_late(self.limit, why, code))
 
-    def _is_settled(self) -> bool:
+    def _no_longer_waits(self) -> bool:
         record = self._record
-        settled = record.error is not None or self._backend.ask(Manager.placed, record.id) is not None
-        if settled:
-            self._placing.settled(record)
-        return settled
+        ended = record.error is not None or self._backend.ask(Manager.placed, record.id) is not None
+        if ended:
+            self._placing.stop_watching(record)
+        return ended

@@ -1,3 +1,6 @@
-"""Code that runs in the worker processes of Ray: actors, tasks, and the API inside of them."""
+"""Code that runs in the worker processes of Ray: actors, tasks, and the API inside of them.
+
+Internal to `functions.ray`: `ray.instances` and `ray.functions` have Ray start it.
+"""
 
 __all__: list[str] = []

@@ -1,4 +1,8 @@
-"""Instance on Ray: one actor class that creates and calls an instance of any user class."""
+"""Instance on Ray: one actor class that creates and calls an instance of any user class.
+
+`ray.instances` has Ray start it; its methods are called by name from there. The process is set up by `worker.process`
+before anything of the user's is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +93,7 @@ class _Base:
             self._attach()
             on_terminate(lambda: self.end(making.grace))
             target = pickle.loads(making.blob)
-            if _is_brought_back(context):
+            if _was_restarted(context):
                 self.instance = self._restored()
             else:
                 arguments, keywords = ray.get(packed[0]) if packed else ((), {})
@@ -314,8 +318,8 @@ def _bare_async(name: str) -> Callable[[AsyncHost], Any]:
     return call
 
 
-def _is_brought_back(context: Any) -> bool:
+def _was_restarted(context: Any) -> bool:
     """True if Ray has started this actor before."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray warns of its own use of what it has deprecated
+        warnings.simplefilter("ignore")  # Ray warns of a deprecated call that it makes itself
         return bool(context.was_current_actor_reconstructed)

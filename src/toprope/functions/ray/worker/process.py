@@ -1,4 +1,7 @@
-"""Worker process on Ray: its environment, setup and results."""
+"""Worker process on Ray: its environment, setup and results.
+
+Shared by `worker.actor` (instances) and `worker.task` (functions). `Setup` is made by the caller, in another process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ MARK = "TOPROPE_INSTANCE"
 
 @dataclass(frozen=True)
 class Setup:
-    """Setup of a process.
+    """Variables, folder and paths that a process on Ray gets before the user's code is loaded.
 
     Attributes:
         variables: of its environment.
@@ -84,10 +87,10 @@ def granted_cards() -> dict[str, tuple[int | str, ...]]:
     import ray
 
     told = ray.get_runtime_context().get_accelerator_ids()
-    return {vendor: _ascending(told.get(vendor, [])) for vendor in VISIBLE}
+    return {vendor: _sorted_ids(told.get(vendor, [])) for vendor in VISIBLE}
 
 
-def _ascending(ids: list[Any]) -> tuple[int | str, ...]:
+def _sorted_ids(ids: list[Any]) -> tuple[int | str, ...]:
     texts = [str(each) for each in ids]
     if all(each.isdecimal() for each in texts):
         return tuple(sorted(map(int, texts)))
@@ -136,7 +139,7 @@ def result_of(result: Any, returns: int) -> Any:
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
     if inspect.isasyncgen(result):
-        result = asyncio.run(_drained(result))
+        result = asyncio.run(_collect_async(result))
     know_tensors()
     return result if returns == 1 else split(result, returns)
 
@@ -148,5 +151,5 @@ def split(result: Any, returns: int) -> Any:
     return tuple(_split(result, returns)) if returns else None
 
 
-async def _drained(generator: Any) -> list[Any]:
+async def _collect_async(generator: Any) -> list[Any]:
     return [each async for each in generator]

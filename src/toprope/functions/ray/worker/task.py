@@ -1,4 +1,7 @@
-"""Function call on Ray: runs it in a worker, and reports the worker to the session."""
+"""Function call on Ray: runs it in a worker, and reports the worker to the session.
+
+`ray.functions` has Ray call `run`, `stream` and their variants, which are sent by name.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def run(call: tuple[Any, ...], /, *values: Any) -> Any:
         values: the objects that the arguments refer to.
     """
     key, code, pool, returns, arguments, keywords = call
-    with _pulse(pool):
+    with _reported(pool):
         try:
             function, arguments, keywords = _prepared(key, code, arguments, keywords, values)
             return result_of(function(*arguments, **keywords), returns)
@@ -42,7 +45,7 @@ def run(call: tuple[Any, ...], /, *values: Any) -> Any:
 def stream(call: tuple[Any, ...], /, *values: Any) -> Iterator[Any]:
     """Call a generator function; arguments as for `run`, but for the number of values."""
     key, code, pool, arguments, keywords = call
-    with _pulse(pool):
+    with _reported(pool):
         try:
             function, arguments, keywords = _prepared(key, code, arguments, keywords, values)
             yield from _items(function(*arguments, **keywords))
@@ -58,7 +61,7 @@ def run_apart(call: tuple[Any, ...], /) -> Any:
             arguments and to the objects that they refer to, in lists.
     """
     key, code, pool, returns, setup, packed, refs = call
-    with _pulse(pool):
+    with _reported(pool):
         try:
             prepare(setup)
             function, arguments, keywords = _unpacked(key, code, packed, refs)
@@ -70,7 +73,7 @@ def run_apart(call: tuple[Any, ...], /) -> Any:
 def stream_apart(call: tuple[Any, ...], /) -> Iterator[Any]:
     """Call a generator function in a process of its own; arguments as for `run_apart`."""
     key, code, pool, setup, packed, refs = call
-    with _pulse(pool):
+    with _reported(pool):
         try:
             prepare(setup)
             function, arguments, keywords = _unpacked(key, code, packed, refs)
@@ -114,7 +117,7 @@ def _items(result: Any) -> Iterator[Any]:
         yield each
 
 
-class _Pulse:
+class _ActivityReporter:
     """Reports to the manager, while calls run, that they have a worker. One thread for all calls of a process."""
 
     def __init__(self) -> None:
@@ -156,15 +159,15 @@ class _Pulse:
             time.sleep(_TELL)
 
 
-_the_pulse = _Pulse()
+_reporter = _ActivityReporter()
 
 
-class _pulse:  # noqa: N801 - used as a function
+class _reported:  # noqa: N801 - used as a function
     def __init__(self, pool: str) -> None:
         self._pool = pool
 
     def __enter__(self) -> None:
-        _the_pulse.begin(self._pool)
+        _reporter.begin(self._pool)
 
     def __exit__(self, *error: object) -> None:
-        _the_pulse.end(self._pool)
+        _reporter.end(self._pool)

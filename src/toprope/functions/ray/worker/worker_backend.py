@@ -1,4 +1,8 @@
-"""The API inside of functions and instances on Ray."""
+"""The API inside of functions and instances on Ray: a `RayBackend` that leaves some calls to the session actor.
+
+What has to outlive the worker, such as instances that it creates, is made by the actor. `ray.attach` and `worker.actor`
+make one.
+"""
 
 from __future__ import annotations
 

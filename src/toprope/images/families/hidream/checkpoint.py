@@ -2,6 +2,8 @@
 
 At first only the headers of the files are read. `check` compares names and shapes with the transformer's; then tensors
 are read one by one.
+
+Called by `loading`, and by `stages` for the tensors themselves.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ class EditWeights:
 
 
 def _load(wanted: Iterable[tuple[Name, Stored]], dtype: torch.dtype) -> Iterator[tuple[Name, torch.Tensor]]:
+    """Yield tensors in a dtype; each file is opened once."""
     by_file: dict[Path, list[tuple[Name, Stored]]] = defaultdict(list)
     for name, stored in wanted:
         by_file[stored.file].append((name, stored))
@@ -165,6 +168,7 @@ def _files(path: Path) -> dict[Path, list[str] | None]:
 
 
 def _add(found: EditWeights, stored: Stored) -> None:
+    """Add a tensor of a file: a whole one, or one side of a LoRA."""
     name = stored.key.removeprefix("transformer.").replace(".base_layer.", ".")
     matched = _LORA.fullmatch(name)
     if matched is None:

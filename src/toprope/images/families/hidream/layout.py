@@ -8,6 +8,9 @@ Three repositories make one model: HiDream-I1-Full (the base, with all parts but
 
 Llama is in `text_encoder_4` and `tokenizer_4` of that folder, or in a folder of its own name in it or next to it.
 Without the base a model still edits, but cannot refine.
+
+Called by `family` and `loading`, and by `images.tiny`, which writes such folders. docs/hidream.md shows users the same
+layouts.
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ def find_layout(folder: Path) -> Layout:
 
 
 def _edit_in_base(folder: Path) -> tuple[Variant, Path]:
+    """Find the one set of edit weights in a base's folder."""
     files = [folder / f"{FULL}.safetensors", folder / FULL / f"{FULL}.safetensors"]
     found: list[tuple[Variant, Path]] = [("full", file) for file in files if file.is_file()]
     if (folder / ONE / "transformer").is_dir():
@@ -111,6 +115,7 @@ def _transformer(folder: Path) -> Path:
 
 
 def _llama(folder: Path, pipeline: Path) -> Path | None:
+    """Find the folder of Llama; None if the pipeline has it as a component."""
     parts = index_of(pipeline)
     if all(parts.get(name) and (pipeline / name).is_dir() for name in ("text_encoder_4", "tokenizer_4")):
         return None

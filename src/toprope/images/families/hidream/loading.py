@@ -1,4 +1,7 @@
-"""Load HiDream-E1: the base, the edit weights over it, and the fourth text encoder."""
+"""Load HiDream-E1: the base, the edit weights over it, and the fourth text encoder.
+
+Called by `HiDreamE1.load`; the files are found by `layout`, read by `checkpoint` and combined by `stages`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def _transformers(layout: Layout, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     import torch
     from diffusers import HiDreamImageTransformer2DModel as Transformer
 
-    from toprope.images.families.hidream.stages import Alone, make_stages
+    from toprope.images.families.hidream.stages import EditWeightsOnly, make_stages
 
     weights = read_checkpoint(layout.edit)
     of = layout.edit if layout.base is None else layout.base
@@ -66,7 +69,7 @@ def _transformers(layout: Layout, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     loaded.max_seq = loaded.max_seq * 2 if layout.variant == "1.1" else loaded.max_seq * 9 // 8
     loaded.requires_grad_(False).eval()
     if layout.base is None:
-        return Alone(), loaded, None
+        return EditWeightsOnly(), loaded, None
     with weights_errors(layout.edit):
         return make_stages(loaded, weights, dtype)
 

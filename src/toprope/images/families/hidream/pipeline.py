@@ -2,6 +2,9 @@
 
 The transformer sees noise and picture next to each other, as one picture of double width; only its prediction for the
 left half is used. While it refines, it sees only the noise, and the text that describes the result.
+
+`loading` makes it; `HiDreamE1.encode` and `run` call it. It follows the authors' pipeline
+(tests/images/test_images_authors.py); which weights compute a step is up to `stages`.
 """
 
 from __future__ import annotations
@@ -222,6 +225,7 @@ def _noise(like: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.T
 
 
 def _timesteps(scheduler: Any, steps: int, device: torch.device, tokens: int) -> Any:
+    """Set the scheduler's steps, with the shift that HiDream has; return them."""
     from diffusers import FlowMatchEulerDiscreteScheduler
     from diffusers.pipelines.hidream_image.pipeline_hidream_image import calculate_shift
 

@@ -3,11 +3,15 @@
 Outside of `refining` a model has its edit weights. In that context it has the base's weights; afterwards the edit
 weights are restored, also after an error. No weight is ever overwritten, so that neither set can be lost:
 
-* If at most half of the weights differ, both values of these are parameters of their module (`Twins`), which swap
-  names. The checkpoint's LoRA is in additional modules that are switched off. So the memory is the model and one more
-  copy of the weights that differ.
-* If more differ, as in E1.1, the base is a separate transformer, the pipeline's `refiner` (`Pair`). If it was left on
-  the host, the two change places while it is needed.
+* `SwappedWeights`, if at most half of the weights differ: one transformer, in which each weight that differs has two
+  parameters, the edit value and the base value, which swap names for refining. The LoRA of the edit weights is in
+  additional modules that are switched off. So the memory is the model and one more copy of the weights that differ.
+* `SeparateTransformers`, if more differ, as in E1.1: the base is a second transformer, the pipeline's `refiner`. If it
+  was left on the host, the two change places while it is needed.
+* `EditWeightsOnly`, if the model's folder has no base: there is nothing to refine with.
+
+Made by `loading` with `make_stages`; `pipeline` enters `refining`, and `images.lora` asks `shares_weights`. Held tensor
+by tensor by tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations
@@ -25,13 +29,20 @@ from toprope.errors import UsageError, WeightsError
 from toprope.images.families.hidream.checkpoint import EditWeights
 from toprope.images.families.hidream.layout import BASE
 
-__all__ = ["Added", "Alone", "Pair", "Stages", "Switch", "Twins", "make_stages"]
+__all__ = [
+    "CheckpointLora", "EditWeightsOnly", "LoraSwitch", "SeparateTransformers", "Stages", "SwappedWeights",
+    "make_stages",
+]  # fmt: skip
 
-_TWIN = "_of_the_other_stage"
+_OTHER = "_of_the_other_stage"
+"""Suffix of the parameter that has a weight's value for the stage that is not in use."""
 
 
 class Stages(ABC):
     """Switches a pipeline between its edit weights and the base's weights."""
+
+    kind: str
+    """Its name in records, which older records have too."""
 
     can_refine = True
     """True if there is a base."""
@@ -50,12 +61,13 @@ class Stages(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Facts about the stages for JSON."""
-        return {"kind": type(self).__name__.lower(), "refines": self.can_refine}
+        return {"kind": self.kind, "refines": self.can_refine}
 
 
-class Alone(Stages):
+class EditWeightsOnly(Stages):
     """Edit weights without a base."""
 
+    kind = "alone"
     can_refine = False
 
     def refining(self, pipeline: Any, *, edit_weights: bool = False) -> AbstractContextManager[nn.Module]:
@@ -73,14 +85,14 @@ class Alone(Stages):
         )
 
 
-class Switch:
+class LoraSwitch:
     """Switch that turns the checkpoint's LoRA on and off."""
 
     def __init__(self) -> None:
         self.on = True
 
 
-class Added(nn.Module):
+class CheckpointLora(nn.Module):
     """The checkpoint's LoRA of a linear layer: a module in the layer, whose result a hook adds.
 
     It is not an adapter of peft, so that a user's LoRAs can be loaded, scaled, fused and unloaded independently.
@@ -96,7 +108,7 @@ class Added(nn.Module):
         return nn.functional.linear(nn.functional.linear(x, self.down), self.up)
 
 
-def _add_to(layer: nn.Module, added: Added, switch: Switch) -> None:
+def _attach_lora(layer: nn.Module, added: CheckpointLora, switch: LoraSwitch) -> None:
     layer.add_module("added_by_edit", added)
 
     def hook(_layer: nn.Module, arguments: tuple[torch.Tensor, ...], result: torch.Tensor) -> torch.Tensor:
@@ -105,51 +117,52 @@ def _add_to(layer: nn.Module, added: Added, switch: Switch) -> None:
     layer.register_forward_hook(hook)
 
 
-class Twins(Stages):
-    """One transformer with both values of the weights that differ.
+class SwappedWeights(Stages):
+    """One transformer with two values of each weight that differs: for editing, and the base's for refining.
 
     Attributes:
-        differ: modules and short names of the parameters that have a twin.
+        differ: modules and short names of the parameters that have two values.
         added: number of layers with the checkpoint's LoRA.
         switch: switch of that LoRA.
         editing: True while the edit weights are in use.
     """
 
+    kind = "twins"
     shares_weights = True
 
     def __init__(self) -> None:
         self.differ: list[tuple[nn.Module, str]] = []
         self.added = 0
-        self.switch = Switch()
+        self.switch = LoraSwitch()
         self.editing = True
 
-    def give(self, owner: nn.Module, short: str, edited: torch.Tensor) -> None:
-        """Give a parameter its edited value, and keep the base's value as its twin."""
+    def add_edit_value(self, owner: nn.Module, short: str, edited: torch.Tensor) -> None:
+        """Give a parameter its value for editing, and keep the base's value as a second parameter next to it."""
         base = owner._parameters[short]
         assert base is not None
-        owner.register_parameter(short + _TWIN, base)
+        owner.register_parameter(short + _OTHER, base)
         owner._parameters[short] = nn.Parameter(edited, requires_grad=False)
         self.differ.append((owner, short))
 
-    def add(self, layer: nn.Module, down: torch.Tensor, up: torch.Tensor) -> None:
+    def add_lora(self, layer: nn.Module, down: torch.Tensor, up: torch.Tensor) -> None:
         """Add the checkpoint's LoRA to a layer."""
-        _add_to(layer, Added(down, up), self.switch)
+        _attach_lora(layer, CheckpointLora(down, up), self.switch)
         self.added += 1
 
     @contextmanager
     def refining(self, pipeline: Any, *, edit_weights: bool = False) -> Iterator[nn.Module]:
         """The same transformer with the other weights, and without adapters."""
-        turned = []
+        swapped_now = []
         with _without_adapters(pipeline.transformer):
             try:
                 self.editing = self.switch.on = False
                 for owner, short in () if edit_weights else self.differ:
-                    _change_names(owner, short)
-                    turned.append((owner, short))
+                    _swap_values(owner, short)
+                    swapped_now.append((owner, short))
                 yield pipeline.transformer
             finally:
-                for owner, short in turned:
-                    _change_names(owner, short)
+                for owner, short in swapped_now:
+                    _swap_values(owner, short)
                 self.editing = self.switch.on = True
 
     def describe(self) -> dict[str, Any]:
@@ -157,13 +170,16 @@ class Twins(Stages):
         return super().describe() | {"tensors": len(self.differ), "added": self.added}
 
 
-def _change_names(owner: nn.Module, short: str) -> None:
-    twin, parameters = short + _TWIN, owner._parameters
-    parameters[short], parameters[twin] = parameters[twin], parameters[short]
+def _swap_values(owner: nn.Module, short: str) -> None:
+    """Exchange the two values of a weight: the parameters swap names, nothing is copied."""
+    other, parameters = short + _OTHER, owner._parameters
+    parameters[short], parameters[other] = parameters[other], parameters[short]
 
 
-class Pair(Stages):
+class SeparateTransformers(Stages):
     """Two transformers: the pipeline's `transformer` edits, its `refiner` is the base."""
+
+    kind = "pair"
 
     @contextmanager
     def refining(self, pipeline: Any, *, edit_weights: bool = False) -> Iterator[nn.Module]:
@@ -173,15 +189,16 @@ class Pair(Stages):
                 yield transformer
             return
         place = torch.device(pipeline._execution_device)
-        away = [each.device for each in pipeline.refiner.parameters() if each.device.type != place.type]
+        elsewhere = [each.device for each in pipeline.refiner.parameters() if each.device.type != place.type]
         with ExitStack() as stack:
-            if away:
-                stack.enter_context(_in_the_place_of(pipeline.transformer, pipeline.refiner, place))
+            if elsewhere:
+                stack.enter_context(_swapped_onto_device(pipeline.transformer, pipeline.refiner, place))
             yield pipeline.refiner
 
 
 @contextmanager
-def _in_the_place_of(first: nn.Module, second: nn.Module, place: torch.device) -> Iterator[None]:
+def _swapped_onto_device(first: nn.Module, second: nn.Module, place: torch.device) -> Iterator[None]:
+    """Context in which the first transformer is on the host and the second one in its place on the device."""
     device = devices.get(place)
     try:
         first.to("cpu")
@@ -242,7 +259,7 @@ def make_stages(
     }
     if weights.tensors and not differ:
         raise WeightsError(
-            "the transformer of the base has the edit weights already: it is none to edit or to refine with.",
+            "the transformer of the base has the edit weights already: it cannot serve as the base.",
             looked_at=f"all {len(weights.tensors)} tensors of {weights.path} are equal to its own",
             do=f"give the transformer of {BASE}, as it was downloaded",
         )
@@ -251,14 +268,14 @@ def make_stages(
         made = _like(base)
         same = {name: tensor.clone() for name, tensor in values.items() if name not in differ}
         made.load_state_dict(same | differ, strict=True, assign=True)
-        return Pair(), made.requires_grad_(False).eval(), base
-    twins = Twins()
+        return SeparateTransformers(), made.requires_grad_(False).eval(), base
+    swapped = SwappedWeights()
     for name, tensor in differ.items():
         owner, _, short = name.rpartition(".")
-        twins.give(base.get_submodule(owner), short, tensor)
+        swapped.add_edit_value(base.get_submodule(owner), short, tensor)
     for module, down, up in weights.load_lora(dtype):
-        twins.add(base.get_submodule(module), down, up)
-    return twins, base.requires_grad_(False).eval(), None
+        swapped.add_lora(base.get_submodule(module), down, up)
+    return swapped, base.requires_grad_(False).eval(), None
 
 
 def _like(transformer: Any) -> Any:

@@ -1,4 +1,8 @@
-"""The page, in Gradio: what it looks like, and which part calls what of the controller. No thinking here."""
+"""The page, in Gradio: its components, and which of them calls what of the controller.
+
+Imported by `web.serving` once Gradio is known to be there. Whatever decides something belongs into `web.controller`,
+where tests need no browser; texts are in `web.texts`; tests/images/test_images_page.py runs the page in a browser.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,12 @@ def say(key: str) -> Any:
     return gr.i18n.I18nData(key)
 
 
+def _checked_later(component: Any) -> Any:
+    """A number or slider whose range our own request checks: Gradio's error is English, no banner, and a traceback."""
+    component.preprocess = lambda payload: payload
+    return component
+
+
 def translations(language: str | None) -> Any:
     """The texts for browsers: each in its own language, or all in one."""
     return gr.I18n(**{tag: Words(language or own).all for own in LANGUAGES for tag in TAGS[own]})
@@ -70,12 +80,14 @@ class EditorPage:
         self.controller, self.language = controller, language
         self.fields: dict[str, Any] = {}
         self._following: dict[str, object] = {}  # by tab, a token of the handler that follows its edits
+        self._unseen: dict[str, list[Job]] = {}  # by session, edits that nobody has followed yet
         with gr.Blocks(
             title=f"{controller.name} · toprope", analytics_enabled=False, delete_cache=(3600, 86400), fill_width=True
         ) as blocks:
             self.blocks = blocks
             # The value is a secret of the browser; the key only keeps it readable after a restart of the server.
             self.session = gr.BrowserState(None, storage_key="toprope-session", secret="toprope")
+            self.before = gr.BrowserState(None, storage_key="toprope-session-before", secret="toprope")
             self.shown = gr.State(None)
             self.order = gr.State([])
             if language is None:
@@ -103,6 +115,7 @@ class EditorPage:
     # Components
 
     def _view(self) -> None:
+        """The picture of the current step: input, comparison, and the buttons below it."""
         self.image = gr.Image(
             type="filepath", image_mode=None, label=say("picture"), sources=["upload", "clipboard"], height=420,
             buttons=[], elem_id="picture",
@@ -128,11 +141,13 @@ class EditorPage:
                 say("other"), elem_id="other", size="sm", min_width=80, file_types=["image"], type="filepath"
             )
             self.fresh = gr.Button(say("fresh"), elem_id="fresh", size="sm", min_width=80)
+            self.back = gr.Button(say("back"), elem_id="back", size="sm", min_width=80, visible=False)
         self.note = gr.HTML("", elem_id="note", visible=False)
         self.digest = gr.State("")
         self.use_source = gr.Button(say("use_source"), elem_id="use-source", size="sm", visible=False)
 
     def _ask(self) -> None:
+        """The instruction with its buttons, examples, progress and errors."""
         self.fields["instruction"] = gr.Textbox(
             label=say("instruction"), placeholder=say("placeholder"), lines=2, max_lines=6, elem_id="instruction"
         )
@@ -153,6 +168,7 @@ class EditorPage:
         self.refined = gr.Textbox(label=say("refined"), visible=False, interactive=False, elem_id="refined")
 
     def _mask(self) -> None:
+        """The three ways to say which part may change: paint, rectangle, file."""
         with gr.Accordion(say("masking"), open=False, elem_id="masking") as self.masking:
             self.painted = gr.HTML(
                 "", html_template=painter.HTML, css_template=painter.CSS, js_on_load=painter.script(self.language),
@@ -160,7 +176,7 @@ class EditorPage:
             )  # fmt: skip
             with gr.Row():
                 self.box = [
-                    gr.Number(value, label=say(side), minimum=0, maximum=100, min_width=50, elem_id=f"box-{side}")
+                    _checked_later(gr.Number(value, label=say(side), min_width=50, elem_id=f"box-{side}"))
                     for side, value in zip(("left", "top", "right", "bottom"), BOX, strict=True)
                 ]
             self.mask = gr.Image(
@@ -171,6 +187,7 @@ class EditorPage:
             self.clear = gr.Button(say("clear_mask"), elem_id="clear-mask", size="sm")
 
     def _form(self) -> None:
+        """The model's knobs, the seed, LoRAs and further settings."""
         fields = self.fields
         with gr.Row(elem_classes="tools choices", elem_id="presets"):
             gr.Markdown(say("preset"), elem_classes="choices-label")
@@ -188,27 +205,31 @@ class EditorPage:
             with gr.Row():
                 for name in pair:
                     least, most, step = SLIDERS[name]
-                    fields[name] = gr.Slider(
+                    slider = gr.Slider(
                         least, most, step=step, label=say(name), visible=False, elem_id=name,
                         min_width=180, buttons=[],
                     )  # fmt: skip
+                    fields[name] = _checked_later(slider)
         with gr.Accordion(say("loras"), open=True, visible=bool(self.controller.loras)):
             self.picker = gr.Dropdown(
                 sorted(self.controller.loras), value=[], multiselect=True, max_choices=SLOTS, label=say("loras_add"),
                 elem_id="loras",
             )  # fmt: skip
             self.scales = [
-                gr.Slider(0, 2, value=1, step=0.05, label=f"{at + 1}", visible=False, elem_id=f"scale-{at + 1}")
+                _checked_later(
+                    gr.Slider(0, 2, value=1, step=0.05, label=f"{at + 1}", visible=False, elem_id=f"scale-{at + 1}")
+                )
                 for at in range(SLOTS)
             ]
         with gr.Accordion(say("more"), open=False):
             fields["negative"] = gr.Textbox(label=say("negative"), visible=False, elem_id="negative")
             fields["cfg_norm"] = gr.Checkbox(label=say("cfg_norm"), visible=False, elem_id="cfg_norm")
-            fields["num_images"] = gr.Slider(1, 4, value=1, step=1, label=say("num_images"))
+            fields["num_images"] = _checked_later(gr.Slider(1, 4, value=1, step=1, label=say("num_images")))
             fields["size"] = gr.Dropdown(list(SIZES), value="model", label=say("resolution"))
             fields["fit"] = gr.Dropdown(list(FITS), value="stretch", label=say("fit"))
 
     def _batch(self) -> None:
+        """The tab for several pictures: uploads, progress, results, ZIP."""
         self.uploads = gr.File(
             file_count="multiple", file_types=["image"], label=say("uploads"),
             height=150, elem_id="uploads",
@@ -224,6 +245,7 @@ class EditorPage:
         self.packed = gr.File(label=say("packed"), visible=False, interactive=False, elem_id="packed")
 
     def _tree(self) -> None:
+        """The thumbnails of the session's steps, and the files and settings of the one that is shown."""
         self.gallery = gr.Gallery(
             label=say("tree"), show_label=False, columns=6, height="auto", allow_preview=False,
             visible=False, elem_id="gallery", buttons=[],
@@ -238,6 +260,7 @@ class EditorPage:
     # Events
 
     def _wire(self) -> None:
+        """Connect components with their handlers."""
         masks = [self.mask, self.painted, *self.box]
         inputs = [
             *(self.fields[name] for name in FIELDS),
@@ -245,7 +268,7 @@ class EditorPage:
             *self.scales,
             *masks,
         ]
-        asked = [self.problem, self.ended, self.resume]
+        asked = [self.problem, self.ended, self.resume, self.progress]
         step = [
             self.shown, self.order, self.image, self.source, self.slider, self.undo, self.redo, self.again,
             self.gallery, self.ended, self.resume, self.files, self.made, self.parameters, self.refined, self.painted,
@@ -268,22 +291,35 @@ class EditorPage:
             "follow",
         )
         follow_up(self.fields["instruction"].submit(self.on_edit, [here, self.shown, *inputs], asked, **quick))
-        follow_up(self.again.click(self.on_again, [here, self.shown, *inputs], [self.problem, *step], **quick))
+        follow_up(
+            self.again.click(self.on_again, [here, self.shown, *inputs], [*asked[3:], self.problem, *step], **quick)
+        )
         follow_up(self.edit_all.click(self.on_edit_all, [here, self.uploads, *inputs], asked, **quick))
-        follow_up(self.resume.click(self.on_resume, here, [self.problem, *step], **quick))
+        follow_up(self.resume.click(self.on_resume, here, [*asked[3:], self.problem, *step], **quick))
+        everything = [*whole, self.problem, self.progress, *brought]
         self.image.upload(
-            self.on_bring, [here, self.image], [*whole, self.problem, *brought], api_name="bring", **HIDDEN,
-            show_progress="hidden", queue=False,
-        )  # fmt: skip
-        self.other.upload(self.on_bring, [here, self.other], [*whole, self.problem, *brought], **quick)
+            self.on_bring,
+            [here, self.image],
+            everything,
+            api_name="bring",
+            show_progress="hidden",
+            queue=False,
+            **HIDDEN,
+        )
+        self.other.upload(self.on_bring, [here, self.other], everything, **quick)
         self.use_source.click(self.on_use_source, [here, self.digest], [*step, self.problem, *brought], **quick)
         self.undo.click(self.on_undo, here, [*step, self.problem], **quick)
         self.redo.click(self.on_redo, here, [*step, self.problem], **quick)
-        self.fresh.click(self.on_fresh, here, [here, *step, self.problem, *brought], **quick)
+        sessions = [here, self.before, self.back]
+        renewed = [*sessions, *everything, *batch, self.uploads]
+        self.fresh.click(self.on_fresh, [here, self.before], renewed, **quick)
+        follow_up(self.back.click(self.on_back, [here, self.before], renewed, **quick))
         self.gallery.select(self.on_choose, [here, self.order], [*step, self.problem], **quick)
         self.reuse.click(self.on_reuse, [here, self.shown], filled, **quick)
         for button in (self.cancel, self.cancel_all):
             button.click(self.on_cancel, here, None, **quick)
+        # A picture that was set while the painter was not drawn yet is lost on it.
+        self.masking.expand(self.on_expand, here, self.painted, **quick)
         self.clear.click(lambda: self._masked({}), None, masks, **quick)
         self.dice.click(dice, None, self.fields["seed"], **quick)
         self.picker.change(self.on_pick, self.picker, self.scales, **quick)
@@ -298,7 +334,7 @@ class EditorPage:
         until = gr.Timer(0.5)
         until.tick(self.on_ready, here, [until, *ready], **quick)
         self.blocks.load(self.on_tick, here, state, **quick)
-        opened = self.blocks.load(self.on_open, here, [here, *whole], **quick)
+        opened = self.blocks.load(self.on_open, [here, self.before], [*sessions, *whole], **quick)
         opened.then(self.on_ready, here, [until, *ready], **quick)
         follow_up(opened)
         gr.api(self.device, api_name="device", queue=False)
@@ -323,14 +359,14 @@ class EditorPage:
 
     # The session
 
-    def on_open(self, session: str | None) -> dict[Any, Any]:
+    def on_open(self, session: str | None, before: str | None = None) -> dict[Any, Any]:
         """Show the session of a page that was opened, with the form of its last edit."""
         session = self.controller.join(session)
         steps = self.controller.sessions.steps(session)
         last = last_request(steps)
         masks = [self.controller.mask_of(step) for step in steps if step.request is not None][-1:]
         last |= {"mask": str(masks[0]) if masks and masks[0] else None} if last else {}
-        told = {self.session: session, **self._step(session)}
+        told = {self.session: session, self.back: gr.update(visible=bool(before)), **self._step(session)}
         return self._filled(last, told) if last else told
 
     def on_bring(self, session: str | None, image: str | None) -> dict[Any, Any]:
@@ -338,8 +374,8 @@ class EditorPage:
         try:
             brought = self.controller.bring(self.controller.join(session), image)
         except TopropeError as error:
-            return {self.image: None, **self._refused(error)}
-        told = self._step(session) | self._accepted()
+            return {self.image: None, **self._refused(error), **self._settled(session)}
+        told = self._step(session) | self._accepted() | self._settled(session)
         if brought.values is None:
             return self._masked(told) | self._noted("")
         told = self._filled(brought.values, told)
@@ -363,12 +399,30 @@ class EditorPage:
         self.controller.sessions.redo(session)
         return {**self._step(session), **self._accepted()}
 
-    def on_fresh(self, session: str) -> dict[Any, Any]:
-        """A new session in the place of this one, whose edits go on. The form stays."""
+    def on_fresh(self, request: gr.Request, session: str, before: str | None) -> dict[Any, Any]:
+        """A new session in the place of this one, whose edits go on. The form stays, without the mask."""
         current = self.controller.sessions.current(self.controller.join(session))
         if current is not None:  # an empty one is as good as a new one
-            session = self.controller.join()
-        return {self.session: session, **self._step(session), **self._accepted(), **self._noted("")}
+            before, session = session, self.controller.join()
+        return self._renewed(request, session, before)
+
+    def on_back(self, request: gr.Request, session: str, before: str | None) -> dict[Any, Any]:
+        """The session before the new one, and this one in its place."""
+        return self._renewed(request, self.controller.join(before), session)
+
+    def _renewed(self, request: gr.Request, session: str, before: str | None) -> dict[Any, Any]:
+        """Show another session; nothing of the one before stays on the page but the form."""
+        self._following.pop(str(request.session_hash), None)
+        nothing = {self.rows: "", self.uploads: None, self.progress_all: progress_html(None)}
+        hidden = dict.fromkeys((self.results, self.packed), gr.update(value=None, visible=False))
+        sessions = {self.session: session, self.before: before, self.back: gr.update(visible=bool(before))}
+        told = self._masked(self._step(session)) | self._accepted() | self._settled(session) | self._noted("")
+        return told | sessions | nothing | hidden
+
+    def on_expand(self, session: str | None) -> Any:
+        """The picture that is shown, for the painter that has just been drawn."""
+        current = self.controller.sessions.current(self.controller.join(session))
+        return self._pictures(str(session), current).get(self.painted, gr.skip())
 
     def on_choose(self, session: str, order: list[int], event: gr.SelectData) -> dict[Any, Any]:
         """Show the step that was chosen in the tree."""
@@ -407,9 +461,10 @@ class EditorPage:
 
     async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> dict[Any, Any]:
         try:
-            await asyncio.to_thread(ask, *arguments)
+            jobs = await asyncio.to_thread(ask, *arguments)
+            self._unseen.setdefault(arguments[0], []).extend([jobs] if isinstance(jobs, Job) else jobs)
         except TopropeError as error:
-            return self._refused(error)
+            return self._refused(error) | self._settled(arguments[0])
         return self._accepted() | self._listed(arguments[0])
 
     async def on_follow(self, request: gr.Request, session: str) -> AsyncIterator[dict[Any, Any]]:
@@ -418,7 +473,10 @@ class EditorPage:
         self._following[tab] = mine
         yield {self.progress: gr.skip()}  # a generator that yields nothing empties all its outputs
         try:
-            while jobs := self.controller.job_queue.jobs_of(session):
+            # An edit that fails at once is over before this handler begins: its end is shown all the same.
+            unseen = self._unseen.pop(session, [])
+            while jobs := self.controller.job_queue.jobs_of(session) or unseen:
+                unseen = [job for job in unseen if job is not jobs[0]]
                 told = self._batch_progress if jobs[0].about else self._edit_progress
                 async for update in told(session, jobs[0]):
                     if self._following.get(tab) is not mine:
@@ -437,6 +495,7 @@ class EditorPage:
             yield told | (self._step(session) if view.state.over else self._listed(session) if changed else {})
 
     async def _batch_progress(self, session: str, job: Job) -> AsyncIterator[dict[Any, Any]]:
+        """Yield updates of the batch's tab until its job has ended."""
         names, shown = [image.rsplit("/", 1)[-1] for image in job.about], None
         async for view in follow(job):
             told: dict[Any, Any] = {self.progress_all: progress_html(view, len(names), words=self.words())}
@@ -518,6 +577,11 @@ class EditorPage:
     def _accepted(self) -> dict[Any, Any]:
         return {self.problem: gr.update(value="", visible=False)}
 
+    def _settled(self, session: str | None) -> dict[Any, Any]:
+        """Take away the end of an earlier edit, which is about another picture; an edit that runs keeps its bar."""
+        running = bool(session and self.controller.job_queue.jobs_of(session))
+        return {} if running else {self.progress: progress_html(None)}
+
     def _noted(self, note: str, digest: str = "") -> dict[Any, Any]:
         return {
             self.note: gr.update(value=note, visible=bool(note)),
@@ -550,7 +614,7 @@ class EditorPage:
         current = steps.current(found)
         tree = [
             (node, small)
-            for node in nodes(steps.steps(found))
+            for node in nodes(steps.steps(found), self.words()("seed_short"))
             if (small := self.controller.small(node.step)) is not None
         ]
         told: dict[Any, Any] = {
@@ -578,11 +642,12 @@ class EditorPage:
         }
 
     def _pictures(self, session: str, current: Step | None) -> dict[Any, Any]:
+        """Updates that show a step: its picture, or before and after with its files and settings."""
         hidden = {
             each: gr.update(visible=False) for each in (self.slider, self.source, self.files, self.made, self.refined)
         }
         if current is None:
-            return hidden | {self.image: gr.update(value=None, visible=True)}
+            return hidden | {self.image: gr.update(value=None, visible=True), self.painted: gr.update(picture="")}
         hidden |= {self.image: gr.update(value=None, visible=False)}
         try:
             hidden[self.painted] = gr.update(picture=painter.shown_copy(self.controller.large(current)))

@@ -1,4 +1,7 @@
-"""The live panel: device, model and memory use, as HTML."""
+"""The live panel: device, model and memory use, as HTML.
+
+Called by `web.page.app` every second or two; facts come from `Controller.facts`, texts from `web.texts`.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 Values are parts of the defaults of the model's authors, in the direction that they recommend: InstructPix2Pix ("if the
 picture is not changing enough: less image guidance, more text guidance", and the reverse), HiDream-E1-Full (image
 guidance 3 to 4 for a style, 2 to 3 for a local change).
+
+Used by `web.page.app`. Each family needs a row; tests/images/test_images_texts.py holds that values lie in the knobs'
+ranges.
 """
 
 from __future__ import annotations

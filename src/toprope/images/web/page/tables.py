@@ -1,4 +1,7 @@
-"""Tables and texts of the page, as HTML: pictures of a batch, parameters of a picture, a refiner's result."""
+"""Tables and texts of the page, as HTML: pictures of a batch, parameters of a picture, a refiner's result.
+
+Called by `web.page.app`. Everything that a user wrote is escaped here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Theme of the page, with fonts that every machine has, and CSS of our own components."""
+"""Theme of the page, with fonts that every machine has, and CSS of our own components.
+
+Used by `web.serving` when it starts Gradio. The identifiers in the CSS are those that `web.page.app` gives its
+components.
+"""
 
 from __future__ import annotations
 
@@ -75,12 +79,14 @@ input[type=number] { max-width: 3.6rem; }
   #left, #right { display: contents !important; }
   #view { order: 1; } #ask { order: 2; } #tree { order: 3; } #settings { order: 4; }
 }
-#gallery .grid-wrap { height: auto !important; min-height: 0 !important; max-height: 20rem; }
-#gallery .grid-container { grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)) !important; gap: 0.4rem; }
+#gallery .grid-wrap { height: auto !important; min-height: 0 !important; max-height: 26rem; }
+#gallery .grid-container { grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)) !important; gap: 0.4rem; }
 #gallery .thumbnail-lg { aspect-ratio: 1; height: auto; }
 #gallery .thumbnail-lg > img { object-fit: contain; }
-#gallery .caption-label { max-width: 100%; left: 0; right: 0; bottom: 0; text-align: left; }
+#gallery .caption-label { max-width: 100%; left: 0; right: 0; bottom: 0; text-align: left; white-space: normal;
+  overflow-wrap: anywhere; line-height: 1.25; font-size: 0.72rem; }
 #slider img, #source img { max-height: 70vh; object-fit: contain; }
+#source img { width: 100%; min-height: 16rem; }
 #hint .html-container, #queue .html-container, #problem .html-container, #note .html-container, #ended .html-container,
 #panel .html-container, #status .html-container, #progress .html-container, #progress-all .html-container,
 #rows .html-container, #parameters .html-container { padding: 0 !important; }

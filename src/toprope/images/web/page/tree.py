@@ -1,4 +1,7 @@
-"""The tree of a session's steps, in the order and with the words in which a page shows it. Pure."""
+"""The tree of a session's steps, in the order and with the words in which a page shows it. Pure.
+
+Used by `web.page.app`; the steps come from `web.sessions`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Node:
     Attributes:
         step: itself.
         depth: edits between it and the picture that was brought.
-        caption: of one line.
+        caption: depth, instruction and seed.
     """
 
     step: Step
@@ -28,8 +31,13 @@ class Node:
     caption: str
 
 
-def nodes(steps: Sequence[Step]) -> list[Node]:
-    """The steps with pictures, depth first: each step is followed by the steps that were made from it."""
+def nodes(steps: Sequence[Step], seed: str = "seed") -> list[Node]:
+    """The steps with pictures, depth first: each step is followed by the steps that were made from it.
+
+    Args:
+        steps: of a session.
+        seed: the word for it in captions.
+    """
     children: dict[int | None, list[Step]] = {}
     for step in steps:
         if step.state.has_picture:
@@ -38,17 +46,17 @@ def nodes(steps: Sequence[Step]) -> list[Node]:
     rest = [(step, 0) for step in reversed(children.get(None, ()))]
     while rest:
         step, depth = rest.pop()
-        found.append(Node(step, depth, _caption(step, depth)))
+        found.append(Node(step, depth, _caption(step, depth, seed)))
         rest += [(child, depth + 1) for child in reversed(children.get(step.number, ()))]
     return found
 
 
-def _caption(step: Step, depth: int) -> str:
+def _caption(step: Step, depth: int, seed: str) -> str:
     if step.request is None:
         return step.name
     words = " ".join(str(step.request.get("instruction", "")).split())
     short = words if len(words) <= MOST_LETTERS else words[: MOST_LETTERS - 1].rstrip() + "…"
-    return f"{depth}. {short} · seed {step.request.get('seed', '')}"
+    return f"{depth}. {short} · {seed} {step.request.get('seed', '')}"
 
 
 def without_picture(steps: Sequence[Step], most: int = 6) -> list[Step]:

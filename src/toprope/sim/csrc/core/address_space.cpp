@@ -1,3 +1,4 @@
+// The cards' range of addresses; see address_space.h. Part of the core without torch.
 #include "address_space.h"
 
 #include <sys/mman.h>
@@ -42,7 +43,7 @@ bool reserve(size_t stride, int cards) {
 }  // namespace
 
 bool reserve_address_space(int cards, uint64_t capacity) {
-  if (address_space.cards > 0) {  // of an earlier description, which nobody has used
+  if (address_space.cards > 0) {  // of an earlier description that was never used
     munmap(address_space.base, address_space.stride * static_cast<size_t>(address_space.cards));
     munmap(address_space.blocks, table_bytes(address_space.stride, address_space.cards));
     address_space = {};

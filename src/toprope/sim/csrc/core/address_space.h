@@ -1,4 +1,5 @@
-// The addresses of the cards: one reserved range, cut into equal parts, of which pieces are made usable on demand.
+// The addresses of the cards: one reserved range, cut into equal parts, of which pieces are made usable on demand. Used
+// by the allocator (memory.cpp, heap.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The core's functions for callers that speak C: Python through ctypes, tools without torch.
+// The core's C functions, for Python through ctypes and for tools without torch. ../../native.py declares each function
+// with its types and must follow a change here.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,5 @@
-// A piece of device memory as the allocator keeps it, and the rules for its size.
+// A piece of device memory as the caching allocator keeps it, and the rules for its size. The rules are those of
+// torch_npu's allocator; tests/helpers/core_library.py has them again in Python.
 #pragma once
 #include <algorithm>
 #include <atomic>

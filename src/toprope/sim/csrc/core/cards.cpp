@@ -1,3 +1,4 @@
+// The shared file of a run's cards; see cards.h.
 #include "cards.h"
 
 #include <fcntl.h>

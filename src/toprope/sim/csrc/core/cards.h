@@ -1,7 +1,8 @@
-// The cards of one run, shared by its processes through a small file: who holds how much memory, which card is well.
+// The cards of one run, shared by its processes through a small file: memory that each holds, and cards that are ill.
 //
-// A file of zeros is a valid beginning, so that nobody has to make it first. Where there is no run, the same structure
-// lies in private memory and the process has the cards to itself. Read by ../../metrics/cards.py.
+// A file of zeros is a valid beginning, so no process has to create its contents. Without a run the same structure is
+// in private memory and the process has the cards to itself. Read by ../../metrics/cards.py; a change of a structure
+// needs scripts/layouts.py.
 #pragma once
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// Limits of cores for work; see core_limits.h.
 #include "core_limits.h"
 
 #include <atomic>

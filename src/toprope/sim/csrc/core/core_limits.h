@@ -1,5 +1,6 @@
 // Limits of the cores for work: stored numbers, which are read when work is launched. A stream's limit takes precedence
-// over the process's limit, and that one over the chip's number of cores, separately for each kind of core.
+// over the process's limit, and that one over the chip's number of cores, separately for each kind of core. Set by
+// torch.npu (../../npu/limits.py), read by kernels.cpp; tests/sim/simulated/test_core_limits.py.
 #pragma once
 #include <cstdint>
 

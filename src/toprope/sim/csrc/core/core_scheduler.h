@@ -1,4 +1,4 @@
-// State of the core scheduler, for kernels.cpp and deadlock.cpp: who holds which cores, who waits.
+// State of the core scheduler, for kernels.cpp and deadlock.cpp: which kernel holds which cores, and which waits.
 #pragma once
 #include <algorithm>
 #include <climits>

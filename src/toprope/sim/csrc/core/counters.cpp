@@ -1,3 +1,4 @@
+// The counters' memory, its file, and their updates; see counters.h.
 #include "counters.h"
 
 #include <fcntl.h>
@@ -86,7 +87,7 @@ static int map_to(const char* path) {
   if (file < 0) return errno;
   int error = write(file, counters, sizeof(Counters)) == sizeof(Counters) ? 0 : errno;
   if (error == 0) {
-    // The mapping of the process takes the file's place behind the same address: nobody's pointer goes stale.
+    // The mapping of the process takes the file's place behind the same address: no pointer goes stale.
     void* place = mmap(counters, sizeof(Counters), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
     if (place == MAP_FAILED) error = errno;
   }

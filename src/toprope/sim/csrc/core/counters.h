@@ -1,4 +1,5 @@
-// What the cards did, kept in memory that a file may stand behind (see ../../metrics/counters.py, which reads it).
+// Counts of what the cards did, in memory that may be mapped from a file of the run. Read by ../../metrics/counters.py;
+// a change of a structure needs scripts/layouts.py.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -60,6 +61,7 @@ enum class Lack : uint32_t {
   kFormat,       // torch_npu refuses an argument that is no dtype: a memory format, a layout ...
   kIndex,        // an index that no element has: the kernel of a card goes wrong
   kName,         // the simulated card, or a facade, does not have the name
+  kDimensions,   // the vendor's kernel refuses a tensor with more dimensions than it takes
 };
 
 // An error that was raised because of a lack, and may have been caught.

@@ -1,8 +1,9 @@
-// Finds queued work that can never go on, whatever the host does later, and describes it.
+// Search for queued work that can never go on, whatever the host does later, and its description for the error.
 //
 // The answer assumes the best for the work: any task that is no kernel ends, any running kernel ends, and members of a
 // collective that were not launched yet may still come and get their cores. Work that the host launches later is queued
-// behind the present work. Kernels that cannot go on even then never will.
+// behind the present work. Kernels that cannot go on even then never will. Called by kernels.cpp;
+// tests/sim/simulated/test_kernels.py compares it with the checker of toprope.cores.
 #include <cstdlib>
 #include <tuple>
 #include <unordered_map>
@@ -161,7 +162,7 @@ class Analysis {
   Cores idle_[kMaxCards];
 };
 
-// ---- words
+// ---- texts of the error
 
 const char* kind_of_cores(const Cores& cores) {
   return cores[kCube] == 0 ? "vector cores" : cores[kVector] == 0 ? "cube cores" : "blocks of cube and vector cores";
@@ -195,7 +196,7 @@ std::string words_of_peers(const Kernel& kernel) {
   return std::string("waits for its peer") + (parts.size() > 1 ? "s on cards " : " on card ") + joined(parts, ", ");
 }
 
-// ---- the circle of those who wait for each other
+// ---- the cycle of kernels that wait for each other
 
 using Stuck = std::map<Stream*, const Reach*>;  // by their streams
 

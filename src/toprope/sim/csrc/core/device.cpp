@@ -1,3 +1,4 @@
+// Cards and their numbers; see device.h.
 #include "device.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// The simulated machine: which cards there are, which of them the process sees, which one a thread has chosen.
+// The simulated machine: its cards, those that the process sees, and the one that a thread has chosen.
 #pragma once
 #include <cstddef>
 #include <cstdint>

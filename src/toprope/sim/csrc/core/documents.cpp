@@ -1,8 +1,10 @@
+// Reading of the file of refused dtypes; see documents.h.
 #include "documents.h"
 
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <unordered_map>
 
@@ -33,14 +35,20 @@ int load_documents(const char* path) {
     std::string tag = field(line), key = field(line);
     if (tag == "dtype") {
       vendor_names[atoi(key.c_str()) & 63] = field(line);
-    } else if (tag == "rule") {
+    } else if (tag == "rule" || tag == "dimensions") {
       auto [place, is_new] = documents().try_emplace(key);
       Rules& rules = place->second;
-      if (is_new) {
-        for (uint64_t& known : rules.known) known = ~uint64_t{0};  // arguments that the vendor does not check
+      if (is_new) {  // arguments that the vendor does not check
+        for (uint64_t& known : rules.known) known = ~uint64_t{0};
+        for (int64_t& most : rules.dimensions) most = std::numeric_limits<int64_t>::max();
       }
       int position = atoi(field(line).c_str());
       if (position < 0 || position >= kPositions) continue;
+      if (tag == "dimensions") {
+        rules.dimensions[position] = atoi(field(line).c_str());
+        rules.larger[position] = field(line);
+        continue;
+      }
       rules.refused[position] = strtoull(field(line).c_str(), nullptr, 16);
       rules.known[position] = strtoull(field(line).c_str(), nullptr, 16);
       rules.kernel = field(line);

@@ -1,5 +1,6 @@
-// What the vendor's documents say about operators and dtypes on one chip. Written by ../../installation/documents.py from
-// ../../../support/refusals.toml into a file that can be read quickly at every start.
+// What the vendor's documents say about operators, dtypes and dimensions on one chip. Written by
+// ../../installation/documents.py from ../../../support/refusals.toml into a file that can be read quickly at every
+// start; both must agree on its form.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,6 +17,8 @@ struct Rules {
   uint64_t known[kPositions] = {};
   std::string kernel;               // the vendor's interface
   std::string sentence[kPositions];  // of the refusal, with a \x01 where the dtype goes
+  int64_t dimensions[kPositions];    // the most that a tensor may have
+  std::string larger[kPositions];    // the sentence for a tensor with more
 };
 
 // Reads the documents. Returns 0 or an errno. Only before operators run.

@@ -1,3 +1,4 @@
+// Failures on demand; see faults.h.
 #include "faults.h"
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Failures on demand: what a test wants to go wrong.
+// Failures on demand: operators, cards and links that a test wants to fail. Asked for by ../../faults.py.
 #pragma once
 #include <cstddef>
 #include <cstdint>

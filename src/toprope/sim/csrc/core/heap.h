@@ -1,4 +1,4 @@
-// The caching allocator of one card.
+// The caching allocator of one card: blocks, pools, and memory that streams still use. Used by memory.cpp.
 #pragma once
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// Host memory behind the cards; see host_memory.h.
 #include "host_memory.h"
 
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-// Memory of the host that simulates the cards, of which a card may promise more than there is.
+// Memory of the host that simulates the cards. A card may promise more memory than the host has free.
 #pragma once
 #include <cstddef>
 

@@ -1,3 +1,4 @@
+// The core scheduler: launches kernels when their cores are free; see kernels.h.
 #include "kernels.h"
 
 #include <chrono>
@@ -73,7 +74,7 @@ void start(Kernel& kernel) {
   for (auto& [card, member] : collective->members) move_on(*member, Stage::kRunning);
 }
 
-// Gives portions to all that wait, once; whether anybody got any.
+// Gives portions to all that wait, once; returns whether any kernel got some.
 bool hand_round(int device) {
   bool any = false;
   std::vector<KernelPointer>& waiting = scheduler().waiting[device];
@@ -153,7 +154,7 @@ void note(const Kernel& kernel, Act act, int64_t began) {
   write_record(record);
 }
 
-// A kernel has ended, one way or another: nobody has to know of it any more.
+// A kernel has ended, with or without an error: it is forgotten.
 void leave(uint64_t launch, const Kernel& kernel) {
   if (Collective* collective = kernel.collective.get()) {
     collective->members[kernel.device] = nullptr;

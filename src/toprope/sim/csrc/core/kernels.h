@@ -1,5 +1,6 @@
 // Queued kernels: work of a stream that takes cores of its card before it runs, and collectives whose members end
-// together. Who waits for whom is known, and a wait that can never end is an error at once.
+// together. The scheduler knows which work waits for which, and a wait that can never end is an error at once. Used by
+// ../../launching.py; tests/sim/simulated/test_kernels.py.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// The figures of one card's allocator: what torch.npu.memory_stats and the report show.
+// The figures of one card's allocator, which torch.npu.memory_stats and the report show.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Device memory; see memory.h.
 #include "memory.h"
 
 #include <algorithm>

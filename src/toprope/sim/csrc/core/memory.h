@@ -1,4 +1,6 @@
-// Device memory: one range of addresses per card, handed out by a caching allocator with the vendor's block rules.
+// Device memory: one range of addresses for each card, handed out by a caching allocator with the vendor's block rules.
+// Used by the torch side (../torch/memory.cpp) and by api.cpp; tests/sim/simulated/test_core.py and
+// test_memory_figures.py.
 #pragma once
 #include <atomic>
 #include <cstddef>

@@ -1,4 +1,5 @@
-// The sizes in which the caching allocator hands out memory, as PYTORCH_NPU_ALLOC_CONF changes them.
+// The sizes in which the caching allocator hands out memory, as PYTORCH_NPU_ALLOC_CONF changes them. Set by
+// ../torch/allocator_settings.cpp, read by block.h.
 #pragma once
 #include <array>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Recording of a rehearsal; see rehearsal.h.
 #include "rehearsal.h"
 
 #include <fcntl.h>

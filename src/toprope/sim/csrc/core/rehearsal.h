@@ -1,5 +1,5 @@
-// What held the memory of each card, by kind and by line of the program, and which lines wait in every step: kept while
-// a rehearsal is recorded. The layout is read by ../../rehearsal/record_file.py.
+// Record of a rehearsal: holders of each card's memory, by kind and by line of the program, and lines that wait in
+// every step. Read by ../../rehearsal/record_file.py; a change of a structure needs scripts/layouts.py.
 #pragma once
 #include <atomic>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Device memory shared between processes; see sharing.h.
 #include "sharing.h"
 
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-// Device memory shared between processes: a piece of memory moves into a file without a name, which others map.
+// Device memory shared between processes: a piece of memory moves into a file without a name, which others map. Used by
+// ../../sharing.py.
 #pragma once
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// The signatures' memory and look-up; see signatures.h.
 #include "signatures.h"
 
 #include <fcntl.h>

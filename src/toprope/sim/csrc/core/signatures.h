@@ -1,5 +1,6 @@
-// Which operators ran, each with the dtypes and shapes of its tensors: kept while somebody traces. A record of an
-// operator names one of them, so that its cost is computed later (../../tracing/signatures.py, which reads this layout).
+// Signatures of the operators that ran, each with the dtypes and shapes of its tensors, kept while a trace is written.
+// A record of an operator names one of them, so that its cost is computed later. Read by ../../tracing/signatures.py; a
+// change of a structure needs scripts/layouts.py.
 #pragma once
 #include <cstdint>
 

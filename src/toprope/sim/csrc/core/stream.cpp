@@ -1,3 +1,4 @@
+// Streams, their threads, and events; see stream.h.
 #include "stream.h"
 
 #include <algorithm>
@@ -207,7 +208,7 @@ void record(const EventPointer& event, Stream& on) {
   MarkPointer mark;
   {
     std::lock_guard<std::mutex> guard(event->mutex);
-    // One that nobody waits for, or is still to pass with, serves again.
+    // An event that no task waits for, or will pass with, is used again.
     if (event->last == nullptr || event->last.use_count() > 1) event->last = std::make_shared<Mark>();
     mark = event->last;
     mark->passed = mark->failed = false;

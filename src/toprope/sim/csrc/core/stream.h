@@ -1,5 +1,5 @@
 // Streams and events. Each stream has a queue and, from its first queued task on, a thread of its own, so that two
-// streams of one card make progress independently.
+// streams of one card make progress independently. tests/sim/simulated/test_streams.py and test_waiting.py.
 #pragma once
 #include <atomic>
 #include <condition_variable>

@@ -1,3 +1,4 @@
+// Writing of the trace; see trace.h.
 #include "trace.h"
 
 #include <fcntl.h>

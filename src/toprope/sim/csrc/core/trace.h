@@ -1,5 +1,5 @@
-// The record of what a program did to the cards, written while somebody traces; a ring whose oldest entries give way.
-// Read by ../../tracing/records.py.
+// The record of what a program did to the cards: a ring buffer that new entries overwrite, written while a trace is
+// asked for. Read by ../../tracing/records.py; a change of a structure needs scripts/layouts.py.
 #pragma once
 #include <cstdint>
 
@@ -61,7 +61,7 @@ struct Trace {
   uint64_t spare[2];
 };
 
-// What operators have to look out for besides their work. All bits are off in an ordinary run.
+// Extra checks that operators make. All bits are off in an ordinary run.
 enum Watch : uint32_t { kTracing = 1, kFaults = 2, kRefusals = 4, kTrafficLimits = 8, kDocuments = 16, kUnsafe = 32, kNumbers = 64 };
 TOPROPE_API extern std::atomic<uint32_t> watched;
 inline bool watching(uint32_t what) { return (watched.load(std::memory_order_relaxed) & what) != 0; }

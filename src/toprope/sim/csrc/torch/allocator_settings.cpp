@@ -1,9 +1,10 @@
 // PYTORCH_NPU_ALLOC_CONF: torch reads the keys that all accelerators have, this file torch_npu's own
-// (NPUAllocatorConfig.cpp).
+// (NPUAllocatorConfig.cpp of Ascend/pytorch). tests/sim/simulated/test_allocator_settings.py.
 #include <c10/core/AllocatorConfig.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <unordered_set>
@@ -28,6 +29,28 @@ const std::unordered_set<std::string>& own_keys() {
       "pin_memory_expandable_segments", "pinned_mem_register", "pinned_reserve_segment_size_mb",
       "release_lock_on_npumalloc", "segment_size_mb", "throw_on_npumalloc_oom"};
   return *keys;
+}
+
+// What torch knows beyond these, torch_npu refuses.
+bool is_common_key(const std::string& key) {
+  static const std::unordered_set<std::string> keys = {
+      "expandable_segments", "garbage_collection_threshold", "large_segment_size_mb", "max_non_split_rounding_mb",
+      "max_split_size_mb", "pinned_max_cached_size_mb", "pinned_max_round_threshold_mb",
+      "pinned_use_background_threads", "roundup_power2_divisions"};
+  return keys.count(key) > 0;
+}
+
+void check_keys(const std::string& text) {
+  Tokens tokens(text);
+  for (size_t i = 0; i < tokens.size(); i++) {
+    const std::string& key = tokens[i];
+    if (own_keys().count(key) == 0 && !is_common_key(key)) {
+      const char* reason = Settings::getKeys().count(key) > 0 ? "torch_npu not support key '" : "Unrecognized key '";
+      TORCH_CHECK_VALUE(false, reason, key, "' in NPU allocator config, ", trailer("ERR01003 OPS invalid value"));
+    }
+    i = tokens.skipKey(i);
+    if (i + 1 < tokens.size()) tokens.checkToken(++i, ",");
+  }
 }
 
 double fraction_of(const Tokens& tokens, size_t i) {
@@ -66,6 +89,12 @@ void apply(const std::string& text) {
     }
     if (i + 1 < tokens.size()) tokens.checkToken(++i, ",");
   }
+  if (Settings::use_expandable_segments() && (Settings::max_split_size() != std::numeric_limits<size_t>::max() ||
+                                              Settings::garbage_collection_threshold() != 0)) {
+    raise_coded("`max_split_size_mb` or `garbage_collection_threshold`, cannot be enabled with `expandable_segments`, "
+                "please set `expandable_segments` to `False`.",
+                "ERR01001 OPS invalid parameter");
+  }
   size_t large = Settings::large_segment_size();
   rules.medium_piece = large != kUsualPiece ? large : std::max(rules.segment, kUsualPiece);
   rules.max_split = Settings::max_split_size();
@@ -89,7 +118,10 @@ void read_allocator_settings() {
       raise_coded("Both PYTORCH_NPU_ALLOC_CONF and PYTORCH_ALLOC_CONF have been set, please set only one of them.",
                   "ERR01003 OPS invalid value");
     }
-    if (const char* text = own != nullptr ? own : common) c10::CachingAllocator::setAllocatorSettings(text);
+    if (const char* text = own != nullptr ? own : common) {
+      check_keys(text);
+      c10::CachingAllocator::setAllocatorSettings(text);
+    }
   });
 }
 

@@ -1,4 +1,5 @@
-// Which operators run in lower precision under torch.autocast("npu"): torch's own lists for devices.
+// Operators that run in lower precision under torch.autocast("npu"): torch's own lists for devices.
+// tests/sim/simulated/test_amp.py.
 #include <ATen/autocast_mode.h>
 
 #include <ATen/ops/norm.h>

@@ -1,3 +1,4 @@
+// A call of a host kernel for a card; see call.h.
 #include "call.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
@@ -127,7 +128,10 @@ at::Tensor Call::take(const at::Tensor& tensor, c10::MaybeOwned<at::Tensor> orig
     if (written_) bytes_back_ += tensor.nbytes();
   }
   const bool by_documents = host_ == nullptr || host_->dtypes != 0;  // which are about kernels of the card
-  if (sim::watching(sim::kDocuments | sim::kRefusals)) check_dtype(kind_, rules_, position_, dtype, by_documents);
+  if (sim::watching(sim::kDocuments | sim::kRefusals)) {
+    check_dtype(kind_, rules_, position_, dtype, by_documents);
+    if (by_documents) check_dimensions(kind_, rules_, position_, tensor.dim());
+  }
   if (written_) {
     check_host_memory(device, tensor);
   } else if (sim::watching(sim::kUnsafe)) [[unlikely]] {
@@ -235,6 +239,12 @@ void check_documented(const sim::Kind* kind, const sim::Rules* rules, int positi
   if (rules == nullptr || position >= sim::kPositions) return;
   if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
   if (rules->refused[position] >> dtype & 1) [[unlikely]] raise_undocumented(kind, *rules, position, dtype);
+}
+
+void check_dimensions(const sim::Kind* kind, const sim::Rules* rules, int position, int64_t dimensions) {
+  if (rules == nullptr || position >= sim::kPositions || dimensions <= rules->dimensions[position]) return;
+  if (!sim::watching(sim::kDocuments) || Unchecked::active()) return;
+  raise_too_many_dimensions(kind, *rules, position);
 }
 
 void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents) {

@@ -1,5 +1,5 @@
 // One operator run for a card by a host kernel: operands become host tensors over the same bytes, results move to the
-// card without a copy.
+// card without a copy. Used by fallback.cpp and the ops_*.cpp files.
 #pragma once
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -135,10 +135,10 @@ class Call {
   int dtype_ = -1;         // of the first operand
   HostOperator* host_ = nullptr;
   uint64_t bytes_to_host_ = 0, bytes_back_ = 0;  // where it left the card
-  int64_t began_ns_ = 0;   // while somebody traces
+  int64_t began_ns_ = 0;   // while a trace is written
   uint8_t cube_ = 0, vector_ = 0;  // limits that were in force then
-  NotFinite before_;               // of the operands, while somebody looks at numbers
-  std::unique_ptr<sim::SignatureOf> signature_;  // while somebody traces
+  NotFinite before_;               // of the operands, while bad numbers are searched
+  std::unique_ptr<sim::SignatureOf> signature_;  // while a trace is written
   c10::SmallVector<Operand, 4> operands_;
   c10::SmallVector<size_t, 2> again_;  // operands that were given once more, while somebody traces
   std::vector<SparseOperand> sparse_;
@@ -151,6 +151,9 @@ class Call {
 // Refuses an operand as the chip does, where it goes by the vendor's documents, or as a test wants it; notes what no
 // document mentions.
 void check_dtype(sim::Kind* kind, const sim::Rules* rules, int position, int dtype, bool by_documents = true);
+
+// Refuses an operand with more dimensions than the chip's kernel takes.
+void check_dimensions(const sim::Kind* kind, const sim::Rules* rules, int position, int64_t dimensions);
 
 // Refuses a dtype of an argument as the chip does. Tests and the count of what no document mentions leave it alone: for
 // casts, and for the dtype of a result.

@@ -1,5 +1,6 @@
-// Checks of arguments that torch_npu's operators make themselves, before CANN is asked, and their texts. Each entry names
-// its file in op-plugin's op_plugin/ops/opapi, without "KernelNpuOpApi.cpp", or another place.
+// Checks of arguments that torch_npu's operators make themselves, before CANN is asked, and their texts. Each entry
+// names its file in op-plugin's op_plugin/ops/opapi, without "KernelNpuOpApi.cpp", or another place. Called by call.cpp
+// and fallback.cpp; tests/sim/simulated/test_argument_checks.py.
 #include "checks.h"
 
 #include <ATen/core/Tensor.h>
@@ -165,6 +166,14 @@ const ArgumentCheck* argument_check(const std::string& op) {
        {kType, [](const Arguments& given) -> std::string {
           if (dtype_of(given) == at::kFloat) return "";
           return c10::str("svd_npu only supported Float, but get", given[0].toTensor().dtype());
+        }}},
+      {"aten::random_",  // Random; the overload with `to` alone asks for no largest number
+       {kType, [](const Arguments& given) -> std::string {
+          static const std::unordered_set<c10::ScalarType> taken = {
+              at::kHalf, at::kFloat, at::kDouble, at::kInt, at::kShort, at::kChar, at::kByte, at::kLong, at::kBFloat16, at::kBool};
+          constexpr size_t kWithToAlone = 3;
+          if (given.size() == kWithToAlone || taken.count(dtype_of(given)) > 0) return "";
+          return c10::str("self scalar_type:", dtype_of(given), "is not surpported.");
         }}},
       {"aten::upsample_bilinear2d",  // UpsampleBilinear2d
        {kType, [](const Arguments& given) -> std::string {

@@ -1,4 +1,4 @@
-// What torch_npu and the kernels of a card make of wrong arguments.
+// Errors of torch_npu and of the kernels of a card for wrong arguments.
 #pragma once
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>

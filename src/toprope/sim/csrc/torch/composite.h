@@ -1,4 +1,4 @@
-// An operator that the card has a kernel for, while it is computed by others here: recorded as the one it is.
+// An operator that is one kernel on the card and is computed by several operators here: recorded as one.
 #pragma once
 #include <memory>
 #include <optional>

@@ -1,3 +1,4 @@
+// Recording of such gradients; see composite_gradient.h.
 #include "composite_gradient.h"
 
 #include <ATen/record_function.h>

@@ -1,4 +1,4 @@
-// The gradient of an operator that is composed of others here: recorded as the one operator that it is on a card.
+// The gradient of an operator that is composed of others here: recorded as the one kernel that it is on a card.
 #pragma once
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>

@@ -1,3 +1,4 @@
+// Rounding of float32 for the cube cores; see cube.h.
 #include "cube.h"
 
 #include <ATen/ops/empty_like.h>

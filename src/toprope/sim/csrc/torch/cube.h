@@ -1,4 +1,5 @@
-// How the cube units take float32: with `numerics=card`, rounded to a shorter mantissa where torch_npu's settings say so.
+// Float32 on the cube cores: with `numerics=card`, rounded to a shorter mantissa (HF32) where torch_npu's settings say
+// so. Set by ../../npu/npu_config.py; tests/sim/simulated/test_numerics.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>

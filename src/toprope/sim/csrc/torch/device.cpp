@@ -1,4 +1,4 @@
-// Devices, streams, events and torch's hooks for them.
+// Devices, streams and events, and torch's hooks for them (the device guard of PrivateUse1).
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -80,7 +80,7 @@ void wait_for_stream_slowly(sim::Stream& stream) {
 namespace {
 
 // Raises for a number that no card has, and not for a card that is stopped or unhealthy: torch's own threads switch the
-// device where nothing catches an error, and the process would end. Whatever then uses the card raises.
+// device where nothing catches an error, and the process would end. Any later use of the card raises.
 void choose(int device, const char* function) {
   if (sim::forked_after_use()) [[unlikely]] raise_forked();
   check(sim::set_device(device), function, "c10_npu::SetDevice(device)");
@@ -92,7 +92,7 @@ int exchange(int device) {
   return former;
 }
 
-// Counts a wait of the host, and records it where somebody traces.
+// Counts a wait of the host, and records it while a trace is written.
 class Wait {
  public:
   explicit Wait(const char* call, int device, int64_t stream = -1)

@@ -1,3 +1,4 @@
+// Errors of the core as the exceptions that torch_npu raises, with the vendor's texts.
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
@@ -93,18 +94,31 @@ void raise_host_out_of_memory(int device, size_t bytes, size_t left) {
                    "; the host that simulates it has ", binary_size(left), " left).");
 }
 
-void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype) {
+namespace {
+
+[[noreturn]] void raise_by_kernel(sim::Lack lack, const sim::Kind* kind, const sim::Rules& rules, int dtype,
+                                  const std::string& sentence) {
   std::string function = kind->name;
   if (size_t place = function.find("::"); place != std::string::npos) function.erase(0, place + 2);
+  std::string text = c10::str(function, ": NPU function error: call ", rules.kernel, " failed, error code is 161002",
+                              trailer("ERR00100 PTA call acl api failed."), "\n[PID: ", getpid(), "] ", date(true),
+                              " AclNN_Parameter_Error(EZ1001): ", sentence);
+  sim::note_lack(lack, kind->name, dtype, text.c_str());
+  TORCH_CHECK(false, text);
+}
+
+}  // namespace
+
+void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype) {
   std::string sentence = rules.sentence[position];
   if (size_t place = sentence.find('\x01'); place != std::string::npos) {
     sentence.replace(place, 1, sim::vendor_dtype(dtype));
   }
-  std::string text = c10::str(function, ": NPU function error: call ", rules.kernel, " failed, error code is 161002",
-                              trailer("ERR00100 PTA call acl api failed."), "\n[PID: ", getpid(), "] ", date(true),
-                              " AclNN_Parameter_Error(EZ1001): ", sentence);
-  sim::note_lack(sim::Lack::kRefused, kind->name, dtype, text.c_str());
-  TORCH_CHECK(false, text);
+  raise_by_kernel(sim::Lack::kRefused, kind, rules, dtype, sentence);
+}
+
+void raise_too_many_dimensions(const sim::Kind* kind, const sim::Rules& rules, int position) {
+  raise_by_kernel(sim::Lack::kDimensions, kind, rules, -1, rules.larger[position]);
 }
 
 void raise_lack(sim::Lack lack, const std::string& name, int dtype, const std::string& text) {

@@ -1,4 +1,5 @@
-// Every operator without a kernel of its own: its host kernel runs over the card's bytes.
+// Every operator without a kernel of its own: its host kernel runs over the card's bytes. Also refused dtypes, wider
+// dtypes, and operators that run on the host on a real card.
 #include <ATen/ops/_to_copy_native.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -349,7 +350,7 @@ namespace {
 
 // ---- operators that torch composes of others, and the vendor has kernels for
 
-// The composition that backends without a kernel get: the key of one that nobody uses leads to it.
+// torch's composition for backends without a kernel, found by the dispatch key of an unused backend.
 void compose(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   const Operator& op = known(handle.schema());
   Composite composite(op.name);
@@ -366,7 +367,7 @@ void compose(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
   }
 }
 
-// Operators without a gradient formula of their own: checked, then composed as ever, so that gradients flow.
+// Operators without a gradient formula of their own: checked, then composed as usual, so that gradients flow.
 void composed(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
   if (sim::watching(sim::kDocuments) && !Unchecked::active()) {
     const Operator& op = known(handle.schema());

@@ -1,5 +1,5 @@
-// Plans of Fourier transforms: a card keeps those that were used last (FFTMixCache of op-plugin's FFTCommonOpApi.cpp). Here
-// they hold no matrices; their number is what torch.npu.backends.fft_plan_cache tells.
+// Plans of Fourier transforms: a card keeps the last used ones (FFTMixCache of op-plugin's FFTCommonOpApi.cpp). Here
+// they hold no matrices; only their number shows, in torch.npu.backends.fft_plan_cache.
 #include <torch/library.h>
 
 #include <algorithm>

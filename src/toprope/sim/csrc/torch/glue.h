@@ -1,4 +1,4 @@
-// The torch side of the simulated card: what every file of it needs.
+// The torch side of the simulated card: declarations that every file of this folder needs.
 #pragma once
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
@@ -42,11 +42,12 @@ std::string trailer(const char* code);
 [[noreturn]] void raise_coded(const std::string& text, const char* code);
 // The same with ERR01007, "feature not supported": noted for the report, with the operator.
 [[noreturn]] void raise_unsupported(const std::string& name, const std::string& text);
-// Writes a warning of torch_npu's to stderr, past Python's warnings, as it does: the first rank alone, and nobody where
+// Writes a warning of torch_npu's to stderr, past Python's warnings, as it does: on the first rank alone, and never with
 // TORCH_NPU_WARNING_DISABLE=1.
 bool warn(const char* text, const char* function = "warn");
 [[noreturn]] void raise_refused(const sim::Kind* kind, int dtype);  // as a test wants it
 [[noreturn]] void raise_undocumented(const sim::Kind* kind, const sim::Rules& rules, int position, int dtype);
+[[noreturn]] void raise_too_many_dimensions(const sim::Kind* kind, const sim::Rules& rules, int position);
 
 inline void check(int status, const char* function, const char* call) {
   if (status != sim::kOk) [[unlikely]] raise_status(status, function, call);
@@ -144,7 +145,7 @@ inline void synchronise_current_stream(int device) {
   check(stream.take_failure(), "synchronize", "aclrtSynchronizeStream(stream)");
 }
 
-// Raises what a card that is not well, or a process that cannot use one, raises.
+// Raises the error of a card that is ill, or of a process that cannot use one.
 void check_usable(int device);
 
 }  // namespace toprope::glue

@@ -1,4 +1,5 @@
 // Gradients that torch_npu computes otherwise than torch: derivatives.yaml of op-plugin names them.
+// tests/sim/simulated/test_vendor_gradients.py.
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_fft_c2c.h>

@@ -1,4 +1,4 @@
-// torch.accelerator.Graph on the card: each call goes to a torch.npu.NPUGraph, which is Python's.
+// torch.accelerator.Graph on the card: each call goes to a torch.npu.NPUGraph, which is Python (../../npu/graphs.py).
 #include <ATen/core/GraphImplInterface.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// The history of the allocator with the places in the program, for torch.npu.memory._snapshot().
+// The history of the allocator with the places in the program, for torch.npu.memory._snapshot() (../../npu/history.py).
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <sstream>

@@ -1,3 +1,4 @@
+// Operators on the host; see host_operators.h.
 #include "host_operators.h"
 
 #include <cerrno>

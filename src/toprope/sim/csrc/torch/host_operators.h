@@ -1,5 +1,5 @@
 // Operators that run on the host in the release of torch_npu that this card stands for. Written by
-// ../../installation/host_operators.py from ../../../support/operators_by_release.toml.
+// ../../installation/host_operators.py from ../../../support/operators_by_release.toml; both must agree on the form.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Allocators and storages: torch's device allocator over the core's memory, the host allocator's redirect while a host
-// kernel runs for a card, pinned host memory.
+// Allocators and storages: torch's device allocator over the core's memory, the redirection of the host allocator while
+// a host kernel runs for a card, and pinned host memory.
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
@@ -18,7 +18,7 @@ namespace toprope::glue {
 
 namespace {
 
-// Frees by owner, whatever happens to be running: blocks wander between torch's allocators and the card's.
+// Frees by owner, whichever allocator is current: blocks move between torch's allocators and the card's.
 c10::DeleterFnPtr host_free = nullptr;
 
 // Tells torch's profiler of a block that was handed out, or is about to be freed.
@@ -390,7 +390,7 @@ extern "C" TOPROPE_API void tsg_take_memory(void* storage) {
   data = c10::DataPtr(data.get(), data.get(), &toprope::glue::free_block, data.device());
 }
 
-// What is done with the data from now on raises an error with this text.
+// Any later use of the data raises an error with this text.
 extern "C" TOPROPE_API void tsg_refuse_storage(void* storage, const char* text) {
   static_cast<c10::StorageImpl*>(storage)->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(text));
 }

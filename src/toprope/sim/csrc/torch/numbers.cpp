@@ -1,3 +1,4 @@
+// Search for bad numbers in results; see numbers.h.
 #include "numbers.h"
 
 #include <cstdint>
@@ -54,5 +55,5 @@ void look_at_numbers(const char* name, const NotFinite& operands, const at::Tens
 
 }  // namespace toprope::glue
 
-// Has results looked at, or no more.
+// Switches the search in results on or off.
 extern "C" TOPROPE_API void tsg_watch_numbers(int on) { toprope::sim::watch(toprope::sim::kNumbers, on != 0); }

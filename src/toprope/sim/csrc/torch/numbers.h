@@ -1,4 +1,4 @@
-// The first NaN and the first overflow of a program, by operator and line: looked for while somebody asks for them.
+// The first NaN and the first overflow of a program, by operator and line; searched while a rehearsal asks for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ struct NotFinite {
 // Whether a host tensor holds such numbers.
 NotFinite not_finite(const at::Tensor& host);
 
-// Notes an operator whose result has what its operands have not.
+// Notes an operator whose result has such numbers while its operands have none.
 void look_at_numbers(const char* name, const NotFinite& operands, const at::Tensor& result);
 
 }  // namespace toprope::glue

@@ -44,7 +44,7 @@ Tensor new_tensor(size_t bytes, c10::ScalarType dtype, std::optional<c10::Device
                                                   c10::scalarTypeToTypeMeta(dtype));
 }
 
-// In deterministic mode memory that nobody wrote holds known values, as on the host.
+// In deterministic mode memory that was not written holds known values, as on the host.
 void fill_if_deterministic(const Tensor& tensor) {
   const at::Context& context = at::globalContext();
   if (context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory()) [[unlikely]] {
@@ -242,11 +242,24 @@ class Copy {
 };
 
 // A cast on the card is an operator of the vendor's, with dtypes of its own.
-void check_cast(c10::ScalarType from, c10::ScalarType to) {
+void check_cast(const Tensor& from, c10::ScalarType to) {
   static sim::Kind* const kind = sim::kind("npu::npu_dtype_cast");
   static const sim::Rules* const rules = sim::rules_of("npu::npu_dtype_cast");
-  check_documented(kind, rules, 0, static_cast<int>(from));
+  check_documented(kind, rules, 0, static_cast<int>(from.scalar_type()));
   check_documented(kind, rules, 1, static_cast<int>(to));
+  check_dimensions(kind, rules, 0, from.dim());
+}
+
+// Between tensors of a card, a copy is a kernel; and so is the part on the card of a copy from or to the host where the
+// card's tensor has gaps or another order (CopyKernelOpApi.cpp).
+void check_copy_dimensions(const Tensor& to, const Tensor& from) {
+  static sim::Kind* const kind = sim::kind("aten::copy_");
+  static const sim::Rules* const rules = sim::rules_of("aten::copy_");
+  const bool within = to.device() == from.device();
+  for (const Tensor* tensor : {&to, &from}) {
+    if (!within && !(on_npu(*tensor) && !tensor->is_contiguous())) continue;
+    check_dimensions(kind, rules, within && tensor == &from ? 1 : 0, tensor->dim());
+  }
 }
 
 Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
@@ -257,8 +270,9 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
     wait_for_current_stream(tensor->device().index());
   }
   if (self.scalar_type() != src.scalar_type() && self.device() == src.device()) {
-    check_cast(src.scalar_type(), self.scalar_type());
+    check_cast(src, self.scalar_type());
   }
+  if (self.numel() != 0) check_copy_dimensions(self, src);
   check_host_memory((on_npu(self) ? self : src).device().index(), self);
   if (sim::watching(sim::kUnsafe)) [[unlikely]] {
     if (on_npu(src)) check_safe(src);

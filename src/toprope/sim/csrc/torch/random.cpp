@@ -1,3 +1,4 @@
+// Generators of the card; see random.h.
 #include "random.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -121,7 +122,7 @@ class NpuGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<State> state_;
 };
 
-// The seed of default generators that somebody set before they were made; else each gets one of the system's.
+// The seed of default generators that was set before they were made; else each takes one from the system.
 std::mutex first_seed_guard;
 std::optional<uint64_t> first_seed;
 bool made_generators = false;

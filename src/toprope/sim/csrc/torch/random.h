@@ -1,4 +1,4 @@
-// Generators of the card: what they draw depends on their seed and offset alone.
+// Generators of the card: their numbers depend on their seed and offset alone. tests/sim/simulated/test_random.py.
 #pragma once
 #include <ATen/core/Generator.h>
 

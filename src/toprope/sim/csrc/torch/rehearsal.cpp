@@ -1,4 +1,4 @@
-// What a block of memory is, and which line of the program it is of: asked while a rehearsal is recorded.
+// Kind and line of each block of memory, which the core asks for while a rehearsal is recorded.
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

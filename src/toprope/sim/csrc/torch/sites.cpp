@@ -1,4 +1,4 @@
-// Which line of the program copies from the card or waits for it: asked of Python, while a report will be made.
+// Line of the program that copies from the card or waits for it: asked of Python, while a report will be made.
 #include <dlfcn.h>
 #include <pthread.h>
 

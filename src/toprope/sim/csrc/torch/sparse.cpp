@@ -1,7 +1,7 @@
-// Sparse tensors in coordinate format: torch_npu registers what torch has one kernel of for hosts and GPUs (the lines
-// "SparseCPU, SparseCUDA" of native_functions.yaml, which its torchnpugen reads), and add, mul, coalesce and max of its
-// own (op-plugin's op_plugin_functions.yaml, "sparse:"). Left out are those whose kernel ends in one that is CUDA's own:
-// mm, mv, and the ways to compressed formats.
+// Sparse tensors in coordinate format: torch_npu registers the operators for which torch has one kernel for hosts and
+// GPUs (the lines "SparseCPU, SparseCUDA" of native_functions.yaml, which its torchnpugen reads), and its own add, mul,
+// coalesce and max (op-plugin's op_plugin_functions.yaml, "sparse:"). Missing are those whose kernel ends in CUDA's
+// own: mm, mv, and the conversions to compressed formats. tests/sim/simulated/test_sparse.py.
 #include "sparse.h"
 
 #include <ATen/ops/max.h>

@@ -1,4 +1,4 @@
-// Which operators torch_npu has for sparse tensors in coordinate format and in compressed ones.
+// Operators that torch_npu has for sparse tensors in coordinate format and in compressed ones.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>

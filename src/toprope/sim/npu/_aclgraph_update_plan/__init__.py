@@ -1,4 +1,7 @@
-"""Plans by which a compiled graph finds new arguments on the host for `NPUGraph.update`, under torch_npu's name."""
+"""Package `torch_npu.npu._aclgraph_update_plan`: how a compiled graph finds new host arguments for `NPUGraph.update`.
+
+Names are torch_npu's; the code is in resolver.py.
+"""
 
 from toprope.sim.npu._aclgraph_update_plan.resolver import (
     ACLGRAPH_UPDATE_PLAN_GLOBAL,

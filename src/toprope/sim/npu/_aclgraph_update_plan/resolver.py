@@ -1,9 +1,12 @@
-"""Check a plan against the calls of a graph, and read from it what `NPUGraph.update` takes.
+"""Check of an update plan against the calls of a captured graph, and its translation for `NPUGraph.update`.
 
-A plan has one entry for each updatable call, in their order: `{"op": name, "updates": {argument: source}}`. A source is
-`{"kind": "input", "index": n}` (an input of the compiled function), `{"kind": "constant", "value": v}`,
-`{"kind": "none"}` or `{"kind": "list", "items": [source, ...]}`.
-Source of the form: torch_npu/npu/_aclgraph_update_plan of Ascend/pytorch at 9e73e708.
+Part of torch.npu, for code that torch_npu's Inductor generates (compat/torch_npu/_inductor writes the entries). A plan
+has one entry for each updatable call, in their order: `{"op": name, "updates": {argument: source}}`. A source is
+`{"kind": "input", "index": n}` (an input of the compiled function), `{"kind": "constant", "value": v}`, `{"kind":
+"none"}` or `{"kind": "list", "items": [source, ...]}`.
+
+Source of the form: torch_npu/npu/_aclgraph_update_plan of Ascend/pytorch at 9e73e708. Tests:
+tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Handlers of operators whose arguments on the host change between replays of a graph, under torch_npu's name."""
+"""Package `torch_npu.npu._npugraph_handlers`: see npugraph_handler, its one module.
+
+Tests: tests/sim/simulated/test_graphs.py.
+"""

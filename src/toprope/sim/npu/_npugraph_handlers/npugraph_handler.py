@@ -1,4 +1,8 @@
-"""`torch.npu`: operators whose arguments on the host can be changed after a graph was captured (`NPUGraph.update`)."""
+"""Part of `torch.npu`: handlers of operators whose host arguments can be changed after capture (`NPUGraph.update`).
+
+Used by graph_capture.py and graphs.py; programs register handlers of their own. Names are torch_npu's. Tests:
+tests/sim/simulated/test_graphs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`torch.npu.amp`: torch.amp for the device npu, with torch_npu's arguments."""
+"""Package `torch.npu.amp`: torch.amp for the device npu, with torch_npu's arguments.
+
+Tests: tests/sim/simulated/test_amp.py.
+"""
 
 from toprope.sim.npu.amp import common as common
 from toprope.sim.npu.amp.autocast_mode import autocast, custom_bwd, custom_fwd

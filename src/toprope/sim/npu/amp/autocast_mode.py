@@ -1,4 +1,7 @@
-"""Autocast with torch_npu's arguments, and the switches behind it."""
+"""Module `torch.npu.amp.autocast_mode`: autocast with torch_npu's arguments, and the switches behind it.
+
+Which operators run in half precision is decided in csrc/torch/autocast.cpp. Tests: tests/sim/simulated/test_amp.py.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def is_autocast_enabled() -> bool:
 
 
 def set_autocast_enabled(enable: bool) -> None:
-    """Switches autocast for npu in this thread."""
+    """Switch autocast for npu in this thread."""
     torch.set_autocast_enabled("npu", enable)
 
 
@@ -75,5 +78,5 @@ def get_autocast_dtype() -> torch.dtype:
 
 
 def set_autocast_dtype(dtype: torch.dtype) -> None:
-    """Sets the dtype of autocast for npu in this thread."""
+    """Set the dtype of autocast for npu in this thread."""
     torch.set_autocast_dtype("npu", dtype)

@@ -1,4 +1,7 @@
-"""torch_npu's counterpart of torch.cuda.amp.common."""
+"""Module `torch.npu.amp.common`: torch_npu's counterpart of torch.cuda.amp.common.
+
+Tests: tests/compat/test_compat_torch_npu.py, for the name.
+"""
 
 from toprope.sim.npu.devices import is_available
 

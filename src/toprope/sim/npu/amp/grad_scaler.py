@@ -1,4 +1,7 @@
-"""The gradient scaler of torch_npu, which differs from torch's: Ascend/pytorch, `torch_npu/npu/amp/grad_scaler.py`."""
+"""Module `torch.npu.amp.grad_scaler`: the gradient scaler of torch_npu, which differs from torch's.
+
+Source: Ascend/pytorch, `torch_npu/npu/amp/grad_scaler.py`. Tests: tests/sim/simulated/test_amp.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The gradient scaler for FSDP, as torch_npu puts it in the place of torch's: on a card without being asked to."""
+"""Gradient scaler for FSDP on cards, in the place of torch's, as torch_npu has it.
+
+distributed/registration.py puts it there when torch's FSDP is imported. Tests: tests/helpers/distributed_training.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Functions of C++ that graph trees call: of the allocator's pools, and of storages that come and go in them.
+"""Functions on the allocator's pools, and on storages in them, that graph trees call.
 
-torch has them for CUDA alone, and torch_npu in `torch_npu._C`, by these names.
+Used by trees.py. torch has them for CUDA alone, and torch_npu in `torch_npu._C`, by these names. Tests:
+tests/sim/simulated/test_graph_trees.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A module of torch for CUDA, rewritten for the card: other names, the same statements on the same lines."""
+"""Rewriting of a module of torch for CUDA to the card's names: other names, the same statements on the same lines.
+
+trees.py applies it to torch's graph trees. Tests: tests/sim/test_graph_tree_renaming.py.
+"""
 
 from __future__ import annotations
 

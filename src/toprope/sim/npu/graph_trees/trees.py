@@ -1,7 +1,8 @@
 """Graph trees of the card, `torch_npu.npu._graph_tree`: torch's module, run here with the card's names.
 
-The classes and functions that are not below are torch's. What follows the call of `exec` is ours: where torch_npu
-differs from torch (fewer arguments, other texts), or the card needs nothing.
+Loaded by toprope.sim.inductor and by _graph_tree.py. The classes and functions that are not below are torch's. The code
+after the call of `exec` is ours: torch_npu's differences from torch (fewer arguments, other texts), and functions for
+which the card needs nothing. Tests: tests/sim/simulated/test_graph_trees.py.
 """
 
 from __future__ import annotations

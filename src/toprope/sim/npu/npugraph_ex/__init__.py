@@ -1,4 +1,4 @@
-"""`torch.npu.npugraph_ex`: scopes for single operators and for graphs of the backend "npugraph_ex"."""
+"""Package `torch.npu.npugraph_ex`: scopes for single operators and for graphs of the backend "npugraph_ex"."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""`torch.npu.npugraph_ex.scope`: contexts that work on operators run one by one and in compiled graphs.
+"""Module `torch.npu.npugraph_ex.scope`: contexts for core limits, streams and determinism of operators.
 
-Run one by one, a context sets and restores at once. While a graph is traced it marks the operators inside, and the
-backend does the rest.
+Outside of a graph, a context sets and restores at once. While a graph is traced it marks the operators inside
+(toprope.sim.air), and the backend does the rest (toprope.sim.graph). Tests: tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Deterministic:
 
 
 def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: Any = None) -> Any:
-    """Limits the cores that work on a stream uses, inside the context.
+    """Limit the cores that work on a stream uses, inside the context.
 
     Args:
         op_aicore_num: cube cores.
@@ -93,7 +93,7 @@ def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: Any = Non
 
 
 def deterministic(level: int) -> Any:
-    """Sets how much is deterministic inside the context: 0 nothing, 1 results, 2 stricter.
+    """Set how much is deterministic inside the context: 0 nothing, 1 results, 2 stricter.
 
     Operators of compiled graphs carry the level, without effect.
 

@@ -1,6 +1,9 @@
 """Read model folders whose files do not match the model's tensors, with the loaders of transformers and diffusers.
 
-The libraries rename tensors, fuse experts, tie weights, read `.bin` files and dequantise FP8 with scales.
+The libraries rename tensors, fuse experts, tie weights, read `.bin` files and dequantise FP8 with scales. Called by
+`attach` if `weight_files` cannot read the folder in place. It uses internal modules of transformers: where one is
+missing or different, the folder is read by the library as a whole. Held by tests/tiers/test_tiers_files.py and
+test_tiers_codes.py.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ def layouts(module: nn.Module, names: Iterable[str]) -> dict[str, list[str]] | N
         None where the model is of no such library, or is made from them in another way than by new names and by
         putting experts together; then its library has to read them.
     """
-    if not _is(module, "transformers", "PreTrainedModel"):
+    if not _is_instance(module, "transformers", "PreTrainedModel"):
         return None
     model: Any = module
     try:
@@ -160,7 +163,7 @@ def load_values(module: nn.Module, folder: Path) -> dict[str, torch.Tensor] | No
     """
     if not (folder / "config.json").is_file():
         return None
-    library = next((name for name, base in _BASES.items() if _is(module, name, base)), None)
+    library = next((name for name, base in _BASES.items() if _is_instance(module, name, base)), None)
     if library is None:
         return None
     size = sum(each.stat().st_size for each in folder.iterdir() if each.suffix in _WEIGHTS)
@@ -212,7 +215,7 @@ def load_values(module: nn.Module, folder: Path) -> dict[str, torch.Tensor] | No
 _BASES = {"transformers": "PreTrainedModel", "diffusers": "ModelMixin"}
 
 
-def _is(module: nn.Module, library: str, base: str) -> bool:
+def _is_instance(module: nn.Module, library: str, base: str) -> bool:
     cls = getattr(sys.modules.get(library), base, None)  # a model of it has imported it
     return cls is not None and isinstance(module, cls)
 

@@ -1,7 +1,9 @@
 """Divide a model into groups of weights: by blocks, such as the layers of a transformer, else by modules.
 
 A weight is one piece of memory: tied parameters, and views of the same memory, are one weight. A module needs its own
-parameters while it runs; a block loads the parameters of all modules in it at once.
+parameters while it runs; a block loads the parameters of all modules in it at once. `attach` calls `read_model`; its
+result, `Model` with its `Weight`s, is what all of `tiers.engine` works on, and its groups are the input of the planner
+(`tiers.plan.model`).
 """
 
 from __future__ import annotations
@@ -143,7 +145,7 @@ class Model:
         return sum(map(aligned, sizes))
 
     def fixed_bytes(self, module: nn.Module) -> int:
-        """Bytes of what always stays on the device and is no weight: buffers, `left` and reserved memory."""
+        """Bytes that always stay on the device and are no weights: buffers, `left` and reserved memory."""
         mine = {id(each) for weight in self.weights.values() for each in weight.parameters}
         parts: dict[object, int] = {}
         others = [each for each in module.parameters() if id(each) not in mine]
@@ -165,14 +167,14 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
-def _identity(parameter: torch.Tensor) -> tuple[object, ...]:
+def _memory_key(parameter: torch.Tensor) -> tuple[object, ...]:
     if parameter.device.type == "meta":
         return (id(parameter),)
     storage = parameter.untyped_storage()
     return (storage._cdata, parameter.storage_offset(), parameter.shape, parameter.stride(), parameter.dtype)
 
 
-def _plain(parameter: torch.Tensor) -> bool:
+def _can_be_offloaded(parameter: torch.Tensor) -> bool:
     return (
         type(parameter.data) is torch.Tensor
         and parameter.layout is torch.strided
@@ -218,15 +220,15 @@ def read_model(model: nn.Module, small: int, resident: Collection[str] = ()) -> 
             if parameter is None:
                 continue
             name = f"{prefix}.{short}" if prefix else short
-            if not _plain(parameter) or id(parameter) in overlaps:
+            if not _can_be_offloaded(parameter) or id(parameter) in overlaps:
                 found.left.append(name)
                 continue
-            weight = by_identity.get(_identity(parameter))
+            weight = by_identity.get(_memory_key(parameter))
             if weight is None:
                 like = without_values(parameter)
                 kind = _kind(short, parameter)
                 weight = Weight(name, [], [], like, kind)
-                by_identity[_identity(parameter)] = weight
+                by_identity[_memory_key(parameter)] = weight
                 found.weights[name] = weight
             if prefix in resident:
                 weight.kind = "buffer"
@@ -250,10 +252,10 @@ def _overlapping(model: nn.Module) -> set[int]:
     """Parameters that share some of their memory with others, but not all of it."""
     areas: dict[int, list[tuple[int, int, int, tuple[object, ...]]]] = defaultdict(list)
     for parameter in model.parameters():
-        if parameter.device.type != "meta" and _plain(parameter):
+        if parameter.device.type != "meta" and _can_be_offloaded(parameter):
             start = int(parameter.storage_offset()) * parameter.itemsize
             cdata = parameter.untyped_storage()._cdata
-            areas[cdata].append((start, start + int(parameter.nbytes), id(parameter), _identity(parameter)))
+            areas[cdata].append((start, start + int(parameter.nbytes), id(parameter), _memory_key(parameter)))
     bad = set()
     for area in areas.values():
         for number, (start, stop, one, identity) in enumerate(area):
@@ -268,7 +270,7 @@ def _group(model: nn.Module, found: Model, small: int) -> None:
     total = sum(sizes.values())
     names = [(prefix, name) for prefix, _, some in found.owners for name in some]
     group_of = _blocks(names, sizes, total)
-    around = _around(found.owners, group_of)
+    around = _containers(found.owners, group_of)
     users: dict[str, set[str]] = defaultdict(set)
     for prefix, _, some in found.owners:
         for name in some:
@@ -298,7 +300,7 @@ def _group(model: nn.Module, found: Model, small: int) -> None:
         size = sum(aligned(each.nbytes) for each in weights[:-1]) + weights[-1].nbytes
         members[group_name][key] = Member(key, size, "weight", key)
         found.members[key] = weights
-    together = _together(found, group_of)
+    together = _needed_together(found, group_of)
     for name, some_members in members.items():
         found.groups.append(
             Group(name or "(model)", tuple(some_members.values()), together=tuple(together.get(name, ())))
@@ -324,7 +326,7 @@ def _is_in(module: str, other: str) -> bool:
     return module.startswith(other + ".")
 
 
-def _together(found: Model, group_of: dict[str, str]) -> dict[str, list[tuple[str, ...]]]:
+def _needed_together(found: Model, group_of: dict[str, str]) -> dict[str, list[tuple[str, ...]]]:
     """By group, the keys of members that a module and the modules around it need at the same time."""
     key_of = {weight.name: key for key, weights in found.members.items() for weight in weights}
     keys: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
@@ -373,7 +375,7 @@ def _numbered(prefix: str) -> Iterator[str]:
             yield ".".join(parts[: place + 1])
 
 
-def _around(owners: Iterable[tuple[str, nn.Module, list[str]]], group_of: dict[str, str]) -> set[str]:
+def _containers(owners: Iterable[tuple[str, nn.Module, list[str]]], group_of: dict[str, str]) -> set[str]:
     """Owners and groups whose module contains modules of other groups."""
     prefixes = list(group_of)
     found = set()

@@ -1,4 +1,9 @@
-"""Models on meta, and the match of their weights with the files of a folder."""
+"""The weights of a model in the safetensors files of a folder, read in place; and `skeleton`, to build models on meta.
+
+`attach` calls it for a model on meta: each weight gets a home in its file, converted or decoded from FP8 codes when it
+is loaded. Files that do not match are an error, or are read by `library_loaders`. The names under which checkpoints
+store scales are the tables at the top; tests/tiers/test_tiers_files.py and test_tiers_codes.py hold them.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +101,7 @@ class Files:
                 if found is None or found.dtype not in DTYPES or weight.name in self.homes:
                     continue
                 there, wanted = DTYPES[found.dtype], weight.like.dtype
-                if there != wanted and not self._converts(found.dtype, wanted):
+                if there != wanted and not self._can_be_rounded(found.dtype, wanted):
                     self.refused.append(f"{name}: {there} in {found.file.name}, {wanted} in the model")
                     break
                 if found.shape != tuple(weight.like.shape):
@@ -126,7 +131,7 @@ class Files:
         rows, columns = stored.shape[-2:]
         matrices = prod(stored.shape[:-2])
         grid = scales.shape[-2:] if len(scales.shape) >= 2 else (1, 1)
-        block = self._block((rows, columns), grid)
+        block = self._block_shape((rows, columns), grid)
         factors = prod(scales.shape)
         plain = scales.dtype in FLOATS or scales.dtype in ("U8", "F8_E8M0")
         if block is None or not plain or dtype not in _FLOATS or factors != matrices * prod(grid):
@@ -153,7 +158,7 @@ class Files:
             and not any(other in self.stored for other in _scales_of(name))
         ]
 
-    def _block(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
+    def _block_shape(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int] | None:
         """Rows and columns of a block with one scale: from the configuration, else from the number of scales."""
         said: Any = (self._quantization or {}).get("weight_block_size")
         blocks = isinstance(said, list) and len(said) == 2 and all(type(each) is int and each > 0 for each in said)
@@ -203,7 +208,7 @@ class Files:
 
     def _plain(self, stored: Stored, dtype: torch.dtype) -> DiskHome | None:
         there = DTYPES.get(stored.dtype)
-        if there is None or (there != dtype and not self._converts(stored.dtype, dtype)):
+        if there is None or (there != dtype and not self._can_be_rounded(stored.dtype, dtype)):
             return None
         return self._home(stored, dtype)
 
@@ -297,7 +302,7 @@ class Files:
             and name not in self._used
             and name.startswith(self._part)
             and not name.endswith("_extra_state")
-            and not _any(ignored, name)
+            and not _any_matches(ignored, name)
         ]
 
     def _patterns(self, attribute: str) -> list[re.Pattern[str]]:
@@ -324,12 +329,12 @@ class Files:
         weights = [
             weight
             for weight in self.model.weights.values()
-            if not any(self.find(name) is not None or _any(ignored, name) for name in weight.names)
+            if not any(self.find(name) is not None or _any_matches(ignored, name) for name in weight.names)
         ]
         buffers = [
             self.module.get_buffer(name)
             for name in persistent_buffers(self.module)
-            if self.find(name) is None and not _any(ignored, name)
+            if self.find(name) is None and not _any_matches(ignored, name)
         ]
         unused = [self.stored[name] for name in self._unused() if not (scaled and "scale" in name)]
         codes = [each for each in unused if each.dtype not in FLOATS | _SCALED | _COUNTS]
@@ -340,7 +345,7 @@ class Files:
         twice = sum((len(each.names) - 1) * each.like.numel() for each in weights)  # tied, and stored under each name
         return missing <= sum(prod(each.shape) for each in unused) <= missing + twice
 
-    def _converts(self, stored: str, dtype: torch.dtype) -> bool:
+    def _can_be_rounded(self, stored: str, dtype: torch.dtype) -> bool:
         """True if stored values can be rounded to a dtype; False for codes with separate scales."""
         return dtype in _FLOATS and (stored in FLOATS or (stored in _SCALED and self._quantization is None))
 
@@ -382,7 +387,7 @@ def _scales_of(name: str) -> tuple[str, ...]:
     return f"{name}{_SCALE}", f"{stem}.scale", f"{stem}.qscale_weight"
 
 
-def _any(patterns: list[re.Pattern[str]], name: str) -> bool:
+def _any_matches(patterns: list[re.Pattern[str]], name: str) -> bool:
     return any(each.search(name) for each in patterns)
 
 

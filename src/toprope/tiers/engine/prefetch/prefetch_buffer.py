@@ -1,8 +1,10 @@
 """Ring of device buffers ("slots") into which weight groups are prefetched.
 
-A group in a slot is being loaded (`load` has not ended) or is there. A slot is reused only when no holder needs its
-group, there are no views of its memory, and, on a device, after the work that was queued by then. Of the slots that can
-be reused, the one whose group has its next use the furthest in the future is taken.
+`engine.runtime` calls `hold` and `release` around each use of a group; `row_pieces` does the same for parts of weights
+that are too large. A group in a slot is being loaded (`load` has not ended) or is there. A slot is reused only when no
+holder needs its group, there are no views of its memory, and, on a device, after the work that was queued by then. Of
+the slots that can be reused, the one whose group has its next use the furthest in the future is taken. Correct for any
+number of threads: tests/tiers/test_tiers_ring.py runs random schedules.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Unit:
 
     @property
     def loaded(self) -> int:
-        """Bytes of one load."""
+        """Bytes that cross the links for one load of the unit."""
         return sum(each.nbytes for each in self.weights)
 
 
@@ -183,7 +185,7 @@ class Ring:
             if not load.done:
                 self.transfers.hasten(load)
                 begin = time.perf_counter()
-                load.settle(self.limit)
+                load.join(self.limit)
                 self.waited += time.perf_counter() - begin
             if load.error is not None:
                 raise load.error
@@ -219,11 +221,18 @@ class Ring:
             if slot is None or unit.stale:
                 return
             if slot.load is not None and not slot.load.done:
-                slot.load.settle(self.limit)  # nothing else may be loaded into its memory before
+                slot.load.join(self.limit)  # nothing else may be loaded into its memory before
             self._empty(slot)
 
     def _fetch(self, unit: Unit) -> Slot:
-        """Wait for a free slot, and begin to load a unit that is needed now."""
+        """Wait for a free slot, and begin to load a unit that is needed now.
+
+        A slot becomes free when its load ends, when another thread releases its unit, or when views of its memory are
+        deleted. If every slot is held by threads that wait here themselves, nothing of this can happen.
+
+        Raises:
+            TierBusyError: no slot becomes free.
+        """
         begin, collected, me = time.perf_counter(), False, threading.get_ident()
         try:
             while True:
@@ -238,17 +247,14 @@ class Ring:
                     loading = [each.load for each in self.slots if each.load is not None and not each.load.done]
                     held = [each.unit for each in self.slots if each.unit is not None and each.unit.held]
                     self._waiting[me] = unit
-                    # Threads that hold slots and do not wait for one will release theirs. A thread whose unit another
-                    # thread has loaded in the meantime holds it already and will notice.
-                    stuck = {thread for thread, wanted in self._waiting.items() if wanted.slot is None}
-                    running = {getattr(who, "thread", me) for each in held for who in each.held} - stuck
+                    running = self._running(held, me)
                     if not running and len(held) == len(self.slots):
                         # All threads wait for each other: this one gives up, and releases its slots for the others.
                         self._waiting.pop(me, None)
                         raise self._busy(unit)
                 waited = time.perf_counter() - begin
                 if loading and len(held) < len(self.slots):
-                    loading[0].settle(self.limit)
+                    loading[0].join(self.limit)
                     continue
                 if not running and not collected:
                     gc.collect()
@@ -260,6 +266,15 @@ class Ring:
         finally:
             with self.lock:
                 self._waiting.pop(me, None)
+
+    def _running(self, held: list[Unit], me: int) -> set[int]:
+        """Threads that hold one of these units and do not wait for a slot themselves: they will release theirs.
+
+        A thread that waits for a unit that another one has loaded in the meantime counts as running: it has its slot,
+        and finds out when it looks next.
+        """
+        stuck = {thread for thread, wanted in self._waiting.items() if wanted.slot is None}
+        return {getattr(who, "thread", me) for each in held for who in each.held} - stuck
 
     def _busy(self, unit: Unit) -> TierBusyError:
         facts = []
@@ -358,7 +373,7 @@ class Ring:
         begin = time.perf_counter()
         for slot in self.slots:
             if slot.load is not None:
-                slot.load.settle(self.limit)
+                slot.load.join(self.limit)
         while True:
             with self.lock:
                 busy = [each for each in self.slots if each.kept or (each.unit is not None and each.unit.held)]

@@ -1,12 +1,14 @@
-"""Compute weights that are larger than the device in pieces, in inference.
+"""Compute with weights that are larger than the device's budget, piece by piece; for inference only.
 
 Pieces are rows of linear layers and embeddings, and single experts of a tensor that has all experts of a layer.
+`attach` chooses such weights and hands them to `engine.runtime`; the modules' calls of `linear` and `embedding` come
+here.
 
 Each row of a linear layer's weight gives one output column, a sum of its own; a row of an embedding is copied. It is up
 to the library that multiplies whether a product with some rows has the same bits as the product with all of them. So
 this is tried on the device, and rows are cut at multiples of `ROWS`. Pieces have two slots of their own: one is
 computed from while the other is loaded. A module that takes its experts by number, `weights[number]`, gets one expert
-as a view of a slot, with the same alignment as in the whole tensor.
+as a view of a slot, with the same alignment as in the whole tensor. Held by tests/tiers/test_tiers_pieces.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Timeline of the slots' contents: recorded while the model runs, drawn as SVG."""
+"""Timeline of the slots' contents: recorded while the model runs, drawn as SVG.
+
+For users who look for stalls: `Handle.save_timeline` draws it. `prefetch_buffer.Ring` reports each event of a slot.
+Nothing else reads it, so the picture can change freely; tests/tiers/test_tiers_stats.py counts its boxes and reads
+their titles.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Recorded order of the groups in a step, and prediction of the next uses. Pure: no torch, no threads."""
+"""Order of the groups in a step, recorded from the first step, and the next uses that follow from it. Pure.
+
+`engine.runtime` records each use (`Trace`); `prefetch_buffer` asks for the next ones (`Order`), to prefetch them and to
+choose the slot to reuse. After a use that was not expected the prediction goes on behind its next place in the step.
+"""
 
 from __future__ import annotations
 

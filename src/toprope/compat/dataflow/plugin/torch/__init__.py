@@ -1,4 +1,7 @@
-"""The plugin for torch."""
+"""Facade package `dataflow.plugin.torch`: stages that run a torch model.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from toprope.compat.missing import missing_from
 

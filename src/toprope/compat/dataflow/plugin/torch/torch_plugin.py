@@ -1,4 +1,7 @@
-"""`npu_model` under the name of the module that has it in DataFlow, and the dtypes of torch for those of DataFlow."""
+"""Facade module `dataflow.plugin.torch.torch_plugin`: `npu_model`, and dtypes of torch as DataFlow's and back.
+
+Programs import it by this name, which is the vendor's, and so are the names in it.
+"""
 
 from typing import Any
 

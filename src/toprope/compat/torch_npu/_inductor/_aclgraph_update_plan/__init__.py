@@ -1,1 +1,4 @@
-"""Plans for updates of captured calls, as Inductor of torch_npu writes them into compiled code."""
+"""Facade package `torch_npu._inductor._aclgraph_update_plan`: see `codegen`, its one module.
+
+Tests: tests/sim/simulated/test_graphs.py.
+"""

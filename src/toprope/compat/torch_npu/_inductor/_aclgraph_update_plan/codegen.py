@@ -1,6 +1,7 @@
-"""Entries of a plan (`torch_npu.npu._aclgraph_update_plan`) for the calls that Inductor lowers.
+"""Facade module: entries of an update plan for the calls that Inductor lowers, as torch_npu's Inductor writes them.
 
-Inductor of the simulated card captures no graphs, so that nothing here writes the entries into its code.
+A plan says how a captured graph gets new host arguments (toprope.sim.npu._aclgraph_update_plan). Inductor of the
+simulated card captures no graphs, so nothing here calls it; programs and tests/sim/simulated/test_graphs.py do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`torch_npu.contrib.function`: functions for detection and attention that are made of torch_npu's operators.
+"""Facade package `torch_npu.contrib.function`: functions for detection and attention, made of torch_npu's operators.
 
-Names, signatures and errors are those of torch_npu; `npu_fused_attention` and `npu_fused_attention_with_layernorm` are
-not simulated.
+Names, signatures and errors are torch_npu's; tests/compat/operators/test_vision_tensors.py holds the values.
+`npu_fused_attention` and `npu_fused_attention_with_layernorm` are not simulated.
 """
 
 from toprope.compat.missing import missing_from

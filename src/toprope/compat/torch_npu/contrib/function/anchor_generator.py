@@ -1,4 +1,9 @@
-"""Anchors that are responsible for ground truth boxes."""
+"""Anchors that are responsible for ground truth boxes.
+
+Programs import `npu_single_level_responsible_flags` from `torch_npu.contrib.function`. Signature and errors are those
+of torch_npu/contrib/function/anchor_generator.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py holds
+the values.
+"""
 
 from __future__ import annotations
 

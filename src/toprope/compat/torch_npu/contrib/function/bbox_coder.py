@@ -1,4 +1,9 @@
-"""Encoding and decoding of boxes, for mmdetection's coders. Boxes are converted to float32, as torch_npu does."""
+"""Encoding and decoding of boxes, for mmdetection's coders. Boxes are converted to float32, as torch_npu does.
+
+Programs import its names from `torch_npu.contrib.function`. Signature and errors are those of
+torch_npu/contrib/function/bbox_coder.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py holds the
+values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Masked, scaled and dropped attention probabilities in one call."""
+"""Masked, scaled and dropped attention probabilities in one call.
+
+Programs import `fuse_add_softmax_dropout` from `torch_npu.contrib.function`. Signature and errors are those of
+torch_npu/contrib/function/fuse_add_softmax_dropout.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py
+holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Assignment by a mask, without indices."""
+"""Assignment by a mask, without indices.
+
+Programs import `npu_fast_condition_index_put` from `torch_npu.contrib.function`. Signature and errors are those of
+torch_npu/contrib/function/index_op.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py holds the
+values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Product with a transposed matrix."""
+"""Product with a transposed matrix.
+
+Programs import `matmul_transpose` from `torch_npu.contrib.function`. Signature and errors are those of
+torch_npu/contrib/function/matmul_transpose.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py holds
+the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Non-maximum suppression over many classes: npu_batch_nms for the results of a detector."""
+"""Non-maximum suppression over many classes: npu_batch_nms for the results of a detector.
+
+Programs import its names from `torch_npu.contrib.function`. Signature and errors are those of
+torch_npu/contrib/function/nms.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Cyclic shift of feature maps, for Swin transformers."""
+"""Cyclic shift of feature maps, for Swin transformers.
+
+Programs import `roll` from `torch_npu.contrib.function`. Signature and errors are those of
+torch_npu/contrib/function/roll.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`torch_npu.contrib.module`: layers that call torch_npu's operators."""
+"""Facade package `torch_npu.contrib.module`: layers over torch_npu's operators, one module for each as in torch_npu.
+
+Names, signatures and errors are torch_npu's; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from toprope.compat.missing import missing_from
 

@@ -1,4 +1,9 @@
-"""Batch normalisation whose counter of batches is an int32."""
+"""Batch normalisation whose counter of batches is an int32.
+
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/_batchnorm_with_int32_count.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds
+the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Dropout whose masks are cut from one large mask for each probability."""
+"""Dropout whose masks are cut from one large mask for each probability.
+
+Programs import `NpuPreGenDropout` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/_ensemble_dropout.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the
+values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operators of the facade, looked up when a layer runs: a layer can be made without them."""
+"""Look-up of the facade's operators when a layer of this folder runs: a layer can be made without its operator.
+
+Also the deprecation warning that torch_npu gives for some layers. Tests: tests/compat/test_torch_npu_contrib.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Activations over npu_mish and npu_silu."""
+"""Activations over npu_mish and npu_silu.
+
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/activations.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""LSTM in both directions, as two in one direction each."""
+"""LSTM in both directions, as two in one direction each.
+
+Programs import `BiLSTM` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/bidirectional_lstm.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the
+values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Channel shuffle of ShuffleNet by index_select, without a transposed copy."""
+"""Channel shuffle of ShuffleNet by index_select, without a transposed copy.
+
+Programs import `ChannelShuffle` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/channel_shuffle.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

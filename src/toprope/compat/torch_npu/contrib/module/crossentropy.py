@@ -1,4 +1,8 @@
-"""Cross entropy with label smoothing over npu_one_hot and npu_softmax_cross_entropy_with_logits."""
+"""Cross entropy with label smoothing over npu_one_hot and npu_softmax_cross_entropy_with_logits.
+
+Programs import `LabelSmoothingCrossEntropy` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/crossentropy.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

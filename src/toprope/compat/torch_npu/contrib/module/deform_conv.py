@@ -1,4 +1,8 @@
-"""Modulated deformable convolution over npu_deformable_conv2d."""
+"""Modulated deformable convolution over npu_deformable_conv2d.
+
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/deform_conv.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

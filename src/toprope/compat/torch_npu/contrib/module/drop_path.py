@@ -1,4 +1,8 @@
-"""Drop path (stochastic depth) whose random numbers are drawn before the model runs."""
+"""Drop path (stochastic depth) whose random numbers are drawn before the model runs.
+
+Programs import `NpuDropPath` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/drop_path.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Dropout whose masks are drawn after the model has run, for its next pass."""
+"""Dropout whose masks are drawn after the model has run, for its next pass.
+
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/ensemble_dropout.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Focus of YOLOv5: every second pixel of an image as channels, and a convolution."""
+"""Focus of YOLOv5: every second pixel of an image as channels, and a convolution.
+
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/focus.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

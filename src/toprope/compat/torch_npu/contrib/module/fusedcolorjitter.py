@@ -1,4 +1,8 @@
-"""Colour jitter as one matrix product over the pixels of an image."""
+"""Colour jitter as one matrix product over the pixels of an image.
+
+Programs import `FusedColorJitter` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/fusedcolorjitter.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Linear layer with int8 input and weights, with checks of all dtypes."""
+"""Linear layer with int8 input and weights, with checks of all dtypes.
+
+Programs import `LinearA8W8Quant` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/linear_a8w8_quant.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the
+values.
+"""
 
 from __future__ import annotations
 

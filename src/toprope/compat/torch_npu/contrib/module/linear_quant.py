@@ -1,4 +1,8 @@
-"""Linear layer with quantised input and weights over npu_quant_matmul."""
+"""Linear layer with quantised input and weights over npu_quant_matmul.
+
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/linear_quant.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 
@@ -88,5 +92,5 @@ class LinearQuant(nn.Module):
             )
 
     def _needs_conversion(self) -> bool:
-        """Tell if the scale must become the 64-bit form that the kernel takes for these dtypes."""
+        """Return True if the scale must become the 64-bit form that the kernel takes for these dtypes."""
         return self.scale.dtype == torch.float32 and self.output_dtype not in (torch.bfloat16, torch.int32)

@@ -1,4 +1,9 @@
-"""Linear layer with quantised weights over npu_weight_quant_batchmatmul."""
+"""Linear layer with quantised weights over npu_weight_quant_batchmatmul.
+
+Programs import `LinearWeightQuant` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/linear_weight_quant.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the
+values.
+"""
 
 from __future__ import annotations
 

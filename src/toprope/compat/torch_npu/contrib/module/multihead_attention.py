@@ -1,4 +1,8 @@
-"""Attention of fairseq over npu_multi_head_attention."""
+"""Attention of fairseq over npu_multi_head_attention.
+
+Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/multihead_attention.py of Ascend/pytorch; tests/compat/test_apt_vb_global.py holds the values.
+"""
 
 from __future__ import annotations
 

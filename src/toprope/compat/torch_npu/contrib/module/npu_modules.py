@@ -1,4 +1,8 @@
-"""Dropout with a mask of one byte for each element."""
+"""Dropout with a mask of one byte for each element.
+
+Programs import `DropoutWithByteMask` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/npu_modules.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Copy of the next batch to the card while the model works on this one."""
+"""Copy of the next batch to the card while the model works on this one.
+
+Programs import `Prefetcher` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/prefetcher.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Position-sensitive pooling of regions over npu_ps_roi_pooling."""
+"""Position-sensitive pooling of regions over npu_ps_roi_pooling.
+
+Programs import `PSROIPool` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/ps_roi_pooling.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Quantised convolution over npu_quant_conv2d."""
+"""Quantised convolution over npu_quant_conv2d.
+
+Programs import `QuantConv2d` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/quant_conv2d.py of Ascend/pytorch; tests/compat/test_torch_npu_contrib.py holds the values.
+"""
 
 from __future__ import annotations
 

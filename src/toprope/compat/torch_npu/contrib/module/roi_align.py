@@ -1,4 +1,8 @@
-"""Pooling of regions by bilinear samples over npu_roi_align."""
+"""Pooling of regions by bilinear samples over npu_roi_align.
+
+Programs import `ROIAlign` from `torch_npu.contrib.module`. Signature and errors are those of
+torch_npu/contrib/module/roi_align.py of Ascend/pytorch; tests/compat/operators/test_vision_pooling.py holds the values.
+"""
 
 from __future__ import annotations
 

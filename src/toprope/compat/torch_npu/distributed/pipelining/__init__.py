@@ -1,4 +1,7 @@
-"""`torch_npu.distributed.pipelining`: torch's pipelines, also of a module that is traced by torch.fx."""
+"""Facade package `torch_npu.distributed.pipelining`: torch's pipelines, also of a module that is traced by torch.fx.
+
+Tests: tests/compat/test_torch_npu_pipelining.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Pipelines of modules that torch.fx traces: layers of torch and chosen submodules stay calls, the rest is opened.
 
-Which modules stay whole, and the errors, are those of torch_npu/distributed/pipelining of Ascend/pytorch. The shapes
-between stages come from fake tensors, so that nothing is computed and no process waits for another.
+Used by `torch_npu.distributed.pipelining.pipeline`. Which modules stay whole, and the errors, are those of
+torch_npu/distributed/pipelining of Ascend/pytorch. The shapes between stages come from fake tensors, so that nothing is
+computed and no process waits for another. Tests: tests/compat/test_torch_npu_pipelining.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`torch_npu.distributed.rpc`: the backend NPU_TENSORPIPE of torch.distributed.rpc, which carries tensors of cards."""
+"""Facade package `torch_npu.distributed.rpc`: the backend NPU_TENSORPIPE of torch.distributed.rpc.
+
+It carries tensors of cards between workers. Tests: tests/compat/test_torch_npu_rpc.py.
+"""
 
 import torch.distributed.rpc as rpc
 

@@ -1,8 +1,9 @@
-"""The backend NPU_TENSORPIPE of torch.distributed.rpc: torch's TENSORPIPE, with maps of cards.
+"""Facade module: the backend NPU_TENSORPIPE of torch.distributed.rpc, which is torch's TENSORPIPE with maps of cards.
 
-Torch checks the maps; which devices there are is asked here. The workers of a group must be known when it is made:
-torch_npu raises a NameError where they are not. NPU_FAULTY_TENSORPIPE, for tests of torch's own, is not here.
-Source: torch_npu/distributed/rpc/backend_registry.py of Ascend/pytorch.
+`torch_npu.distributed` registers it. Torch checks the maps; the devices of each worker are found here. The workers of a
+group must be known when it is made: torch_npu raises a NameError where they are not. NPU_FAULTY_TENSORPIPE, for tests
+of torch's own, is not here. Tests: tests/compat/test_torch_npu_rpc.py. Source:
+torch_npu/distributed/rpc/backend_registry.py of Ascend/pytorch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Tensors of cards in the messages of torch.distributed.rpc, whose own backend carries those of the host alone.
+"""Pickling of tensors of cards for torch.distributed.rpc, whose own backend carries tensors of the host alone.
 
-A message has a copy in host memory, and the device that it comes from; the receiver puts it where the sender's map
-says, for an answer where its own map says the other way round.
+backend_registry.py switches it on. A message has a copy in host memory, and the device that it comes from; the receiver
+puts it on the device that the sender's map says; for an answer, its own map in reverse. Tests:
+tests/compat/test_torch_npu_rpc.py.
 """
 
 from __future__ import annotations

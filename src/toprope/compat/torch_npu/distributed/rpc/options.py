@@ -1,4 +1,9 @@
-"""Options of the backend NPU_TENSORPIPE. Source: torch_npu/distributed/rpc/options.py of Ascend/pytorch."""
+"""Facade module: options of the RPC backend NPU_TENSORPIPE, with its map of devices between workers.
+
+Tests: tests/compat/test_torch_npu_rpc.py.
+
+Source: torch_npu/distributed/rpc/options.py of Ascend/pytorch.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`torch_npu.distributed.tensor`: how DTensor splits operators of torch_npu.
+"""Facade package `torch_npu.distributed.tensor`: how DTensor splits operators of torch_npu.
 
-Operators that are composed of torch's own and differentiable need no rule: DTensor sees torch's. The operators that
-multiply and communicate at once, and the gradients of fused attention as operators of their own, have none.
+`torch_npu.distributed` imports it with torch.distributed.tensor. Operators that are composed of torch's own and
+differentiable need no rule: DTensor sees torch's. The operators that multiply and communicate at once, and the
+gradients of fused attention as operators of their own, have none. Tests: tests/compat/test_torch_npu_dtensor.py.
 """
 
 from toprope.compat.missing import missing_from

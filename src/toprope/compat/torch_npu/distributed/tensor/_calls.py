@@ -1,4 +1,8 @@
-"""Calls of operators on DTensors that torch's rules have no form for: lists of tensors, and results that are given."""
+"""DTensor calls of torch_npu's operators that torch's sharding rules cannot express: lists of tensors, given results.
+
+Importing it registers them with DTensor, which torch_npu.distributed.tensor (the facade) does; rules of all other
+operators are in _rules.py. Tests: tests/compat/test_torch_npu_dtensor.py.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def _parts(value: Any, placements: Sequence[Placement]) -> Any:
 
 
 def _refuse_plain(operator: Any, tensors: Any) -> None:
-    """Refuse tensors that are no DTensors, of which nobody knows how they are split."""
+    """Refuse tensors that are no DTensors, since their split is unknown."""
     if any(isinstance(each, torch.Tensor) and not isinstance(each, DTensor) for each in tree_leaves(tensors)):
         raise RuntimeError(f"{operator}: got plain tensors next to DTensors; do: make all of them DTensors")
 

@@ -1,7 +1,8 @@
-"""Rules of DTensor for operators: which placements of the results go with which of the arguments.
+"""DTensor's sharding rules for torch_npu's operators: placements of the results for placements of the arguments.
 
-Torch chooses by the cost of moving the arguments. Which dimensions may be split follows from the operators' formulas;
-torch_npu/distributed/tensor of Ascend/pytorch has the same operators.
+The package imports it, which registers them; torch chooses by the cost of moving the arguments. Which dimensions may be
+split follows from the operators' formulas; torch_npu/distributed/tensor of Ascend/pytorch has the same operators.
+Tests: tests/compat/test_torch_npu_dtensor.py.
 """
 
 from __future__ import annotations

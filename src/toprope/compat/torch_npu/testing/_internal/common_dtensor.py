@@ -1,10 +1,13 @@
-"""Base class of tests of DTensor on cards."""
+"""Facade module: base class for tests of DTensor on cards, as torch_npu's own tests use it.
+
+Tests: tests/compat/test_torch_npu_testing.py.
+"""
 
 from __future__ import annotations
 
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase
 
-from ..._door import current_npu
+from ..._facade import current_npu
 
 __all__: list[str] = []
 

@@ -1,4 +1,7 @@
-"""Base class of tests of FSDP on cards. Importing this file has torch's own helpers of FSDP use cards and hccl."""
+"""Facade module: base class for tests of FSDP on cards, as torch_npu's own tests use it.
+
+Importing it has torch's own helpers of FSDP use cards and hccl. Tests: tests/compat/test_torch_npu_testing.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch.testing._internal.common_fsdp as torchs
 from torch.testing._internal.common_distributed import TEST_SKIPS
 from torch.testing._internal.common_fsdp import FSDPTest
 
-from ..._door import current_npu
+from ..._facade import current_npu
 
 __all__: list[str] = []
 

@@ -1,3 +1,3 @@
-// Stands for all of ATen, of which ATen/autocast_mode.h uses the tensor alone.
+// Replaces torch's ATen/ATen.h to save compile time: ATen/autocast_mode.h uses only the tensor of it.
 #pragma once
 #include <ATen/core/Tensor.h>

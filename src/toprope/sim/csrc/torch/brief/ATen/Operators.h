@@ -1,1 +1,1 @@
-// Stands for torch's list of all operators, of which ATen/autocast_mode.h uses none here.
+// Replaces torch's list of all operators to save compile time: ATen/autocast_mode.h uses none here.

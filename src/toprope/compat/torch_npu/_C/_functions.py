@@ -1,4 +1,8 @@
-"""Functions of torch_npu's compiled part that are made of those of `torch.npu`."""
+"""Functions of `torch_npu._C` for devices, streams and graph trees, made of functions of `torch.npu`.
+
+`torch_npu._C.__getattr__` calls `find`; the names are those of the compiled functions of Ascend/pytorch. Tests:
+tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Any
 
 from toprope.compat import no_npu
 
-from .._door import current_npu
+from .._facade import current_npu
 
 __all__ = ["SAME", "find"]
 

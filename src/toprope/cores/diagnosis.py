@@ -1,4 +1,8 @@
-"""Meaning of codes and lines of a log for core limits; the data is symptoms.toml; pure."""
+"""Meaning of codes and lines of a log for core limits: its cause, and what to do; pure.
+
+For `toprope cores explain`. The data is diagnosis.toml, each entry with its sources: a new symptom is added there
+alone.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A symptom in a log.
+    """A symptom that was found in a log, with its first line.
 
     Attributes:
         symptom: which.
@@ -52,7 +56,7 @@ class Seen:
 
 
 def symptoms() -> tuple[Symptom, ...]:
-    """All that are known."""
+    """All symptoms that diagnosis.toml has."""
     return _shipped()
 
 
@@ -84,7 +88,7 @@ def _shipped() -> tuple[Symptom, ...]:
     from importlib import resources
 
     data: dict[str, Any] = tomllib.loads(
-        resources.files("toprope.cores").joinpath("symptoms.toml").read_text(encoding="utf-8")
+        resources.files("toprope.cores").joinpath("diagnosis.toml").read_text(encoding="utf-8")
     )
     return tuple(
         Symptom(

@@ -1,4 +1,7 @@
-"""CPU cores of a thread, bound as torch_npu binds them: only where CPU_AFFINITY_CONF switches that on."""
+"""CPU affinity of a thread, set as torch_npu sets it: only where CPU_AFFINITY_CONF switches that on.
+
+Called by `torch_npu._C`, behind `torch_npu.utils.set_thread_affinity`. Tests: tests/compat/test_torch_npu_utils.py.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,6 @@ def _set(cores: Iterable[int]) -> None:
 
 
 def _is_on() -> bool:
-    """Tell if the variable has a mode other than 0: "1", "mode:1", "mode:2,npu0:0-3"."""
+    """Return True if the variable has a mode other than 0: "1", "mode:1", "mode:2,npu0:0-3"."""
     mode = re.match(r"\s*(?:mode:)?(\d+)", os.environ.get(_SWITCH, ""))
     return mode is not None and int(mode[1]) != 0

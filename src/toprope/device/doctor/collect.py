@@ -1,4 +1,8 @@
-"""Fact collection for `toprope doctor`: metadata, variables, files, npu-smi. Imports no torch."""
+"""Collect the facts for `toprope doctor`: package metadata, variables, files, npu-smi. Imports no torch.
+
+Called by `cli.doctor` and `cli.devices`. What is read from files is in `device.host`, what torch says in `torch_probe`.
+A further fact needs a field in `host.machine.Facts` and a row in `cli.output.doctor_text`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from toprope.device.host import smi, software
 from toprope.device.host.ascend import look_at_machine
 from toprope.device.host.machine import Facts, SmiCard
 
-__all__ = ["MASKS", "SHOWN", "gather"]
+__all__ = ["MASKS", "SHOWN", "collect_facts"]
 
 MASKS = ("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Variables that restrict the cards of a process or a container."""
@@ -38,7 +42,7 @@ _LIBRARIES = (
 _FOLDERS = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ATB_HOME_PATH")
 
 
-def gather(
+def collect_facts(
     *,
     root: Path = Path("/"),
     environment: Mapping[str, str] | None = None,
@@ -91,6 +95,8 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _groups() -> tuple[str, ...]:
+    """Names of the groups of this process, which decide whether it may open a card."""
+
     def name(number: int) -> str:
         try:
             return grp.getgrgid(number).gr_name
@@ -105,6 +111,7 @@ def _is_broken(folder: str) -> bool:
 
 
 def _end_of_smi(child: subprocess.Popen[str]) -> tuple[tuple[SmiCard, ...] | None, str]:
+    """Wait for npu-smi; return the chips that it lists, or None and the reason."""
     text, error = smi.output(child)
     if error:
         return None, error

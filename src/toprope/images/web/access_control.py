@@ -3,6 +3,9 @@
 A page of another origin can send forms and files to any address that the browser reaches, and a name that resolves to
 127.0.0.1 makes such a page "the same origin" (DNS rebinding). So the names in Host and Origin are compared with those
 that the server goes by. No framework here: plain ASGI.
+
+`web.serving` puts it in front of everything that it serves. A new path that takes files needs its limit here;
+tests/images/test_images_access_control.py.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from urllib.parse import urlsplit
 
 from toprope.http_bodies import Application, Message, Receive, Send, declared_length, send_whole
 
-__all__ = ["API", "Gate", "Uploads", "host_allowed", "origin_allowed"]
+__all__ = ["API", "AccessControl", "Uploads", "host_allowed", "origin_allowed"]
 
 API = "/api/"
 """How paths of the named API begin; errors there are JSON, elsewhere a line of text."""
@@ -125,7 +128,7 @@ class Uploads:
             return True
 
 
-class Gate:
+class AccessControl:
     """An ASGI application before another one, which sees only requests that are allowed.
 
     Args:
@@ -185,6 +188,7 @@ class Gate:
         return self._too_long(scope["path"], headers)
 
     def _too_long(self, path: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
+        """Status, problem and advice for a body that is too long or of unknown length; None if it is neither."""
         length = declared_length(headers)
         if length is None and ("content-length" in headers or "transfer-encoding" in headers):
             return 411, "the request does not say how long it is.", "send Content-Length"
@@ -195,6 +199,7 @@ class Gate:
         return None
 
     async def _upload(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Hand on an upload within the limits, and answer others with the reason."""
         if not self._uploads.make_room():
             await _answer(
                 scope, send, 429, "too many pictures were uploaded.", "try again in some minutes, when old ones go"

@@ -1,4 +1,7 @@
-"""The gate before the server: names, origins, lengths, and how many uploads are kept. No Gradio here."""
+"""Access control of the page's server: names, origins, lengths, and the number of uploads. No Gradio here.
+
+Holds `images.web.access_control`.
+"""
 
 import asyncio
 import os
@@ -8,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.images.web.gate import FORM, Gate, Uploads, host_allowed, origin_allowed
+from toprope.images.web.access_control import FORM, AccessControl, Uploads, host_allowed, origin_allowed
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_no_header_is_too_strange(origin, host) -> None:
 
 
 class Inner:
-    """The application behind the gate."""
+    """The application behind the access control."""
 
     def __init__(self):
         self.seen = []
@@ -73,7 +76,7 @@ class Inner:
         await send({"type": "http.response.body", "body": b"inner"})
 
 
-def asked(gate, path="/", method="GET", **headers):
+def asked(access_control, path="/", method="GET", **headers):
     """The status and the text of an answer."""
     sent = []
 
@@ -82,7 +85,7 @@ def asked(gate, path="/", method="GET", **headers):
 
     headers = {"host": "127.0.0.1:7860"} | {name.replace("_", "-"): value for name, value in headers.items()}
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    asyncio.run(gate({"type": "http", "path": path, "method": method, "headers": raw}, None, send))
+    asyncio.run(access_control({"type": "http", "path": path, "method": method, "headers": raw}, None, send))
     return sent[0]["status"], b"".join(each.get("body", b"") for each in sent[1:]).decode()
 
 
@@ -92,15 +95,15 @@ def inner():
 
 
 @pytest.fixture
-def gate(inner, tmp_path):
+def access_control(inner, tmp_path):
     uploads = Uploads(lambda: map(str, tmp_path.iterdir()), most=2, size=100, in_use=lambda: (), spare=60)
-    return Gate(inner, names=(), uploads=uploads, one=1000, files=3, edits=1)
+    return AccessControl(inner, names=(), uploads=uploads, one=1000, files=3, edits=1)
 
 
 UPLOAD = "/gradio_api/upload"
 
 
-def test_what_is_refused_never_reaches_the_application(gate, inner) -> None:
+def test_what_is_refused_never_reaches_the_application(access_control, inner) -> None:
     evil = "http://evil.example"
     for status, options in (
         (403, {"host": "evil.example"}),
@@ -112,7 +115,7 @@ def test_what_is_refused_never_reaches_the_application(gate, inner) -> None:
         (413, {"method": "POST", "path": UPLOAD, "content_length": str(FORM + 3001)}),
         (413, {"method": "POST", "path": "/api/edits", "content_length": str(FORM + 2001)}),
     ):
-        got, text = asked(gate, **options)
+        got, text = asked(access_control, **options)
         assert got == status, options
         assert "do" in text
         assert len(text) < 400
@@ -123,18 +126,18 @@ def test_what_is_refused_never_reaches_the_application(gate, inner) -> None:
         {"method": "POST"},  # a program
         {"method": "POST", "path": UPLOAD, "content_length": "3000"},
     ):
-        assert asked(gate, **options) == (200, "inner"), options
+        assert asked(access_control, **options) == (200, "inner"), options
     assert len(inner.seen) == 4
 
 
-def test_uploads_are_bounded_in_number_and_the_oldest_that_nobody_uses_go(gate, inner, tmp_path) -> None:
+def test_uploads_are_bounded_in_number_and_the_oldest_that_nobody_uses_go(access_control, inner, tmp_path) -> None:
     for number in range(2):
         (tmp_path / f"{number}.png").write_bytes(b"x")
-    assert asked(gate, UPLOAD, "POST")[0] == 429  # both are new
+    assert asked(access_control, UPLOAD, "POST")[0] == 429  # both are new
     assert inner.seen == []
     old = time.time() - 100
     os.utime(tmp_path / "1.png", (old, old))
-    assert asked(gate, UPLOAD, "POST")[0] == 200
+    assert asked(access_control, UPLOAD, "POST")[0] == 200
     assert [each.name for each in tmp_path.iterdir()] == ["0.png"]
 
 
@@ -154,9 +157,9 @@ def test_uploads_are_bounded_in_bytes_and_what_an_edit_waits_for_stays(tmp_path)
     assert used.exists()
 
 
-def test_a_file_that_is_too_large_is_refused_in_our_words(gate, inner) -> None:
+def test_a_file_that_is_too_large_is_refused_in_our_words(access_control, inner) -> None:
     inner.status = 413
-    status, text = asked(gate, UPLOAD, "POST", content_length="2000")
+    status, text = asked(access_control, UPLOAD, "POST", content_length="2000")
     assert status == 413
     assert "--max-upload" in text
     assert "inner" not in text

@@ -1,4 +1,7 @@
-"""What the doctor reads: a child's words, npu-smi, metadata, the vendor's folders and its table of versions."""
+"""Facts that the doctor collects: lines of the child process, npu-smi, metadata, the vendor's folders and versions.
+
+Holds `device.doctor.collect`, `torch_probe`, `ratings` and `device.host`. Outputs of npu-smi are recorded ones.
+"""
 
 import json
 from pathlib import Path
@@ -7,8 +10,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from toprope.device.doctor.collect import collect_facts
 from toprope.device.doctor.diagnosis import diagnose
-from toprope.device.doctor.facts import gather
 from toprope.device.doctor.ratings import ratings
 from toprope.device.doctor.torch_probe import examination
 from toprope.device.host import smi, software, versions
@@ -22,7 +25,7 @@ SAID = [
     {"fact": "torch", "version": "2.13.0"},
     {"fact": "backend", "name": "torch_npu", "module": "torch_npu", "error": "ImportError: x"},
     {"fact": "torch_npu", "file": "/x", "error": "ImportError: x"},
-    {"fact": "absent", "kind": "npu", "reason": "torch_npu cannot be loaded", "broken": "mend it"},
+    {"fact": "absent", "kind": "npu", "reason": "torch_npu cannot be loaded", "broken": "fix it"},
     {"fact": "absent", "kind": "cuda", "reason": "no CUDA", "broken": ""},
     {"fact": "device", "name": "cpu", "kind": "cpu", "title": "x", "total": 8, "free": 4, "simulated": False},
     {"fact": "dtype", "device": "cpu", "dtype": "float32", "works": True, "failed": "", "milliseconds": 0.3},
@@ -38,7 +41,7 @@ def test_what_a_child_says_is_read() -> None:
     assert (found.ended, found.doing, found.torch, found.import_error) == ("", "", "2.13.0", "y")
     assert found.backends == (BackendResult("torch_npu", "torch_npu", "ImportError: x"),)
     assert found.absent == {"npu": "torch_npu cannot be loaded", "cuda": "no CUDA"}
-    assert found.broken == {"npu": "mend it"}
+    assert found.broken == {"npu": "fix it"}
     assert (found.choice, found.refused) == ("cpu (automatic)", {})
     (cpu,) = found.devices
     assert (cpu.best, cpu.step, cpu.free) == ("float32", Step(2.0, 1.0, 3.0), 4)
@@ -196,7 +199,7 @@ def test_any_output_of_npu_smi_can_be_read(output: str) -> None:
     assert isinstance(smi.parse(output), tuple)
 
 
-def test_gathering_looks_at_another_root_and_starts_nothing_when_told(
+def test_gathering_looks_at_another_root_and_starts_nothing_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
@@ -207,7 +210,7 @@ def test_gathering_looks_at_another_root_and_starts_nothing_when_told(
         "SECRET": "x",
         "ASCEND_HOME_PATH": "/no",
     }
-    facts = gather(root=tmp_path, environment=variables, path=[], examining=False)
+    facts = collect_facts(root=tmp_path, environment=variables, path=[], examining=False)
     assert facts.ascend.cards == (2, 10)
     assert facts.missing_nodes == ("devmm_svm", "hisi_hdc")
     assert facts.ascend.container
@@ -227,8 +230,8 @@ def test_npu_smi_on_the_path_is_asked(tmp_path: Path) -> None:
     program = tmp_path / "npu-smi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{SMI}\nEND\n")
     program.chmod(0o755)
-    facts = gather(root=tmp_path, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}, path=[], examining=False)
+    facts = collect_facts(root=tmp_path, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}, path=[], examining=False)
     assert (facts.npu_smi, len(facts.smi_cards or ())) == (str(program), 2)
     program.write_text("#!/bin/sh\necho dcmi module initialize failed. ret is -8005\nexit 1\n")
-    facts = gather(root=tmp_path, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}, path=[], examining=False)
+    facts = collect_facts(root=tmp_path, environment={"PATH": f"{tmp_path}:/bin:/usr/bin"}, path=[], examining=False)
     assert (facts.smi_cards, facts.npu_smi_error) == (None, "dcmi module initialize failed. ret is -8005")

@@ -1,4 +1,7 @@
-"""Import of the facade: `torch.npu` under its other name, and the version of torch_npu that it is like."""
+"""Functions that the modules of the torch_npu facade share: its version, the current `torch.npu`, and what it imports.
+
+`alias_npu` makes `torch_npu.npu` the same module as `torch.npu`. Tests: tests/compat/test_torch_npu_facade.py.
+"""
 
 from __future__ import annotations
 

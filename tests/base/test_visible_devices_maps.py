@@ -1,4 +1,7 @@
-"""Which number a card has where: the process's own, the mask's and the machine's."""
+"""Numbers of a card in the process, in the mask and on the machine: `npu_map`, `cuda_map`, grants of containers.
+
+Holds `toprope.visible_devices`; pure, and one of the modules of scripts/mutants.py.
+"""
 
 import os
 from unittest import mock
@@ -7,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.visible import IdMap, cuda_map, explain_grant, granted_cards, npu_map, visible_cards
+from toprope.visible_devices import IdMap, cuda_map, explain_grant, granted_cards, npu_map, visible_cards
 
 MACHINES = st.sets(st.integers(0, 63), min_size=1, max_size=16).map(sorted)
 GPUS = ["GPU-8932f937-d72c", "GPU-8932f900-aaaa", "GPU-11111111-0000", "GPU-22222222-0000"]
 
 
 def holds_together(ids: IdMap) -> None:
-    """What is true of every map: the three numbers of a card lead to each other."""
+    """Check what is true of every map: the three numbers of a card lead to each other."""
     assert len(ids.visible) == len(ids.physical) == len(ids)
     assert len(set(ids.physical)) == len(ids)
     for logical in range(len(ids)):
@@ -84,7 +87,7 @@ def test_a_grant_is_read_as_it_was_written(cards: set[int]) -> None:
     assert granted_cards(",".join(f"Ascend910-{card}" for card in cards)).cards == tuple(sorted(cards))
 
 
-def test_a_grant_of_what_the_machine_has_not_is_told() -> None:
+def test_a_grant_of_what_the_machine_has_not_is_reported() -> None:
     assert npu_map(None, "6-9", range(8)) == IdMap((0, 1), (6, 7), "the machine has no card 8")
 
 

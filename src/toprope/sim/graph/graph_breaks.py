@@ -1,8 +1,9 @@
-"""Scopes of a function whose graph broke: an error that says why, where the scope ends.
+"""Error for a scope whose function broke into several graphs: it says why, where the scope ends.
 
-TorchDynamo cannot break a graph inside a `with` block of a scope. It then runs the whole function as plain Python, and
-compiles the `__enter__` and the `__exit__` of the scope as graphs of their own, with nothing in them but one mark. An
-exception that the function itself raises in the block is left as it is: most often it is the reason.
+backend.py calls `lone_mark` for each graph. TorchDynamo cannot break a graph inside a `with` block of a scope. It then
+runs the whole function as plain Python, and compiles the `__enter__` and the `__exit__` of the scope as graphs of their
+own, each with only one mark in it. An exception that the function itself raises in the block is left as it is: most
+often it is the reason. Tests: tests/sim/simulated/test_graph.py.
 """
 
 from __future__ import annotations

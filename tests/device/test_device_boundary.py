@@ -1,4 +1,7 @@
-"""Who asks torch for its devices: device/, sim/ and compat/ do, and nobody else."""
+"""Only device/, sim/ and compat/ ask torch for its devices; device and sim do not import each other.
+
+Holds the rule of the architecture (docs/architecture.md) by reading all sources.
+"""
 
 import ast
 from pathlib import Path
@@ -17,7 +20,7 @@ FILES = [
 
 
 def asks(tree: ast.AST) -> list[str]:
-    """What a file asks: imports of torch_npu, torch.cuda and torch.npu, and reads of the latter two."""
+    """A file's questions to torch: imports of torch_npu, torch.cuda and torch.npu, and reads of the latter two."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -76,8 +79,8 @@ def test_the_search_itself(line, what):
 
 
 def test_device_and_sim_do_not_import_each_other():
-    for room, other in (("device", "toprope.sim"), ("sim", "toprope.device")):
-        for path in (PACKAGE / room).rglob("*.py"):
+    for package, other in (("device", "toprope.sim"), ("sim", "toprope.device")):
+        for path in (PACKAGE / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
                 if isinstance(node, ast.ImportFrom):

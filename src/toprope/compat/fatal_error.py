@@ -1,6 +1,8 @@
-"""The error that ended a process of a run, for the report: one file for each process that ended with one.
+"""Record of the uncaught error that ended a process of a `toprope run`: one file for each such process.
 
-This file is read at the start of every Python process of a run: it imports nothing that Python has not.
+toprope.compat.finder installs it at the start of every Python process of a run, so it imports only the standard
+library. cli/reports/failure.py reads the files for the run's report and must follow their fields. Tests:
+tests/cli/test_failure.py.
 """
 
 from __future__ import annotations

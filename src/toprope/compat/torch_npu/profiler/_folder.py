@@ -1,4 +1,8 @@
-"""The folder of a profile: where it is, and what it is called."""
+"""Folder of a profile of `torch_npu.profiler`: where it is made, and its name.
+
+Used by profiler.py and profiler_interface.py. The name has torch_npu's form, by which the vendor's tools find it.
+Tests: tests/compat/test_torch_npu_profiler.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 
 from ._messages import warn
 
-__all__ = ["PLACE", "remove"]
+__all__ = ["FOLDER", "remove"]
 
 _LONGEST = 226
 """Characters that the name of a worker has at most, less one."""
@@ -19,7 +23,7 @@ _LONGEST = 226
 _EXPORT_ONLY = "export_only_prof_dir"
 
 
-class _Place:
+class _Folder:
     """The place of this process's profiles: the last handler that was made decides, as with the real profiler."""
 
     def __init__(self) -> None:
@@ -91,4 +95,4 @@ def remove(path: Path) -> None:
             pass  # another profile is in it
 
 
-PLACE = _Place()
+FOLDER = _Folder()

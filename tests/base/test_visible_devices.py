@@ -1,4 +1,7 @@
-"""What ASCEND_RT_VISIBLE_DEVICES shows, and that the simulated card agrees."""
+"""Cards that ASCEND_RT_VISIBLE_DEVICES shows, by the vendor's rules, and that the simulated card agrees.
+
+Holds `toprope.visible_devices`. The rules are torch_npu's, read from its source and from CANN's documentation.
+"""
 
 import json
 import os
@@ -10,9 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forkserver
-from toprope.visible import explain, visible_cards
+from toprope.visible_devices import explain, visible_cards
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
+
+
+def test_the_deprecated_module_has_the_same_names_with_a_warning():
+    from toprope import visible
+
+    with pytest.warns(DeprecationWarning, match="toprope.visible is toprope.visible_devices now"):
+        assert visible.visible_cards is visible_cards
+    with pytest.raises(AttributeError, match="npu_cards"):
+        visible.npu_cards  # noqa: B018
+
 
 MASKS = [
     ("1,3", (1, 3), ""),
