@@ -1,4 +1,7 @@
-"""Row 14a: tensors of the old constructors in a program that sets the default tensor type of CUDA."""
+"""Rule TR014a: tensors of the old constructors in a program that sets the default tensor type of CUDA.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

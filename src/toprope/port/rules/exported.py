@@ -1,4 +1,7 @@
-"""Row 123: torch.package, which takes along what a file imports."""
+"""Rule TR123: torch.package, which takes along what a file imports.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

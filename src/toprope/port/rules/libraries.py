@@ -1,4 +1,7 @@
-"""Rows 61 to 63: where other libraries put what they load."""
+"""Rules TR061 to TR063: where other libraries put what they load.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Row 78: the attention that transformers is asked for."""
+"""Rule TR078: the attention that transformers is asked for.
+
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+"""
 
 from __future__ import annotations
 
