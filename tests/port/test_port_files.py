@@ -240,7 +240,7 @@ WITH_TOPROPE = {
     "requirements.txt": {
         "torch==2.1.2": True, "torch<=2.3.0": True, "torch>=2.2.0,<=2.3.0": True, "torch<2.10": True,
         "torch<2.11": False,
-        "torch~=2.1.0": True, "torch~=2.1": False, "torch==2.*": False, "torch>=2.1": False, "torch>=1.7": True,
+        "torch~=2.1.0": True, "torch~=2.1": False, "torch==2.*": False, "torch>=2.1": False, "torch>=1.7": False,
         "torch==2.10.0": False, "torch<3": False,
     },
     "environment.yml": {"  - pytorch=2.1": True, "  - pytorch=2": False, "  - pytorch>=2.2": False},
@@ -278,7 +278,7 @@ def test_pins_of_a_setup_py_count_by_the_mode_and_through_a_name(tmp_path):
 
 def test_an_old_release_in_a_setup_py_is_reported_with_its_line(tmp_path):
     (tmp_path / "setup.py").write_text(
-        "from setuptools import setup\n\nsetup(\n    install_requires=[\n        'numpy',\n        'torch>=1.7',\n"
+        "from setuptools import setup\n\nsetup(\n    install_requires=[\n        'numpy',\n        'torch==1.7',\n"
         "        'torch>=2.1',\n    ],\n)\n"
     )
     (found,) = port_files(find([tmp_path]))

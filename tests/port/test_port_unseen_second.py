@@ -568,7 +568,7 @@ def test_a_backend_from_an_option_that_is_not_resolved_is_not_compared_with_anot
             return backend == "nccl", dist.get_backend() == "nccl"
     """)
     assert 'backend == "nccl"' in after
-    assert "dist.get_backend() == portable.dist_backend()" in after
+    assert 'dist.get_backend() == portable.dist_backend("nccl")' in after
 
 
 # Names that the port took for others
@@ -613,7 +613,7 @@ def test_a_replacement_is_chosen_by_what_the_file_uses_of_an_extension():
         ("ms_deformable_im2col_gpu_kernel", ["multi_scale_deformable_attn"]),
         ("deformable_im2col_gpu_kernel", ["deform_conv2d"]),
         ("DeformablePSROIPoolForwardKernel", []),
-        ("roipool3d_forward roipoint_pool3d", []),
+        ("roipool3d_forward roipoint_pool3d", ["roipoint_pool3d"]),
         ("boxes_overlap_kernel nms_kernel iou3d_nms_kernel.cu", ["boxes_iou_bev"]),
         ("nms_kernel", ["torchvision.ops.nms"]),
         ("scaled_upper_triang_masked_softmax_warp_forward", ["npu_scaled_masked_softmax"]),

@@ -384,7 +384,7 @@ def test_a_device_that_a_function_of_the_project_compares_is_said_to_be_one(tmp_
         b_py='from a import load\nm = load(p, device="cuda")\nn = load(p, "cuda")\nload(p, key="cuda")\n',
     )
     assert said(done["b.py"]) == [
-        'TR101 "cuda" is compared in load: left as it is', 'TR101 "cuda" is compared in load: left as it is',
+        'TR101 "cuda" is compared in load: left as it is; also in line 3',
         'TR101 "cuda" is not seen to be a device: left as it is',
     ]  # fmt: skip
 

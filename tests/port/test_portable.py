@@ -159,7 +159,7 @@ EXPECTED = {
         "name": ["cpu", "cpu", "str"],
         "available": [False, 0, 0],
         "environment": ["gloo", "CUDA_VISIBLE_DEVICES", None, "", None],
-        "x": ["cpu", False, False, False, False],
+        "x": ["cpu", False, True, False, False],
         # torch.cuda.amp's is off on the CPU as well, so the numbers are those of the program before
         "autocast": ["torch.float32", False],
         "bfloat16": "torch.float32",

@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import operator
 import os
-import sys
 import time
 import types
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, TypeVar
@@ -399,7 +398,7 @@ def map_location(storage: Any, location: str) -> Any:
     target = device("cuda:" + (location.partition(":")[2] or "0"))
     restore: Any = torch.serialization.default_restore_location
     return restore(storage, str(target))
-def dist_backend() -> str: return _BACKENDS.get(_chosen().type, "gloo")
+def dist_backend(none: str = "gloo") -> str: return _BACKENDS.get(_chosen().type, none)
 def reduced_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype for a tensor that is reduced between processes: HCCL, the NPUs' backend, reduces no float64."""
     return torch.float32 if dtype == torch.float64 and _chosen().type == "npu" else dtype
@@ -431,8 +430,8 @@ def to_type(what: Any, dtype: torch.dtype) -> Any:
     if isinstance(what, torch.nn.Module): return getattr(what, "_apply")(lambda each: to_type(each, dtype))
     return what.to(dtype) if is_accelerator(what) else what.to(device(), dtype)
 def is_tensor(what: object, dtype: torch.dtype | None = None) -> bool:
-    """Test for a tensor on an accelerator, of this dtype where one is given."""
-    return isinstance(what, torch.Tensor) and is_accelerator(what) and dtype in (None, what.dtype)
+    """Test for a tensor of this dtype, where one is given, on an accelerator; on the CPU where that is in use."""
+    return isinstance(what, torch.Tensor) and is_accelerator(what) >= is_available() and dtype in (None, what.dtype)
 def set_default_tensor_type(dtype: torch.dtype) -> None:
     if _chosen().type == "cuda": return torch.set_default_tensor_type(tensor_type(dtype))  # torch.Tensor() follows it
     torch.set_default_dtype(dtype); torch.set_default_device(device())
@@ -464,7 +463,7 @@ if TYPE_CHECKING: OutOfMemoryError = _Full
 def __getattr__(name: str) -> Any:
     """`except portable.OutOfMemoryError`: torch_npu up to 7.3.0 raises a RuntimeError, whose class is the answer then."""
     if name != "OutOfMemoryError": raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    error = sys.exc_info()[1]
+    error = importlib.import_module("sys").exc_info()[1]  # torch.package takes no file that imports it
     return type(error) if isinstance(error, RuntimeError) and is_out_of_memory(error) and kind() == "npu" else _Full
 def attention_implementation(wanted: Any) -> Any:
     """The wanted attention of transformers, or "sdpa" where it needs flash_attn and there is none."""

@@ -19,6 +19,7 @@ from functools import partial
 
 from toprope.port.conditions import guards
 from toprope.port.conditions.compared import hold_compared
+from toprope.port.conditions.in_tests import hold_in_tests, hold_patched
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
 from toprope.port.finding import Finding, Ported
@@ -88,16 +89,38 @@ def port(
         deselected = [finding for finding in looked_at if leave is not None and leave(finding)]
         ported.ignored = len(file.findings) - len(wanted)
         ported.operators = file.operators
-        _settle(file, wanted)
-        text = _written(file, wanted, deselected, elsewhere)
+        _settle(file, wanted, path)
+        text = _written(file, wanted, deselected, elsewhere, path)
         if foreign:
             ported.guards = guards.guards(file, wanted, deselected, foreign)
         ported.after = data if text == source.text else source.encode(text)
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []
         return ported
+    wanted = [each for each in wanted if not _is_replaced(file, each, wanted)]
     ported.findings = _folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)))
     return ported
+
+
+def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
+    """Return whether a place is gone with a text that another rule replaces, or says what another line says.
+
+    `"cuda"` in a comparison is the reason why a question next to it stays, which is said there.
+    """
+    if finding.converted:
+        return False
+    line = f"it stays with the condition in line {finding.line}"
+    if finding.rule.code == "TR101" and any(
+        each.line == finding.line and each.held_back == line and each.rule.code in guards.QUESTIONS for each in findings
+    ):
+        return True
+    start = file.source.starts[finding.line - 1] + finding.column - 1
+    end = file.source.starts[finding.end_line - 1] + finding.end_column - 1
+    for edit in (edit for other in findings if other.converted for edit in other.edits):
+        kept = [each for each in edit.pieces if not isinstance(each, str)]
+        if edit.start <= start < end <= edit.end and not any(low < end and start < high for low, high in kept):
+            return not edit.says(finding.before)
+    return False
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
@@ -201,9 +224,10 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
     return False
 
 
-def _settle(file: File, findings: list[Finding]) -> None:
+def _settle(file: File, findings: list[Finding], path: str) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
     hold_compared(file, findings)
+    hold_patched(file, findings, path)
     for finding in findings:
         if finding.converted and any(drops_a_comment(file.source, edit) for edit in finding.edits):
             finding.held_back = "a comment is in the middle of it"
@@ -231,7 +255,7 @@ def _fits(file: File, edits: list[Edit]) -> bool:
 
 
 def _hold_back(
-    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None
+    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None, path: str
 ) -> None:
     """Hold back what must be converted together: conditions with what they guard, and parts of one edit."""
     wanted = set(map(id, findings))
@@ -245,15 +269,16 @@ def _hold_back(
             other = next((stays[id(edit)] for edit in finding.edits if id(edit) in stays), None)
             if finding.converted and other is not None:
                 finding.held_back = f"it stays with the name in line {other.line}"
+        hold_in_tests(file, findings, path)
         changed = before != [finding.converted for finding in findings]
 
 
 def _written(
-    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None
+    file: File, findings: list[Finding], deselected: list[Finding], elsewhere: Mapping[str, str] | None, path: str
 ) -> str:
     """The text after the edits; sets `after` of each converted finding, too."""
     text = file.source.text
-    _hold_back(file, findings, deselected, elsewhere)
+    _hold_back(file, findings, deselected, elsewhere, path)
     steps = iter((_in_fstrings, _all))
     while True:
         edits = [edit for finding in findings if finding.converted for edit in finding.edits]
@@ -268,7 +293,7 @@ def _written(
             lost = _lost(file, tree)
         except UnreadableError:
             next(steps)(findings)
-            _hold_back(file, findings, deselected, elsewhere)
+            _hold_back(file, findings, deselected, elsewhere, path)
             continue
         taken = [finding for finding in findings if finding.converted and finding.rule.code == "TR102"]
         if not lost and _names_cuda(tree):
@@ -277,7 +302,7 @@ def _written(
         if lost and taken:
             for finding in taken:
                 finding.held_back = "what stays needs it"
-            _hold_back(file, findings, deselected, elsewhere)
+            _hold_back(file, findings, deselected, elsewhere, path)
             continue
         for finding in findings:
             if finding.converted:

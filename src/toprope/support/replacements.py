@@ -67,7 +67,7 @@ def for_kernels(names: str) -> list[Replacement]:
     ]  # fmt: skip
 
 
-_OTHERS = re.compile(r"devoxeliz|(?:deform(?:able)?)?psroi(?:pool|align)|roi(?:point|aware)?pool3d")
+_OTHERS = re.compile(r"devoxeliz|(?:deform(?:able)?)?psroi(?:pool|align)")
 """Kernels that no row computes, whose names have words of one."""
 
 

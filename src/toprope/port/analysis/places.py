@@ -257,7 +257,10 @@ def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
         return True
     match node:
         case ast.Call(func=function):
-            return file.dotted(function) in _GIVES_INDEX or file.is_builtin(function, "int")
+            named = file.dotted(function)
+            return named in _GIVES_INDEX or file.is_builtin(function, "int") or _is_of_tensor(file, node)
+        case ast.Subscript(slice=ast.Constant(value=str(key))):
+            return re.fullmatch(r"(?:local_?)?rank", key, re.IGNORECASE) is not None
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Mod() | ast.FloorDiv(), right=right):
             return not _is_text(left) and any(is_index(file, each, depth) for each in (left, right))
         case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name)):
@@ -266,6 +269,14 @@ def is_index(file: File, node: ast.expr, depth: int = 3) -> bool:
             values = [binding.value for binding in file.bindings(node)]
             return bool(values) and all(each is not None and is_index(file, each, depth - 1) for each in values)
     return False
+
+
+def _is_of_tensor(file: File, call: ast.Call) -> bool:
+    """Return whether it is a tensor's number of its device, -1 on the CPU: `x.get_device()`."""
+    function = call.func
+    if not isinstance(function, ast.Attribute) or function.attr != "get_device" or call.args or call.keywords:
+        return False
+    return file.dotted(function) is None and not file.project.owners("get_device")
 
 
 def is_storage(file: File, node: ast.expr) -> bool:
@@ -348,7 +359,7 @@ def is_listed(file: File, node: ast.expr) -> bool:
         inner, around = around, file.parent(around)
     if isinstance(around, ast.Subscript) and around.slice is inner:
         return (file.dotted(around.value) or "").rpartition(".")[2] == "Literal"
-    return isinstance(around, ast.keyword) and around.arg == "choices"
+    return isinstance(around, ast.keyword) and around.arg in ("choices", "device_types", "dest")
 
 
 def is_argument(file: File, node: ast.expr) -> bool:

@@ -12,14 +12,14 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator
 
-from toprope.port.analysis.places import is_argument
+from toprope.port.analysis.places import is_argument, texts_of
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.scripted import is_outside
 from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["LOOKED_UP", "hold_compared"]
+__all__ = ["LOOKED_UP", "OTHER_ENGINES", "hold_compared"]
 
 COMPARED = "it is compared, not run on: another device in its place may be equal to the CPU"
 LOOKED_UP = "its text is "
@@ -27,12 +27,13 @@ LOOKED_UP = "its text is "
 
 _NAMES = {"devices", "device_types", "numbers", "defaults", "attributes"}
 """Families of rules that put the device in use in the place of a text or a torch.device."""
-_OTHER_ENGINES = {
+OTHER_ENGINES = {
     "faster_whisper", "ctranslate2", "whisperx", "torchsummary", "llama_cpp", "paddle", "paddleocr", "tensorflow",
     "cupy", "faiss", "onnxruntime", "spacy", "catboost", "xgboost", "lightgbm",
 }  # fmt: skip
 """Packages that compute by themselves, on CUDA or the CPU: they know no device of torch's by its name."""
 _QUESTIONS = ("TR017", "TR018", "TR065")
+_TWO_KINDS = (frozenset({"cuda"}), frozenset({"cuda", "cpu"}))
 _BINDS = {"io_binding", "bind_input", "bind_output", "bind_ortvalue_input"}
 _MASK = "CUDA_VISIBLE_DEVICES"
 _ASSERTS = re.compile(r"assert_?(?:\w*_)?(?:Not|List|Tuple|Set|Count)?(?:Equals?|In|NotIn|Is|IsNot|equals?|is|in)")
@@ -58,6 +59,49 @@ def hold_compared(file: File, findings: Iterable[Finding]) -> None:
     for finding, _ in file.places:
         if bound is not None and id(finding) in wanted and finding.converted and finding.rule.family in _NAMES:
             finding.held_back = f"onnxruntime's binding in line {bound.lineno} is given the device: it knows CUDA"
+    _hold_fallbacks(file, [(f, n) for f, n in file.places if id(f) in wanted and f.converted])
+
+
+def _hold_fallbacks(file: File, places: list[tuple[Finding, ast.AST]]) -> None:
+    """Leave `device.type == "cuda" and not torch.cuda.is_available()`, the way out where a device is not there.
+
+    The device may still be CUDA's when another accelerator is in use. Where the file gives it no other text than the
+    ones that are converted, it is not.
+    """
+    asked = [(f, n) for f, n in places if f.rule.code in ("TR001", "TR001a", "TR024")]
+    for finding, node in places if asked else ():
+        if finding.rule.code not in ("TR017", "TR018") or not isinstance(node, ast.expr):
+            continue
+        device = node.left if isinstance(node, ast.Compare) else node.func if isinstance(node, ast.Call) else node
+        if any(isinstance(each, ast.expr) and texts_of(file, each) in _TWO_KINDS for each in nodes_of(device)):
+            continue
+        is_not = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotEq | ast.NotIn)
+        for other, question in asked:
+            top = next((each for each in _conditions(file, question) if each in (node, *file.ancestors(node))), None)
+            if top is not None and (_negations(file, node, top) + is_not + _negations(file, question, top)) % 2:
+                other.held_back = finding.held_back = _FALLBACK
+
+
+_FALLBACK = "it is the way out for a device of CUDA's that is not there: give portable.resolve(...) the device first"
+
+
+def _conditions(file: File, node: ast.AST) -> Iterator[ast.AST]:
+    """The conditions that a question is part of, from the inside, up to a whole `and` or `or`."""
+    outer = file.parent(node)
+    while isinstance(outer, ast.BoolOp | ast.UnaryOp | ast.Call | ast.Compare):
+        if isinstance(outer, ast.BoolOp):
+            yield outer
+        outer = file.parent(outer)
+
+
+def _negations(file: File, node: ast.AST, top: ast.AST) -> int:
+    """The number of times that `not` is in front of a part of a condition."""
+    found = 0
+    for each in file.ancestors(node):
+        if each is top:
+            break
+        found += isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not)
+    return found
 
 
 def _too_early(file: File, finding: Finding, node: ast.AST) -> str:
@@ -166,7 +210,7 @@ def _looked_up(file: File, node: ast.expr) -> str:
     call = file.parent(outer) if isinstance(outer, ast.keyword) else outer
     if isinstance(call, ast.Call) and call.func is not inner:
         package = (file.dotted(call.func) or "").partition(".")[0]
-        if package in _OTHER_ENGINES:
+        if package in OTHER_ENGINES:
             return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
         if decides := _decided(file, call, outer, inner):
             return f'{LOOKED_UP}compared with "cuda" in {decides}, which says by it where tensors are'

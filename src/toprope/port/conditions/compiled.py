@@ -34,8 +34,8 @@ _KERNELS = {"triton.jit", "triton.runtime.jit", "numba.cuda.jit"}
 _FLAG = re.compile(r"(?:has|have)_\w+|\w+_(?:available|installed|imported|found)", re.IGNORECASE)
 _SWITCH = r"(?:use|using|with|has|no|on|to|is|enable|want|support|if)_cuda"
 _KERNEL_TEXTS = re.compile(
-    r"custom_op|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|data_parallel|(?<!Distributed)DataParallel"
-    rf"|\b(?!{_SWITCH}\b)\w+_cuda\b"
+    r"custom_op|plugin|triton|cutlass|cudnn|kernel\w*\s*\[|_kernel\w*\(|(?<!distributed_)data_parallel|(?<!Distributed)DataParallel"
+    rf"|\b(?!{_SWITCH}\b)\w+_cuda\b|\.\w+_cuda_(?!available|device|enabled)\w+\s*\("
 )
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 _Import = ast.Import | ast.ImportFrom
@@ -84,10 +84,11 @@ class _Names:
     def __init__(self, file: File) -> None:
         self._file = file
         self._imports = {node for node, converted in _imports(file) if not converted}
+        self._loaded = {node for finding, node in file.places if finding.rule.code == "TR121"} - self._imports
         functions = [each for each in nodes_of(file.walk.module.node) if isinstance(each, _FUNCTION)]
         self._own: set[ast.AST] = {each for each in functions if _is_kernel(file, each)}
         self._methods: set[str] = set()
-        built = any(self._file.dotted(each) in _LOADS for each in file.walk.scopes)
+        built = bool(self._loaded) or any(self._file.dotted(each) in _LOADS for each in file.walk.scopes)
         if not self._own and not self._imports and not built and not file.context.compiled and not file.context.kernels:
             return
         changed = True
@@ -137,8 +138,9 @@ class _Names:
         )
 
     def _is_built(self, binding: Binding) -> bool:
-        """Return whether a name gets an extension that is built when the file is imported."""
-        return isinstance(binding.value, ast.Call) and self._file.dotted(binding.value.func) in _LOADS
+        """Return whether a name gets an extension that is built, or imported by a call, when the file runs."""
+        value = binding.value
+        return isinstance(value, ast.Call) and (value in self._loaded or self._file.dotted(value.func) in _LOADS)
 
     def calls_of_extensions(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:
         """The calls of extensions and compiled modules that a function makes under no condition."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from toprope.port.analysis.places import device_name
 from toprope.port.conditions.across import DECIDES
 from toprope.port.conditions.answers import is_given
-from toprope.port.conditions.compared import COMPARED, LOOKED_UP
+from toprope.port.conditions.compared import COMPARED, LOOKED_UP, OTHER_ENGINES
 from toprope.port.conditions.compiled import asks_for_package, compiled_uses, functions_of_kernels
 from toprope.port.conditions.opened import Opened, block_behind, is_negative, opened_by
 from toprope.port.family import AS_CLASS
@@ -27,10 +27,12 @@ from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.scripted import is_outside
 from toprope.port.rule import Kind
+from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["guards", "hold_back"]
+__all__ = ["QUESTIONS", "guards", "hold_back"]
 
-QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"})
+QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024", "TR065"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
 
 RUNS = frozenset({
@@ -52,6 +54,8 @@ _ENGINE_NAMES = {"tensorrt", "torch2trt", "torch_tensorrt", "pycuda"}
 _PICKLES = ("pickle", "dill", "joblib")
 _UNPICKLES = {f"{package}.{name}" for package in (*_PICKLES, "cloudpickle") for name in ("load", "loads")}
 """They make tensors where they were; a program that asks for CUDA in front of them means CUDA."""
+_READS_STORAGES = "_load_from_bytes"
+_GRAPHS = re.compile(r"cuda_?graph", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _HELD = "the condition "
@@ -67,12 +71,14 @@ class _Question:
         opened: the code that runs when the answer becomes yes, each with the condition it depends on.
         required: the code that runs only then, since an assertion or an error is in front of it.
         keys: how other files and cells reach the answer.
+        about: why it is about CUDA itself, whatever it opens; "" where it is not.
     """
 
     finding: Finding
     opened: list[tuple[ast.AST, ast.AST]]
     required: list[tuple[ast.AST, ast.AST]]
     keys: set[str]
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,13 +120,14 @@ def hold_back(
     if not asked and not anchor:
         return
     stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
-    if not stays and not elsewhere and not anchor:
+    about = {id(finding): _about_cuda(file, node) for finding, node in asked}
+    if not stays and not elsewhere and not anchor and not any(about.values()):
         return
     questions = []
     for finding, node in asked:
         followed = Opened(file, raises=finding.rule.code not in _OF_THE_MACHINE)
         opened = list(followed.by(node, not is_negative(node)))
-        questions.append(_Question(finding, opened, followed.required, followed.keys))
+        questions.append(_Question(finding, opened, followed.required, followed.keys, about[id(finding)]))
     questions.sort(key=lambda each: sum(_length(file, part) for part, _ in each.opened))
     held: list[tuple[ast.AST, ast.AST]] = []
     behind: list[tuple[ast.AST, ast.AST]] = []
@@ -137,7 +144,7 @@ def hold_back(
         changed = False
         for question in [each for each in questions if each.finding.converted]:
             places = question.finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, question.opened, nodes)
-            why = _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
+            why = question.about or _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
             if not why and anchor and (places or other_file):
                 why = f"{_ALSO} {anchor} does, which stays"
             needed = "" if why else _needed(file, question, stays)
@@ -155,9 +162,16 @@ def hold_back(
                 for finding, node in nodes:
                     if id(finding) in wanted and finding.converted and _within(file, node, whole):
                         finding.held_back = f"it stays with the condition in line {question.finding.line}"
-    for finding, _ in nodes if anchor else ():
-        if finding.rule.code == _CHOICE and finding.converted and id(finding) in wanted:
+    for finding, node in nodes if anchor else ():
+        places = finding.rule.code == _CHOICE or (finding.rule.family in _PLACES and _is_free(file, node, questions))
+        if places and finding.converted and id(finding) in wanted:
             finding.held_back = f"it {_ALSO} {anchor} does, which stays"
+
+
+def _is_free(file: File, node: ast.AST, questions: Iterable[_Question]) -> bool:
+    """Return whether a place runs whatever the program asked: it is behind no question that is converted."""
+    opened = [part for each in questions if each.finding.converted for part, _ in (*each.opened, *each.required)]
+    return not any(_within(file, node, part) for part in opened)
 
 
 def _choice_that_stays(nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> str:
@@ -179,6 +193,93 @@ def _decided_elsewhere(file: File, elsewhere: Mapping[str, str]) -> str:
             if name in given and not is_outside(full, file.project.modules):
                 return f"{name}() of {given[name]}"
     return ""
+
+
+def _about_cuda(file: File, question: ast.AST) -> str:
+    """Return why a question is about CUDA itself: it is asked with CUDA's graphs, or chooses how storages are read."""
+    answer: ast.AST = question
+    outer = file.parent(answer)
+    while isinstance(outer, ast.UnaryOp | ast.BoolOp | ast.Compare) or getattr(outer, "func", None) is question:
+        for each in outer.values if isinstance(outer, ast.BoolOp) else ():
+            name = next((name for name in map(_name, nodes_of(each)) if _GRAPHS.search(name)), "")
+            if name:
+                return f"asks for CUDA's graphs by {name}"
+        assert outer is not None
+        answer, outer = outer, file.parent(outer)
+        if name := _asked_of(file, outer, answer):
+            return f'is asked with a comparison of {name} with "cuda", which stays'
+    if name := _sent_to_cpu(file, answer, outer):
+        return f"takes the CPU for {name}, which may be CUDA's: give portable.resolve({name})"
+    if engine := _engine(file, answer, outer):
+        return f"is given to {engine}, which knows CUDA and the CPU"
+    if _READS_STORAGES in file.source.text:
+        for part, _ in Opened(file).by(question, is_negative(question)):
+            for inner in nodes_of(part):
+                if _name(inner) == _READS_STORAGES:
+                    return f"chooses how storages of CUDA are read in line {getattr(inner, 'lineno', 0)}"
+    return ""
+
+
+def _asked_of(file: File, condition: ast.AST | None, question: ast.AST) -> str:
+    """Return the parameter that is compared with "cuda" next to a question, where that comparison stays."""
+    converted = [node for finding, node in file.places if finding.converted and finding.rule.code in QUESTIONS]
+    for each in condition.values if isinstance(condition, ast.BoolOp) else ():
+        name = next((one.id for one in nodes_of(each) if isinstance(one, ast.Name) and _is_parameter(file, one)), "")
+        says = any(isinstance(one, ast.Constant) and one.value == "cuda" for one in nodes_of(each))
+        if each is not question and name and says and not any(_within(file, one, each) for one in converted):
+            return name
+    return ""
+
+
+def _sent_to_cpu(file: File, answer: ast.AST, outer: ast.AST | None) -> str:
+    """Return the parameter for which the CPU is taken without CUDA: `name if torch.cuda.is_available() else "cpu"`.
+
+    Where it is given "cuda", that is not the device in use. One whose default is "cuda" is resolved above.
+    """
+    found: list[ast.expr] = []
+    match outer:
+        case ast.IfExp(test=test, body=body, orelse=orelse) if test is answer:
+            found = [one for one, other in ((body, orelse), (orelse, body)) if _is_cpu(other)]
+        case ast.If(test=test, body=body, orelse=orelse) if test is answer:
+            for each in (*body, *orelse):
+                if isinstance(each, ast.Assign) and _is_cpu(each.value):
+                    found += each.targets
+    return next((each.id for each in found if isinstance(each, ast.Name) and _is_parameter(file, each)), "")
+
+
+def _is_cpu(node: ast.expr) -> bool:
+    text = node.args[0] if isinstance(node, ast.Call) and node.args and _name(node.func) == "device" else node
+    return isinstance(text, ast.Constant) and text.value == "cpu"
+
+
+def _is_parameter(file: File, node: ast.Name) -> bool:
+    """Return whether a name is a parameter; not one whose default is CUDA's device, which is resolved above."""
+    for each in (each.node for each in file.bindings(node)):
+        arguments = file.parent(each) if isinstance(each, ast.arg) else None
+        if isinstance(arguments, ast.arguments):
+            default = next((value for one, value in with_defaults(arguments) if one is each), None)
+            is_cuda = isinstance(default, ast.Constant) and str(default.value).startswith("cuda")
+            return not (is_cuda and device_name(node.id))
+    return False
+
+
+def _engine(file: File, answer: ast.AST, outer: ast.AST | None) -> str:
+    """Return the package that is given an answer, itself or by a name, and that computes by itself; "" without one."""
+    given = [answer]
+    if isinstance(outer, ast.Assign):
+        for target in outer.targets:
+            given += file.reads(target.id, outer, target) if isinstance(target, ast.Name) else []
+    for each in given:
+        call = file.parent(each)
+        call = file.parent(call) if isinstance(call, ast.keyword) else call
+        package = (file.dotted(call.func) or "").partition(".")[0] if isinstance(call, ast.Call) else ""
+        if package in OTHER_ENGINES:
+            return package
+    return ""
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _places_tensors(
@@ -235,9 +336,15 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             why = f"guards {_short(finding)}, which stays CUDA's ({finding.rule.code})"
             yield _Stays(node, why, finding.rule.kind is Kind.NOT_CONVERTIBLE)
             yield from (_Stays(each, why) for each in _reads_of(file, node))
+            if finding.rule.kind is Kind.NOT_CONVERTIBLE:
+                yield from (_Stays(each, why, True) for each in _calls_around(file, node))
     for node in file.walk.scopes if any(each in file.source.text for each in _PICKLES) else ():
         if isinstance(node, ast.Call) and file.dotted(node.func) in _UNPICKLES:
             yield _Stays(node, f"chooses how storages of CUDA are unpickled in line {node.lineno}")
+    for node in file.walk.parents if file.context.loading else ():
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        if module.rpartition(".")[2] in file.context.loading and not file.is_tried(node):
+            yield _Stays(node, f"guards the import of {module} in line {getattr(node, 'lineno', 0)}, an extension's")
     for node in _names_of_builds(file):
         yield _Stays(node, f"chooses a package's build in line {node.lineno}")
     for use in compiled_uses(file):
@@ -250,6 +357,17 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
             if isinstance(given, ast.IfExp) and _within(file, use, call.func):  # type: ignore[union-attr]
                 yield from (_Stays(each, f"chooses what is given to {file.text(use)} {why}")
                             for each in (given.body, given.orelse))  # fmt: skip
+
+
+def _calls_around(file: File, node: ast.AST) -> list[ast.Name]:
+    """Find where the function is used that a place is in, if it reaches the place whenever it is called."""
+    function = next((each for each in file.ancestors(node) if isinstance(each, _FUNCTIONS)), None)
+    for each in function.body if function is not None and file.parent(function) is None else ():
+        if _within(file, node, each):
+            return file.reads(function.name, function) if function and _always_runs(file, node, each) else []
+        if any(isinstance(inner, _LEAVES) for inner in nodes_of(each)):
+            return []
+    return []
 
 
 def _reads_of(file: File, node: ast.AST) -> list[ast.Name]:

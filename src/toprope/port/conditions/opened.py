@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from toprope.port.file import File, ends_program
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["Opened", "block_behind", "is_negative", "opened_by"]
+__all__ = ["SKIPS", "Opened", "block_behind", "is_negative", "opened_by"]
+
+SKIPS = ("skipif", "skipIf", "skipUnless")
+"""Decorators of tests, which pytest and unittest ask for a condition."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ENDS = (ast.Return, ast.Continue, ast.Break)
@@ -141,6 +144,7 @@ class Opened:
                     yield from ((each, test) for each in outer.orelse)
                     if isinstance(outer, ast.If) and not outer.orelse and isinstance(outer.body[-1], self.ends):
                         yield from ((each, test) for each in block_behind(self.file, outer))
+                        yield from ((each, test) for each in self._other_methods(outer))
                     elif isinstance(outer, ast.If) and not outer.orelse and ends_program(outer.body[-1]):
                         self.required += ((each, test) for each in block_behind(self.file, outer))
                     elif ast.Raise in self.ends and isinstance(outer, ast.If) and _moves(outer.body):
@@ -163,6 +167,14 @@ class Opened:
                 yield from self._default(outer, inner, positive)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if inner in outer.decorator_list:
                 yield from ((each, inner) for each in outer.body)
+
+    def _other_methods(self, condition: ast.If) -> list[ast.stmt]:
+        """The methods of a class whose __init__ sets attributes and returns early: they go by these attributes."""
+        function, sets = self.file.parent(condition), [each for each in condition.body if isinstance(each, ast.Assign)]
+        if not isinstance(function, ast.FunctionDef) or function.name != "__init__" or not sets:
+            return []
+        around = self.file.parent(function)
+        return [each for each in around.body if each is not function] if isinstance(around, ast.ClassDef) else []
 
     def _constants(self, block: list[ast.stmt], positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Follow the True or False that a block returns or assigns: it is the answer in other words."""
@@ -187,6 +199,12 @@ class Opened:
         around = self.file.parent(call)
         if isinstance(around, (*_FUNCTIONS, ast.ClassDef)) and call in around.decorator_list:
             yield from ((each, call) for each in around.body)
+        elif isinstance(around, ast.Assign) and getattr(call.func, "attr", "") in SKIPS:
+            for target in around.targets:
+                if isinstance(target, ast.Name) and target.id == "pytestmark":  # pytest's name: all tests of the file
+                    yield from ((each, call) for each in block_behind(self.file, around))
+                else:
+                    yield from self._kept(target, positive)
         elif isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
             names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
             named = self.file.keyword(call, "dest")

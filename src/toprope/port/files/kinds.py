@@ -51,7 +51,7 @@ def kind_of(path: str) -> FileKind | None:
         parts = tuple(part.lower() for part in place.parts)
         if any(_within(parts, wanted) for wanted in _WORKFLOWS):
             return FileKind.WORKFLOW
-        if "compose" in name:
+        if "compose" in name or place.stem.lower() == "cog":  # Replicate's description of an image
             return FileKind.IMAGE
         return FileKind.ENVIRONMENT if "env" in name or "conda" in name else FileKind.CONFIG
     if suffix in (".txt", ".in") and (

@@ -11,7 +11,8 @@ PACKAGES = r"""
     flash[-_]attn | xformers | triton(?:-windows)? | bitsandbytes | tensorrt(?:[-_]\w+)* | onnxruntime-gpu | apex
     | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d
     | mamba[-_]ssm | causal[-_]conv1d | ring[-_]flash[-_]attn
-    | pytorch-cuda | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+ | pynvml | nvidia-ml-py3? | faiss-gpu
+    | pytorch-cuda | cuda(?:9|1\d)\d | dgl-cu\d+ | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+
+    | pynvml | nvidia-ml-py3? | faiss-gpu
     | tinycudann | tiny-cuda-nn | nvdiffrast | kaolin | (?:spconv|cumm)-cu\d+ | cuda-python | numba-cuda
     | tensorflow-gpu | transformer[-_]engine | flashinfer(?:-python)? | torch2trt | torch[-_]tensorrt
 """

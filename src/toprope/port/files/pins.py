@@ -42,7 +42,7 @@ def old_pins(line: str, *, vendored: bool) -> Iterator[tuple[int, int]]:
 
     A list without a version, or with nothing but an upper bound that is new enough, is none: the newest is installed.
     Where ported code imports toprope, whose own requirement raises a lower bound, a bound that keeps the release out
-    is one, and a lower bound where it is too old even for the vendored file.
+    is one; with the vendored file a lower bound that is too old for it, too.
 
     Args:
         line: the line.
@@ -52,8 +52,8 @@ def old_pins(line: str, *, vendored: bool) -> Iterator[tuple[int, int]]:
         if found["key"] is None and not re.match(r"[\^~<>=!]", found["version"]):
             continue  # "torch 2" in a sentence
         parts = [_PART.match(part.strip()) for part in found["version"].split(",")]
-        first, oldest = needed(found["name"], vendored=vendored), needed(found["name"], vendored=True)
-        if any(part is not None and (_newest(part) < first or _named(part) < oldest) for part in parts):
+        first = needed(found["name"], vendored=vendored)
+        if any(part is not None and (_newest(part) < first or (vendored and _named(part) < first)) for part in parts):
             yield found.start(), found.end()
 
 

@@ -67,15 +67,17 @@ _VARIABLE = re.compile(
     rf"(?:(?P<set>^\s*ENV\s+)|(?<![\w${{]))(?P<name>{'|'.join(_TWINS)})(?:[\"']?\s*[=:]|[ ])\s*[\w\"'$,:.{{}}-]+"
 )
 """A variable that an image, a container or a job is given."""
-_SMI = re.compile(r"\bnvidia-smi\b")
+_SMI = re.compile(r"\bnvidia-smi\b|(?<![\w./$-])nvcc(?=\s+-)")
 _IMAGE = re.compile(
     r"\bnvidia/cuda\b\S*|\bnvcr\.io/\S+|--gpus[ =][\"']*(?:all|device=)[^\s\"',\]]*|\bnvidia-docker\b"
     r"|--runtime[ =]nvidia\b|\bruntime:\s*nvidia\b"
-    r"|\bpytorch/pytorch:\S*cuda\S*|\bdriver:\s*nvidia\b|\bcuda-toolkit\b|\bJimver/cuda\S*",
+    r"|\bpytorch/pytorch:\S*cuda\S*|\bdriver:\s*nvidia\b|\bcuda-toolkit\b|\bJimver/cuda\S*"
+    r"|^\s+gpu:\s*true\b|^\s+cuda:\s*[\"']\d[\d.]*[\"']",
     re.I,
 )
 _CONTAINER = re.compile(
-    r"\b(?:docker|podman|nerdctl|srun|sbatch)\b.*?(?P<gpus>--gpus[ =]\S+)|^#SBATCH\s+(?P<asked>--(?:gpus|gres)\S*)",
+    r"\b(?:docker|podman|nerdctl)\b.*?(?P<gpus>--gpus[ =]\S+)"
+    r"|^#SBATCH\s+(?P<asked>--(?:gpus|gres)\S*)|\b(?:srun|sbatch|salloc)\b.*?(?P<job>--(?:gpus[\w-]*|gres)[ =]\S+)",
     re.I,
 )
 """GPUs that a container, or a job of Slurm, is given; `--gpus 0` behind a program is the program's own option."""
@@ -99,7 +101,11 @@ _REMOVES = re.compile(
     r"\b(?:pip3?|conda|mamba|uv|apt(?:-get)?|yum|dnf)\b[^\n;&|]*?\b(?:uninstall|remove|purge)\b(?:\\\r?\n|[^\n;&|])*"
 )
 """Packages that a command removes, over the lines that it goes on in."""
-_FROM_INDEX = re.compile(r"(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*[\"']?\S*/whl/(?:\S*/)?cu\d+[^\s\"',]*")
+_FROM_INDEX = re.compile(
+    r"(?:--(?:extra-)?index-url|-i|--find-links|-f)[ =]\s*[\"']?\S*/whl/(?:\S*/)?cu\d+[^\s\"',]*"
+    r"|^\s*url\s*=\s*[\"']https?://download\.pytorch\.org/whl/cu\d+[\"']"
+)
+"""The index of builds for CUDA: an option of pip and its like, or a table of uv and poetry in pyproject.toml."""
 _FENCE = re.compile(r"^\s*(?:```|~~~)(?P<language>[\w+-]*)")
 
 _Found = Iterator[tuple[Rule, int, int, tuple[Edit, ...]]]
@@ -167,6 +173,8 @@ def port_text(
                     _message(rule, text[low:high], kind, vendored=vendored),
                 )
             )
+    calls = [each for each in findings if each.before == "nvcc"]
+    findings = [each for each in findings if each not in calls[1:]]
     settings = [each for each in findings if each.rule is CONFIG]
     if len(settings) > 1:
         settings[0].message = f"{settings[0].before}, and {len(settings) - 1} more in this file: {CONFIG.title}"
@@ -311,6 +319,8 @@ def _message(rule: Rule, text: str, kind: FileKind, *, vendored: bool) -> str:
             return f"{text}: {name} {last} is its last release, and too old for the torch that ported code needs"
         first = ".".join(map(str, needed(name, vendored=vendored)))
         return f"{text}: ported code needs {name} {first} or newer"
+    if rule is TOOL and text == "nvcc":
+        return "nvcc compiles for CUDA alone"
     if rule is not PACKAGE:
         return ""
     built = _FROM_SOURCE.search(text)
@@ -350,11 +360,19 @@ def _packages(line: str, start: int) -> _Found:
     for found in _named_packages(line):
         if not _is_comment(line, found.start()):
             yield PACKAGE, start + found.start(), start + found.end(), ()
+    if not line.lstrip().startswith("-"):
+        yield from _indexes(line, start)
 
 
 def _pins(kind: FileKind, line: str, start: int, *, vendored: bool) -> _Found:
     """Versions of torch: in lists and tables, and in commands that install it."""
-    if kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT) or _INSTALL.search(line):
+    if (
+        kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT)
+        or _INSTALL.search(line)
+        or (
+            kind is FileKind.IMAGE and re.match(r"\s*-\s+[\"']?torch", line)  # python_packages of a cog.yaml
+        )
+    ):
         pins = list(old_pins(line, vendored=vendored))
         is_list = kind in (FileKind.REQUIREMENTS, FileKind.ENVIRONMENT, FileKind.PROJECT)
         for low, high in pins if is_list else pins[:1]:  # one line for a command: torch comes before torchvision
@@ -410,7 +428,7 @@ def _containers(line: str) -> Iterator[tuple[int, int]]:
     """Find images for CUDA, and GPUs that a container or a job is given."""
     found = [(each.start(), each.end()) for each in _IMAGE.finditer(line) if not _is_comment(line, each.start())]
     for each in _CONTAINER.finditer(line):
-        low, high = each.span("gpus" if each["gpus"] else "asked")
+        low, high = each.span("gpus" if each["gpus"] else "asked" if each["asked"] else "job")
         if (each["asked"] or not _is_comment(line, low)) and not any(one <= low < other for one, other in found):
             found.append((low, high))
     yield from found

@@ -6,6 +6,7 @@ Made by `scan` and `cli.port`, passed to `engine` and `file`.
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,11 @@ from toprope.support.operators_on_card import Release, find_release
 __all__ = ["Context", "Target", "extensions_of", "target"]
 
 DEFAULT_CHIP = "910B3"
-_BUILDERS = ("CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension")
+_BUILDERS = (
+    "CUDAExtension", "CppExtension", "make_cuda_ext", "get_extension", "load", "load_inline", "Extension",
+    "create_extension",
+)  # fmt: skip
+_BUILDS = re.compile(rb"CUDAExtension|cuda_ext|ffi\s+import\s+create_extension")
 _SAYS_CUDA = re.compile(r"(?:.+_)?cuda(?:_.+)?|_C|.*_ext|csrc")
 _TRITON = re.compile(rb"@\s*(?:triton\.)?(?:runtime\.)?jit\b")
 _LOADS = re.compile(rb"cpp_extension\s+import\b[^\n]*\bload|cpp_extension\.load")
@@ -67,6 +72,8 @@ class Context:
         compiled: names of the project's own modules that build an extension for CUDA, and of the packages around
             CUDA sources whose name says so: `nerf.cuda`, whose functions load it when they are called.
         kernels: Triton kernels of the project's modules and functions that launch them, as "module.function".
+        loading: names of the project's own modules that import an extension of these whenever they are imported.
+        top: the folder that all files are in; "" where it is not known.
     """
 
     target: Target = field(default_factory=target)
@@ -74,6 +81,8 @@ class Context:
     sources: str = ""
     compiled: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
+    loading: frozenset[str] = frozenset()
+    top: str = ""
 
     @classmethod
     def of(cls, files: Iterable[Path], card: Target | None = None) -> Context:
@@ -88,7 +97,9 @@ class Context:
             extensions |= _built_by_submodules(folder)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
         compiled, kernels = frozenset(_compiled(files)), frozenset(_kernels(files))
-        return cls(card or target(), frozenset(extensions), sources, compiled, kernels)
+        top = os.path.commonpath([file.absolute().parent for file in files]) if files else ""
+        loading = frozenset(_loading(files, extensions))
+        return cls(card or target(), frozenset(extensions), sources, compiled, kernels, loading, top)
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""
@@ -109,6 +120,20 @@ def _compiled(files: Iterable[Path]) -> Iterator[str]:
                 continue
             if _LOADS.search(data):
                 yield file.parent.name if file.name == "__init__.py" else file.stem
+
+
+def _loading(files: Iterable[Path], extensions: set[str]) -> Iterator[str]:
+    names = "|".join(map(re.escape, sorted(extensions))) or "(?!)"
+    found = re.compile(
+        rf"^(?:from\s+[\w.]*\b_ext\s+import\s|(?:from\s+[\w.]+\s+)?import\s+(?:{names})\b)".encode(), re.M
+    )
+    for file in files:
+        try:
+            data = file.read_bytes() if file.suffix == ".py" and file.name != "__init__.py" else b""
+        except OSError:
+            continue
+        if found.search(data):
+            yield file.stem
 
 
 def _kernels(files: Iterable[Path]) -> Iterator[str]:
@@ -153,7 +178,7 @@ def _built_by_submodules(folder: Path) -> set[str]:
 def _built_by(file: Path) -> set[str]:
     try:
         data = file.read_bytes()
-        if len(data) > 1_000_000 or (b"CUDAExtension" not in data and b"cuda_ext" not in data):
+        if len(data) > 1_000_000 or not _BUILDS.search(data):
             return set()
         return extensions_of(ast.parse(data))
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from toprope.port.project.asked import OTHERS, Argument, answers_of, closure, is_one_device, option_of
+from toprope.port.project.patched import PATCHES, imported_in, patched_in
 from toprope.port.project.reexports import Exports, exports_of, together
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
@@ -23,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 WORDS = re.compile(
-    rb"def\s+(?:cuda|is_cuda|to|type)\b|is_cuda\s*[:=][^=]"
+    rb"def\s+(?:cuda|is_cuda|to|type|get_device)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
     rb"|[\"']cuda[\"']\s+(?:not\s+)?in\b|startswith\(\s*[\"']cuda"
     rb"|default\s*=\s*[\"'](?:cuda|nccl)|help\s*=[^\n]*\bcuda\b|(?m:^\w+(?:\.\w+)+\s*=\s*[\"'](?:cuda|nccl))"
@@ -31,6 +32,7 @@ WORDS = re.compile(
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|\(\s*(?:\w+\.)*(?:LightningLite|Fabric|Trainer)\s*\)\s*:"
     rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
+    rb"|\bset_default_tensor_type\b|" + PATCHES
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
 default is a device, torch through another file, TorchScript."""
@@ -95,6 +97,9 @@ class Facts:
         exports: the names of torch that other files may import from it.
         kinds: options that can be given another kind of accelerator, "npu" or "mps": by their choices.
         assigned: names such as `_C` that the module gives a value, which others could take for extensions.
+        patched: names of torch that it replaces for a while, with the lines.
+        imported: the last names of what it imports.
+        has_type_of_cuda: whether it makes a type of CUDA's tensors the default one.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -108,6 +113,9 @@ class Facts:
     exports: Exports = field(default_factory=Exports)
     kinds: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
+    patched: frozenset[tuple[str, int]] = frozenset()
+    imported: frozenset[str] = frozenset()
+    has_type_of_cuda: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,9 @@ class Project:
         exports: the names of torch that can be imported from each module, by the module's last name.
         kinds: options that can be given another kind of accelerator.
         assigned: names such as "defaults._C" that a module gives a value.
+        patched: names of torch that tests replace, with the place.
+        imported: the last names of what any file imports.
+        has_type_of_cuda: whether any file makes a type of CUDA's tensors the default one.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -143,6 +154,9 @@ class Project:
     exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
+    patched: Mapping[str, str] = field(default_factory=dict)
+    imported: frozenset[str] = frozenset()
+    has_type_of_cuda: bool = False
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
@@ -230,6 +244,10 @@ def project_of(
         decided=closure((each.decided for each in facts), (each.handed for each in facts)),
         settings=frozenset(name for each in facts for name in each.settings),
         assigned=frozenset(f"{name}.{one}" for name, each in zip(names, facts, strict=False) for one in each.assigned),
+        patched={one: f"{name or 'this file'}, line {line}" for name, each in zip_longest(names, facts)
+                 for one, line in sorted(each.patched, reverse=True)},
+        imported=frozenset[str]().union(*(each.imported for each in facts)),
+        has_type_of_cuda=any(each.has_type_of_cuda for each in facts),
     )  # fmt: skip
     if not any(each.scripts.compiles for each in facts):
         return project
@@ -268,7 +286,16 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
     return Facts(
         classes, scripts_of(tree, nodes, imports) if scripts else Scripts(), answers.compared, answers.decided,
         answers.handed, answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
+        frozenset(patched_in(nodes.calls)), frozenset(imported_in([*nodes.statements, *nodes.calls])),
+        any(map(_sets_type, nodes.calls)),
     )  # fmt: skip
+
+
+def _sets_type(node: ast.AST) -> bool:
+    """Return whether a node is `torch.set_default_tensor_type(torch.cuda.FloatTensor)`, or what was made of it."""
+    if not isinstance(node, ast.Call) or last_name(node.func) != "set_default_tensor_type" or not node.args:
+        return False
+    return "cuda" in ast.unparse(node.args[0]) or "portable" in ast.unparse(node.func)
 
 
 def _assigned(tree: ast.Module) -> Iterator[str]:

@@ -23,7 +23,8 @@ __all__ = ["Totals", "as_dict", "diff", "text", "totals", "unknown_operators"]
 _MOST_NAMES = 8
 _MOST_LEFT = 3
 _MOST_LETTERS = 40
-_FOLLOWS = "it stays with the condition in line "
+_FOLLOWS = ("it stays with ", "it stays in this test", "it decides where", "the condition asks torch.cuda")
+"""Reasons that many places of a file have: they are one line of the report."""
 _HINTS = "advice on code that is not CUDA's; --check does not fail for it"
 _NAMES = {Kind.PRESERVING: "converted", Kind.REVIEW: "to review", Kind.NOT_CONVERTIBLE: "left"}
 
@@ -212,7 +213,8 @@ def _places(file: Ported) -> list[str]:
             codes = ", ".join(sorted({each.rule.code for each in with_it}))
             numbers = ", ".join(map(str, sorted({each.line for each in with_it})))
             where = f"{file.path}:{finding.line}:{finding.column}{_cell(finding)}"
-            what = finding.held_back.replace("it stays", f"{len(with_it)} places stay")
+            what = f"{len(with_it)} places stay: {finding.held_back}"
+            what = what.replace(": it stays ", " ", 1)
             lines.append(f"{where}  {codes} {finding.label}  {what}: lines {numbers}")
     return lines
 

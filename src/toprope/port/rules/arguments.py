@@ -215,7 +215,7 @@ def _stays_compared(file: File, node: ast.expr) -> bool:
             outer = file.parent(outer)
             break
         inner, outer = outer, file.parent(outer)
-    if outer is None or b"npu" in file.source.data:
+    if outer is None or re.search(rb"\bnpu\b", file.source.data):
         return False
     others = [outer.left, *outer.comparators] if isinstance(outer, ast.Compare) else getattr(outer, "args", [])
     texts = [

@@ -112,7 +112,7 @@ def _other(file: File, node: ast.expr) -> bool:
 COMPILE = FAMILY.rule(
     "TR087",
     Kind.REVIEW,
-    'torch.compile(mode="max-autotune"), mode="reduce-overhead", backend="cudagraphs": reported',
+    'torch.compile(mode="max-autotune"), mode="reduce-overhead", backend="cudagraphs": CUDA\'s own ways to compile',
     why="""These ask for Triton's tuning or CUDA's graphs. Another device compiles with its own backend (torchair for
     NPUs), or not at all.""",
     source="torch.compile; torch_npu's documentation",
@@ -134,15 +134,22 @@ COMPILE = FAMILY.rule(
         ),
     ],
 )
-_MODES = ("max-autotune", "reduce-overhead", "max-autotune-no-cudagraphs", "cudagraphs", "inductor", "tensorrt")
+_TUNES = "Triton's tuning and CUDA's graphs: give the mode on CUDA alone, and no mode to other devices"
+_OF_CUDA = "is a backend for CUDA alone: leave it out on other devices, or give theirs (torchair for NPUs)"
+_ASKED = {
+    "max-autotune": f'"max-autotune" asks for {_TUNES}', "reduce-overhead": f'"reduce-overhead" asks for {_TUNES}',
+    "max-autotune-no-cudagraphs": '"max-autotune-no-cudagraphs" asks for Triton\'s tuning: give it on CUDA alone',
+    "cudagraphs": f'"cudagraphs" {_OF_CUDA}', "tensorrt": f'"tensorrt" {_OF_CUDA}',
+    "inductor": '"inductor" compiles for CUDA and the CPU: NPUs have a backend of their own (torchair)',
+}  # fmt: skip
 
 
 @FAMILY.call("torch.compile")
 def _compile(file: File, node: ast.Call) -> bool:
     for name in ("mode", "backend"):
         value = file.argument(node, None, name)
-        if isinstance(value, ast.Constant) and value.value in _MODES:
-            file.report(COMPILE, value)
+        if isinstance(value, ast.Constant) and value.value in _ASKED:
+            file.report(COMPILE, value, _ASKED[value.value])
     return False
 
 

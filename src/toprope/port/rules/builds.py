@@ -20,7 +20,8 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family(
     "builds", "Extensions and packages for CUDA",
-    words=[b"cpp_extension", b"extra_cuda_cflags", b"nvcc", b'.cu"', b".cu'", b"install_requires", b"extras_require"],
+    words=[b"cpp_extension", b"create_extension", b"extra_cuda_cflags", b"nvcc", b'.cu"', b".cu'", b"install_requires",
+           b"extras_require"],
 )  # fmt: skip
 
 EXTENSION = FAMILY.rule(
@@ -41,6 +42,17 @@ EXTENSION = FAMILY.rule(
             from torch.utils.cpp_extension import load
 
             ops = load("ops", ["ops.cpp", "ops.cu"])
+            """
+        ),
+        Example(
+            """
+            import torch
+            from torch.utils.ffi import create_extension
+
+            sources, with_cuda = ["ops.c"], False
+            if torch.cuda.is_available():
+                sources, with_cuda = [*sources, "ops_cuda.c"], True
+            ffi = create_extension("_ext.ops", headers=[], sources=sources, with_cuda=with_cuda)
             """
         ),
         Example('plugin = get_plugin("act", sources=["act.cpp", "act.cu"], extra_cuda_cflags=["--use_fast_math"])'),
@@ -93,6 +105,12 @@ _PACKAGES = re.compile(rf"(?:{PACKAGES}|nvidia-[a-z0-9-]+)\s*(?:[<>=!~;@\[].*)?"
 def _called(file: File, node: ast.Call) -> bool:
     file.report(EXTENSION, node)
     file.done(node.func)
+    return False
+
+
+@FAMILY.call("torch.utils.ffi.create_extension")
+def _created(file: File, node: ast.Call) -> bool:
+    file.report(EXTENSION, node, "torch.utils.ffi went with torch 1.0: no newer torch builds this extension")
     return False
 
 

@@ -265,7 +265,7 @@ UNUSED = FAMILY.rule(
     "TR101", _R, 'the text "cuda" that is not seen to be a device: left as it is',
     why="""Keys, members of an Enum, names of columns and texts for a person only look like devices. What is exactly a
     device's name is reported, so that a person can say what it is; longer texts, paths and addresses are not.""",
-    source="tried with other tools, which rewrite such texts",
+    source="tried with other tools, which rewrite such texts", once=True,
     examples=[
         Example(
             """

@@ -247,7 +247,7 @@ def _string(file: File, node: ast.Constant) -> bool:
     parent = file.parent(node)
     if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "print":
         return False
-    if is_argument(file, node):
+    if is_argument(file, node) or file.calls_runtime(parent, "dist_backend"):
         return True
     file.report(BACKEND, node, "a backend by name: elsewhere portable.dist_backend() says which one to use")
     return True

@@ -44,6 +44,7 @@ IMPORTED = FAMILY.rule(
         Example("from raymarchingcuda.ops import march"),
         Example("from diff_surfel_rasterization import GaussianRasterizer"),
         Example('import importlib\n\nops = importlib.import_module("my_ops_cuda")\n'),
+        Example("from ._ext import dcn_v2"),
         Example("from utils.cuda_tools import timer", reported=False),
         Example("from rasterio import open as open_raster", reported=False),
         Example("from torch import cuda", reported=False),
@@ -132,7 +133,7 @@ _KNOWN_BINARY = {"MultiScaleDeformableAttention", "MultiScaleDeformableAttn", "d
                  "simple_knn", "DCN", "gsplat", "fused_ssim"}  # fmt: skip
 _PLUGINS = {"vllm", "torch_scatter", "spconv", "torchsparse", "MinkowskiEngine", "sgl_kernel", "deep_ep",
             "pointnet2_ops", "grouped_gemm", "rotary_emb", "torch_sparse", "torch_cluster", "torch_spline_conv",
-            "pyg_lib", "cumm"}  # fmt: skip
+            "pyg_lib", "cumm", "dgl"}  # fmt: skip
 FAMILY.words += tuple(name.encode() for name in (*_KNOWN_BINARY, *_PLUGINS))
 _SAYS_CUDA = re.compile(r".*(?:cuda|cudnn|cublas|cusparse|cufft|nvrtc).*", re.IGNORECASE)
 """Names of packages that say what they are for; a module inside another package may be about CUDA in another way."""
@@ -171,6 +172,8 @@ def _binary(file: File, module: str, name: str, *, from_import: bool, own: bool)
     names = list(dict.fromkeys(each for each in (last, name.rpartition(".")[2], module.partition(".")[0]) if each))
     if from_import and f"{last}.{name}" in file.project.assigned:
         return ""  # a name that a file of the project gives a value: `_C = CfgNode()`
+    if from_import and last == "_ext" and last not in file.project.modules:
+        return name  # torch.utils.ffi and its like put what they build into a package of this name
     names = [each for each in names if each not in file.project.modules]
     for each in names:
         if each in file.context.extensions or each in _KNOWN_BINARY or _RASTERIZER.fullmatch(each):

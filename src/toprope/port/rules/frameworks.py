@@ -242,6 +242,17 @@ def _numbers_of_ray(file: File, node: ast.Call) -> bool:
     return False
 
 
+@FAMILY.node(ast.Subscript)
+def _setting(file: File, node: ast.Subscript) -> bool:
+    """`trainer_config["gpus"] = 1` of what a Trainer is made of."""
+    is_asked = isinstance(node.slice, ast.Constant) and node.slice.value == "gpus"
+    if not is_asked or any(each.rule is GPUS for each in file.findings):
+        return False
+    if _imports(file, "lightning", "pytorch_lightning"):
+        file.report(GPUS, node, "Lightning 2 has no gpus any more: accelerator and devices take its place")
+    return False
+
+
 PROVIDER = FAMILY.rule(
     "TR104b",
     Kind.REVIEW,

@@ -6,14 +6,14 @@ Found by `port.registry`. The examples of a rule are its test, and make its page
 from __future__ import annotations
 
 import ast
+import re
 
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.project.facts import last_name
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.runtime.stand_ins import refused, signatures
 from toprope.port.syntax.nodes import nodes_of
-from toprope.support.replacements import for_module
+from toprope.support.replacements import for_kernels, for_module
 
 __all__ = ["FAMILY"]
 
@@ -120,9 +120,25 @@ def _fall_back(file: File, node: ast.ImportFrom, name: str) -> str:
 def _flash(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["flash_attn_func"]:
         return _convert(file, node)
-    found = for_module("flash_attn")
-    file.report(FLASH_OTHER, node, "" if found is None else f"known to replace it: {found.text}")
+    found = _replaced(node)
+    file.report(FLASH_OTHER, node, f"known to replace it: {'; '.join(found)}" if found else _NO_ATTENTION)
     return False
+
+
+_NO_ATTENTION = "flash_attn's own layers and losses: write them in torch, nothing is known to replace them"
+
+
+def _replaced(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return replacements of an import: attention, but for another kernel of the package and its helpers."""
+    names = [each.name for each in node.names]
+    rows = for_kernels(" ".join(names)) if isinstance(node, ast.ImportFrom) else []
+    module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+    is_attention = "." not in module or any(_IS_ATTENTION.search(each) for each in (*names, module))
+    whole = for_module("flash_attn") if not rows and is_attention else None
+    return [each.text for each in (*rows, *([whole] if whole is not None else []))]
+
+
+_IS_ATTENTION = re.compile(r"attn_|attention|interface|padding|mha|MHA")
 
 
 def _convert(file: File, node: ast.ImportFrom) -> bool:
@@ -143,49 +159,6 @@ def _convert(file: File, node: ast.ImportFrom) -> bool:
     text = _fall_back(file, node, name)
     file.report(rule, node, message, edits=[file.replace(node, text)] if text else [])
     return False
-
-
-WANTED = FAMILY.rule(
-    "TR078",
-    Kind.REVIEW,
-    'attn_implementation="flash_attention_2": "sdpa" where there is no flash_attn',
-    why="""transformers raises where the package is missing. "sdpa" is torch's own attention, which reaches the vendor's
-    fused kernel on NPUs.""",
-    source="transformers' documentation of attention",
-    examples=[
-        Example(
-            """
-            model = load(name, attn_implementation="flash_attention_2")
-            """,
-            """
-            from toprope.device import portable
-            model = load(name, attn_implementation=portable.attention_implementation("flash_attention_2"))
-            """,
-        ),
-        Example('model = load(name, attn_implementation="sdpa")', reported=False),
-    ],
-)
-
-
-@FAMILY.keyword("attn_implementation", "_attn_implementation")
-def _wanted(file: File, node: ast.keyword) -> bool:
-    value = node.value
-    if not isinstance(value, ast.Constant) or "flash" not in str(value.value):
-        return False
-    call = file.parent(node)
-    name = last_name(call.func) if isinstance(call, ast.Call) else ""
-    if name in file.project.classes and not file.project.ancestors(name) - file.project.classes.keys():
-        file.report(WANTED, value, f"{name} is a class of this project: choose where the attention is called")
-        return True
-    edits = file.replace(value, f"{file.portable('attention_implementation')}(", value, ")")
-    file.report(WANTED, value, edits=edits)
-    return True
-
-
-@FAMILY.keyword("use_flash_attention_2")
-def _wanted_before(file: File, node: ast.keyword) -> bool:
-    file.report(WANTED, node, 'attn_implementation="flash_attention_2" is the name for it today')
-    return True
 
 
 XFORMERS = FAMILY.rule(

@@ -1,22 +1,20 @@
-"""Rows 57 to 63: where what is loaded goes."""
+"""Rows 57 to 60: where what is loaded goes."""
 
 from __future__ import annotations
 
 import ast
 
-from toprope.port.analysis.places import is_card
 from toprope.port.analysis.tensor_facts import all_on_host
 from toprope.port.family import Family
-from toprope.port.file import File
+from toprope.port.file import File, is_vendored_runtime
 from toprope.port.rule import Example, Kind
 from toprope.port.syntax.nodes import nodes_of
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "says_cuda"]
 
 FAMILY = Family(
     "loading", "Loading",
-    words=[b"torch.load", b"map_location", b"safetensors", b"safe_open", b"device_map", b"pipeline", b"import load",
-           b"load_state_dict_from_url", b"load_url"],
+    words=[b"torch.load", b"map_location", b"import load", b"load_state_dict_from_url", b"load_url"],
 )  # fmt: skip
 
 BARE = FAMILY.rule(
@@ -63,6 +61,30 @@ BARE = FAMILY.rule(
         ),
     ],
 )
+WHOLE = FAMILY.rule(
+    "TR057b",
+    Kind.REVIEW,
+    "torch.load(f, weights_only=False): the same as TR057, but for a file of TorchScript",
+    why="""Where it loads more than weights, torch.load hands a file of torch.jit.save on to torch.jit.load, which takes
+    no function as map_location and raises a ValueError, on CUDA too. Read such a file with
+    torch.jit.load(f, map_location=portable.device()).""",
+    source="tried: ValueError of torch.jit.load",
+    examples=[
+        Example(
+            """
+            import torch
+
+            model = torch.load(path, weights_only=False)
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            model = torch.load(path, weights_only=False, map_location=portable.map_location)
+            """,
+        ),
+    ],
+)
 _DOWNLOADS = ("torch.hub.load_state_dict_from_url", "torch.utils.model_zoo.load_url")
 
 
@@ -74,8 +96,20 @@ def _bare(file: File, node: ast.Call) -> bool:
         return False
     if any(isinstance(each, ast.Starred) for each in node.args) or _is_of_cpu(file, node):
         return False
-    file.report(BARE, node, edits=file.add_argument(node, f"map_location={file.portable('map_location')}"))
+    rule = WHOLE if most == 1 and _may_be_scripted(file, node) else BARE
+    file.report(rule, node, edits=file.add_argument(node, f"map_location={file.portable('map_location')}"))
     return False
+
+
+def _may_be_scripted(file: File, load: ast.Call) -> bool:
+    """Return whether torch.load may be given a program of TorchScript, which it hands on to torch.jit.load.
+
+    It does so where it loads more than weights: that was so by default before torch 2.6.
+    """
+    weights = file.argument(load, None, "weights_only")
+    if weights is not None:
+        return not (isinstance(weights, ast.Constant) and weights.value)
+    return bool(file.project.scripted) and is_vendored_runtime(file.runtime)
 
 
 def _is_of_cpu(file: File, load: ast.Call) -> bool:
@@ -182,14 +216,14 @@ NAMES = FAMILY.rule(
 )
 
 
-def _says_cuda(node: ast.expr | None) -> bool:
+def says_cuda(node: ast.expr | None) -> bool:
     """Return whether a text that is put together here begins with cuda."""
     if isinstance(node, ast.JoinedStr):
-        return bool(node.values) and _says_cuda(node.values[0])
+        return bool(node.values) and says_cuda(node.values[0])
     if isinstance(node, ast.BinOp):
-        return _says_cuda(node.left)
+        return says_cuda(node.left)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        return _says_cuda(node.func.value)
+        return says_cuda(node.func.value)
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_cuda(node.value)
 
 
@@ -211,14 +245,14 @@ def _is_cuda(text: str) -> bool:
 @FAMILY.keyword("map_location")
 def _location(file: File, node: ast.keyword) -> bool:
     value = node.value
-    if _says_cuda(value):
+    if says_cuda(value):
         plain = isinstance(value, ast.Constant) and value.value == "cuda"
         given: tuple[str | ast.AST, ...] = ("()",) if plain else ("(", value, ")")
         _settle_text(file, value)
         file.report(LOCATION, value, edits=file.replace(value, file.portable("device"), *given))
         return isinstance(value, ast.Constant)
     if isinstance(value, ast.Dict):
-        told = [each for each in value.values if _says_cuda(each)]
+        told = [each for each in value.values if says_cuda(each)]
         for each in told:
             _settle_text(file, each)
             file.report(NAMES, each, edits=file.replace(each, f"{file.portable('name')}(", each, ")"))
@@ -243,157 +277,3 @@ def _function(file: File, node: ast.Lambda) -> bool:
         file.done_but(body, body.args[0])
         file.pass_over(node)
     return not body.args
-
-
-TENSORS = FAMILY.rule(
-    "TR061",
-    Kind.PRESERVING,
-    'safetensors: load_file(device="cuda"), safe_open(device=0): the device in use',
-    why="""A number means a GPU. The library wants a text or a number, not a torch.device.""",
-    source="safetensors.torch.load_file; safetensors.safe_open",
-    examples=[
-        Example(
-            """
-            from safetensors.torch import load_file
-
-            weights = load_file(path, device="cuda:0")
-            """,
-            """
-            from toprope.device import portable
-            from safetensors.torch import load_file
-
-            weights = load_file(path, device=portable.name("cuda:0"))
-            """,
-        ),
-        Example(
-            """
-            from safetensors import safe_open
-
-            with safe_open(path, framework="pt", device=0) as file:
-                pass
-            """,
-            """
-            from toprope.device import portable
-            from safetensors import safe_open
-
-            with safe_open(path, framework="pt", device=portable.name(0)) as file:
-                pass
-            """,
-        ),
-        Example(
-            """
-            from safetensors.torch import load_file
-
-            weights = load_file(path, device="cpu")
-            """,
-            reported=False,
-        ),
-    ],
-)
-_LIBRARY = {"safetensors.torch.load_file": 1, "safetensors.safe_open": 2, "safetensors.torch.safe_open": 2}
-
-
-@FAMILY.call(*_LIBRARY)
-def _tensors(file: File, node: ast.Call) -> bool:
-    device = file.argument(node, _LIBRARY[file.dotted(node.func) or ""], "device")
-    if device is not None and (_says_cuda(device) or is_card(file, device)):
-        _settle(file, device)
-        file.report(TENSORS, device, edits=file.replace(device, *_name(file, device)))
-    return False
-
-
-def _settle(file: File, node: ast.expr) -> None:
-    """Note that a device is dealt with; torch.cuda.current_device() itself is still looked at."""
-    file.pass_over(node) if isinstance(node, ast.Call) else file.done(node)
-
-
-def _name(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
-    if isinstance(node, ast.Constant) and node.value == "cuda":
-        return (f"{file.portable('name')}()",)
-    return f"{file.portable('name')}(", node, ")"
-
-
-MAP = FAMILY.rule(
-    "TR062",
-    Kind.REVIEW,
-    'from_pretrained(device_map="cuda"), device_map={"": 0}: the device in use',
-    why="""Numbers in a device map mean GPUs. "auto" lets accelerate look for itself and is left alone.""",
-    source="transformers' and accelerate's documentation of device_map",
-    examples=[
-        Example(
-            """
-            model = AutoModel.from_pretrained(name, device_map="cuda")
-            """,
-            """
-            from toprope.device import portable
-            model = AutoModel.from_pretrained(name, device_map=portable.name())
-            """,
-        ),
-        Example(
-            """
-            import torch
-            model = AutoModel.from_pretrained(name, device_map={"": 0})
-            other = AutoModel.from_pretrained(name, device_map={"": torch.cuda.current_device()})
-            """,
-            """
-            import torch
-            from toprope.device import portable
-            model = AutoModel.from_pretrained(name, device_map={"": portable.name(0)})
-            other = AutoModel.from_pretrained(name, device_map={"": portable.name(portable.current_device())})
-            """,
-        ),
-        Example('model = AutoModel.from_pretrained(name, device_map="auto")', reported=False),
-    ],
-)
-
-
-@FAMILY.keyword("device_map")
-def _map(file: File, node: ast.keyword) -> bool:
-    value = node.value
-    places = value.values if isinstance(value, ast.Dict) else [value]
-    told = [each for each in places if _says_cuda(each) or is_card(file, each)]
-    for each in told:
-        _settle(file, each)
-        file.report(MAP, each, edits=file.replace(each, *_name(file, each)))
-    return bool(told)
-
-
-PIPELINE = FAMILY.rule(
-    "TR063",
-    Kind.PRESERVING,
-    "transformers.pipeline(device=0): the device in use",
-    why="""A number means a GPU where torch has one, and otherwise what transformers takes it for.""",
-    source="transformers.pipeline",
-    examples=[
-        Example(
-            """
-            from transformers import pipeline
-
-            ask = pipeline("text-generation", model=name, device=0)
-            """,
-            """
-            from toprope.device import portable
-            from transformers import pipeline
-
-            ask = pipeline("text-generation", model=name, device=portable.device(0))
-            """,
-        ),
-        Example(
-            """
-            from transformers import pipeline
-
-            ask = pipeline("text-generation", device=-1)
-            """,
-            reported=False,
-        ),
-    ],
-)
-
-
-@FAMILY.call("transformers.pipeline")
-def _pipeline(file: File, node: ast.Call) -> bool:
-    device = file.argument(node, None, "device")
-    if device is not None and is_card(file, device):
-        _settle(file, device)
-        file.report(PIPELINE, device, edits=file.replace(device, f"{file.portable('device')}(", device, ")"))
-    return False

@@ -10,6 +10,7 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
+from toprope.port.syntax.edits import Edit
 
 __all__ = ["ASKED", "FAMILY", "is_nccl"]
 
@@ -86,7 +87,10 @@ ASKED = FAMILY.rule(
     "TR065",
     Kind.REVIEW,
     'backend == "nccl": compared with the backend of the device in use',
-    why="""Where the group is made with another backend, a test for "nccl" takes the branch for the CPU.""",
+    why="""Where the group is made with another backend, a test for "nccl" takes the branch for the CPU. On the CPU
+    portable.dist_backend("nccl") is "nccl", so that "gloo" is not equal to it; in an assertion it is the backend in
+    use. What is compared may still be the text of an option, and is resolved, but for what
+    torch.distributed.get_backend() gives.""",
     source="seen in public code: one of the two places rewritten, and not the other",
     examples=[
         Example(
@@ -100,7 +104,7 @@ ASKED = FAMILY.rule(
             import torch.distributed as dist
             from toprope.device import portable
 
-            if dist.get_backend() == portable.dist_backend():
+            if dist.get_backend() == portable.dist_backend("nccl"):
                 move()
             """,
         ),
@@ -111,8 +115,25 @@ ASKED = FAMILY.rule(
             """,
             """
             from toprope.device import portable
-            if name != portable.dist_backend():
+            if portable.resolve(name) != portable.dist_backend("nccl"):
                 pass
+            """,
+        ),
+        Example(
+            """
+            from torch import distributed as dist
+
+            if dist.get_backend() == dist.Backend.NCCL:
+                move()
+            names = {dist.Backend.NCCL: 1}
+            """,
+            """
+            from torch import distributed as dist
+            from toprope.device import portable
+
+            if dist.get_backend() == portable.dist_backend("nccl"):
+                move()
+            names = {dist.Backend.NCCL: 1}
             """,
         ),
         Example(
@@ -134,9 +155,27 @@ def _compare(file: File, node: ast.Compare) -> bool:
     for each, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
         if is_nccl(each):
             held = "what it is compared with may be the text that is not resolved" if _stays_nccl(file, other) else ""
-            file.report(ASKED, node, edits=file.replace(each, f"{file.portable('dist_backend')}()"), held_back=held)
+            edits = [file.replace(each, _backend(file, node)), *_resolved(file, other)]
+            file.report(ASKED, node, edits=edits, held_back=held)
             file.done(each)
     return False
+
+
+def _backend(file: File, comparison: ast.Compare) -> str:
+    """The backend of an accelerator. On the CPU the text stays, which is not the one in use there.
+
+    An assertion, which leaves no other way, is about the backend in use.
+    """
+    asserts = isinstance(file.parent(comparison), ast.Assert) and isinstance(comparison.ops[0], ast.Eq)
+    given = "" if asserts else '"nccl"'
+    return f"{file.portable('dist_backend')}({given})"
+
+
+def _resolved(file: File, node: ast.expr) -> list[Edit]:
+    """Resolve what is compared, which may be the text of an option; a group tells its own backend."""
+    if isinstance(node, ast.Call | ast.Constant) or (file.dotted(node) or "").startswith("torch."):
+        return []
+    return [file.replace(node, f"{file.portable('resolve')}(", node, ")")]
 
 
 def _stays_nccl(file: File, node: ast.expr, depth: int = 2) -> bool:
@@ -145,6 +184,19 @@ def _stays_nccl(file: File, node: ast.expr, depth: int = 2) -> bool:
         values = [each.value for each in file.bindings(node)]
         return any(each is not None and _stays_nccl(file, each, depth - 1) for each in values)
     return isinstance(node, ast.Call) and file.of_runtime(node.func) is None and any(map(is_nccl, node.args[1:]))
+
+
+@FAMILY.reference("torch.distributed.Backend.NCCL", "torch.distributed.distributed_c10d.Backend.NCCL")
+def _constant(file: File, node: ast.expr) -> bool:
+    around = file.parent(node)
+    if isinstance(around, ast.Compare) and len(around.ops) == 1:
+        other = around.comparators[0] if node is around.left else around.left
+        file.report(ASKED, node, edits=[file.replace(node, _backend(file, around)), *_resolved(file, other)])
+    elif isinstance(around, ast.Call) or (isinstance(around, ast.keyword) and around.arg == "backend"):
+        file.report(ASKED, node, edits=file.replace(node, f"{file.portable('dist_backend')}()"))
+    else:
+        file.report(ASKED, node, 'it is "nccl": another device has another backend')
+    return True
 
 
 @FAMILY.reference("torch.distributed.is_nccl_available")

@@ -32,6 +32,7 @@ FAMILY = Family(
         b".to(int(",
         b".to(1",
         b"device=1",
+        b".get_device()",
     ],
 )
 
@@ -183,7 +184,8 @@ def _rule(file: File, node: ast.expr) -> Rule | None:
         return None
     if isinstance(node, ast.Constant):
         return NUMBER
-    return VARIABLE if not isinstance(node, ast.Call | ast.BinOp) else CURRENT
+    of_tensor = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_device"
+    return VARIABLE if of_tensor or not isinstance(node, ast.Call | ast.BinOp) else CURRENT
 
 
 def _wrap(file: File, node: ast.expr | None, held_back: str = "") -> None:
@@ -269,6 +271,8 @@ def _is_counted(file: File, name: str) -> bool:
             continue
         match file.parent(node):
             case ast.BinOp() | ast.FormattedValue() | ast.List() | ast.Compare() | ast.Subscript():
+                return True
+            case ast.Assign(targets=[ast.Subscript()]):  # an element of an array of numbers
                 return True
             case ast.Call(func=ast.Name(id="str" | "int" | "range")) | ast.Call(func=ast.Attribute(attr="format")):
                 return True

@@ -78,12 +78,16 @@ PARALLEL = FAMILY.rule(
     once=True,
     examples=[
         Example("import torch\n\nif torch.cuda.device_count() > 1:\n    model = torch.nn.DataParallel(model)"),
+        Example("from torch_geometric.nn import DataParallel\n\nmodel = DataParallel(model)"),
         Example("from torch import nn\n\nif isinstance(model, (nn.DataParallel, Other)):\n    run()", reported=False),
     ],
 )
 
 
-@FAMILY.reference("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel")
+@FAMILY.reference(
+    "torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel",
+    "torch_geometric.nn.DataParallel", "torch_geometric.nn.data_parallel.DataParallel",
+)  # fmt: skip
 def _parallel(file: File, node: ast.expr) -> bool:
     if not is_asked_about(file, node):
         file.report(PARALLEL, node)

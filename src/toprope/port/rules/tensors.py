@@ -310,7 +310,7 @@ DEFAULT = FAMILY.rule(
     Kind.REVIEW,
     'torch.set_default_tensor_type("torch.cuda.FloatTensor"): default dtype and default device',
     why="""The function is deprecated. A default device makes factories draw on it, and a DataLoader that shuffles then
-    wants a generator of that device.""",
+    wants a generator of that device. torch.Tensor(...) follows the default tensor type alone (TR014a).""",
     source="torch.set_default_tensor_type; torch.set_default_device",
     examples=[
         Example(

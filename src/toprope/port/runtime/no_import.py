@@ -13,6 +13,7 @@ from toprope.port.syntax.scopes import Binding
 
 __all__ = ["why_no_import"]
 
+_BUILDERS = ("torch.utils.ffi.create_extension", "torch.utils.cpp_extension.CUDAExtension", "setuptools.Extension")
 _PLAIN = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Name, ast.keyword, ast.UnaryOp, ast.BinOp,
           ast.JoinedStr, ast.FormattedValue, ast.Subscript, ast.expr_context, ast.operator, ast.unaryop)  # fmt: skip
 
@@ -20,11 +21,15 @@ _PLAIN = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Name, ast.ke
 def why_no_import(file: File) -> str:
     """Reason why a file must not have the import, as a sentence without a full stop; "" if it may have it.
 
-    When a setup.py runs, only the packages needed for building are installed. Configurations of plain values (mmcv's,
+    When a setup.py runs, only the packages needed for building are installed, and what it asks is how to build. So it
+    is with any other file that makes an extension when it runs. Configurations of plain values (mmcv's,
     for example) are read by programs that take every name in them for a setting.
     """
-    if any(each.imported in ("setuptools.setup", "distutils.core.setup") for each in _bindings(file)):
-        return "a setup.py runs where only what it needs to build is installed"
+    if any(each.imported in ("setuptools.setup", "distutils.core.setup") for each in _bindings(file)) or any(
+        isinstance(each, ast.Call) and file.at_import(each) and file.dotted(each.func) in _BUILDERS
+        for each in file.walk.parents
+    ):
+        return "what builds an extension, such as a setup.py, runs where only what it needs is installed"
     tree = file.walk.module.node
     if isinstance(tree, ast.Module) and _is_configuration(tree):
         return "a configuration of plain values should not import: who reads it may take the import for a setting"

@@ -1,0 +1,220 @@
+"""Tests of the ported project: what they ask, and the names of torch.cuda that they replace.
+
+A test is skipped where there is no CUDA. What it does behind that question may be for CUDA alone without a word of it
+in the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it is,
+and nothing behind it speaks of CUDA any more; in a project that builds an extension none is. Moves of tensors are
+converted as everywhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+
+from toprope.port.conditions.opened import Opened, is_negative
+from toprope.port.file import File
+from toprope.port.finding import Finding
+from toprope.port.project.patched import set_in
+from toprope.port.syntax.nodes import nodes_of
+
+__all__ = ["IN_A_TEST", "hold_in_tests", "hold_patched"]
+
+IN_A_TEST = "it stays in this test: not all that it is for is seen to be converted"
+"""The reason why something stays in a test."""
+
+_QUESTIONS = {"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"}
+_DEVICES = {"TR002", "TR002a", "TR002b", "TR004", "TR010"}
+_FOLDERS = {"test", "tests", "testing", "unittests", "unit_tests"}
+_FILE = re.compile(r"_?test_\w+|\w+_tests?|conftest|_?testing")
+_TESTS = re.compile(r"^\s*(?:import|from)\s+(?:pytest|unittest|absl\.testing|hypothesis)\b|^\s*def test|TestCase", re.M)
+_LEFT = re.compile(r"cuda|nccl|cudnn|triton", re.IGNORECASE)
+_ASKS = re.compile(
+    r"(?:\w*_)?(?:use|using|with|has|have|no|on|to|is|test|run|want|if|requires?|needs?|skip|only|without)(?:_\w+)??_?cuda"
+    r"|cuda(?:_is)?_available|cuda|gpu|\w*cuda_?(?:device|only|available|enabled|test|tests)s?",
+    re.IGNORECASE,
+)
+"""Names that hold an answer or a device, and say nothing about what runs there."""
+_OF_THE_MACHINE = {"torch.cuda.is_available", "torch.cuda.device_count"}
+"""Questions that a test answers when it replaces all of torch.cuda."""
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
+    """Hold back what calls a name of torch that a test of the project, or the file itself, replaces.
+
+    A program that no file imports is in no test's process.
+
+    What takes its place is not called any more, or is called with other arguments than the test expects.
+    """
+    wanted = set(map(id, findings))
+    name, replaced = PurePath(path).stem, file.project.patched
+    is_reached = _is_test(file, path) or name == "__init__" or name in file.project.imported
+    is_own = any(place.startswith((f"{name},", "this file,")) for place in replaced.values())
+    patched = dict(replaced) if is_reached or is_own else {}
+    if re.search(r"torch\.cuda\.\w+\s*=[^=]", file.source.text):
+        patched |= {name: f"line {line}" for name, line in set_in(file.walk.parents)}
+    for finding, node in file.places if patched else ():
+        if id(finding) in wanted and finding.converted and not isinstance(node, ast.alias):
+            names = {file.dotted(each) or "" for each in nodes_of(node) if isinstance(each, ast.Name | ast.Attribute)}
+            call = file.parent(node.value if isinstance(node, ast.keyword) else node)
+            call = file.parent(call) if isinstance(call, ast.keyword) else call
+            names |= {file.dotted(call.func) or ""} if isinstance(call, ast.Call) else set()
+            name = next((each for each in sorted(names) if each in patched), "")
+            if not name and names & _OF_THE_MACHINE:
+                name = "torch.cuda" if "torch.cuda" in patched else ""
+            if name:
+                asks = finding.rule.code in {*_QUESTIONS, "TR003"}
+                what = "the condition asks " if asks else ""
+                finding.held_back = f"{what}{name}, which is replaced in {patched[name]}"
+
+
+def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
+    """Hold back the questions and the bare devices of a test that are not seen to be right on other devices."""
+    if not _is_test(file, path):
+        return
+    wanted = set(map(id, findings))
+    converted = [(f, n) for f, n in file.places if id(f) in wanted and f.converted]
+    places = [node for finding, node in converted if finding.rule.code not in _QUESTIONS]
+    for finding, node in converted:
+        if finding.rule.code in _QUESTIONS:
+            is_test = bool(_TESTS.search(file.source.text))
+            built = file.context.extensions and (is_test or finding.rule.code in ("TR001", "TR001a"))
+            stays = bool(built) or (is_test and not _is_converted_with(file, node, places))
+        else:
+            stays = finding.rule.code in _DEVICES and isinstance(node, ast.expr) and _is_unused(file, node)
+        if stays:
+            finding.held_back = IN_A_TEST
+
+
+def _is_test(file: File, path: str) -> bool:
+    """Return whether a file is a test by its name or folder, and by what is in it."""
+    name, top = PurePath(path), file.context.top
+    folders = name.relative_to(top).parts[:-1] if top and name.is_relative_to(top) else ()
+    named = _FILE.fullmatch(name.stem) or _FOLDERS & {each.lower() for each in folders}
+    return bool(named) and bool(file.context.extensions or _TESTS.search(file.source.text))
+
+
+def _is_converted_with(file: File, question: ast.AST, converted: list[ast.AST]) -> bool:
+    """Return whether something behind a question is converted, and nothing that is left there speaks of CUDA."""
+    function = next((each for each in file.ancestors(question) if isinstance(each, _FUNCTION)), None)
+    statement = file.statement(question) if isinstance(question, ast.expr) else None
+    if isinstance(statement, ast.Assert) and function is not None:
+        parts: list[ast.AST] = [function]
+    else:
+        opened = Opened(file)
+        parts = [part for part, _ in opened.by(question, not is_negative(question))]
+        parts += [part for part, _ in opened.required]
+    inside = {inner for part in parts for inner in nodes_of(part)}
+    if not any(each in inside for each in converted) or any(_needs_package(file, each) for each in inside):
+        return False
+    done = {inner for each in converted for inner in nodes_of(each)} | set(nodes_of(question))
+    asked = _condition(file, question)
+    for node in (*inside, *nodes_of(asked)):
+        if _asks_for_cuda(node):
+            return False
+        name = next(filter(None, _names(node)), "") if node not in done else ""
+        if _LEFT.search(name) and not _ASKS.fullmatch(name) and not (file.dotted(node) or "").startswith("torch.cuda"):
+            return False
+    return True
+
+
+def _asks_for_cuda(node: ast.AST) -> bool:
+    """Return whether a function is asked to run on CUDA, whose code is somewhere else: `self.check(cuda=True)`."""
+    return (
+        isinstance(node, ast.keyword) and bool(_LEFT.search(node.arg or ""))
+        and isinstance(node.value, ast.Constant) and node.value.value is True
+    )  # fmt: skip
+
+
+def _needs_package(file: File, node: ast.AST) -> bool:
+    """Return whether a test imports a package of others by itself, which may be one for CUDA."""
+    match node:
+        case ast.Import(names=names):
+            modules = [each.name for each in names]
+        case ast.ImportFrom(module=str(module), level=0):
+            modules = [module]
+        case _:
+            return False
+    known = {*sys.stdlib_module_names, *file.project.modules, "torch", "numpy", "pytest"}
+    return any(each.partition(".")[0] not in known for each in modules)
+
+
+def _condition(file: File, question: ast.AST) -> ast.AST:
+    """The whole condition that a question is part of."""
+    outer = file.parent(question)
+    while isinstance(outer, ast.BoolOp | ast.UnaryOp | ast.Compare | ast.Call) and isinstance(outer, ast.expr):
+        question, outer = outer, file.parent(outer)
+    return question
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """The name or the short text that a node is."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            yield name
+        case ast.keyword(arg=str(name)) | ast.arg(arg=name):
+            yield name
+        case ast.Constant(value=str(text)) if re.fullmatch(r"[\w.:/-]+", text):
+            yield text
+
+
+def _is_unused(file: File, device: ast.expr) -> bool:
+    """Return whether nothing is seen to go to a device: it is only compared, or assigned and not given to anything.
+
+    Nor to one of several that tests are made for: where there is no card, it must not become the CPU.
+    """
+    value: ast.AST = device
+    around = file.parent(value)
+    while isinstance(around, ast.IfExp) or (
+        isinstance(around, ast.Call) and file.dotted(around.func) == "torch.device"
+    ):
+        value, around = around, file.parent(around)
+    if isinstance(around, ast.keyword):
+        around = file.parent(around)
+    match around:
+        case ast.Compare():
+            return True
+        case ast.Call():  # the device of a decorator: the tests are skipped where it is CUDA's and not there
+            function = file.parent(around)
+            return around in getattr(function, "decorator_list", ())
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) if len(parts) > 1:
+            texts = {ast.unparse(each) for each in parts if each is not value}
+            return any(re.search(r"\bcpu\b", each) for each in texts)
+        case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
+            reads = _reads(file, target, around)
+            return reads is not None and not any(_is_given(file, each) for each in reads)
+    return False
+
+
+def _reads(file: File, target: ast.expr, statement: ast.AST) -> list[ast.expr] | None:
+    """Return where a name or an attribute is read; None where other files may read it."""
+    if isinstance(target, ast.Name):
+        scope = file.scope(target)
+        if scope.parent is None or scope.is_class:
+            return None
+        return list(file.reads(target.id, statement, target))
+    if not isinstance(target, ast.Attribute):
+        return None
+    own = isinstance(target.value, ast.Name) and target.value.id in ("self", "cls")
+    text = ast.unparse(target)
+    return [
+        each for each, scope in file.walk.scopes.items()
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load) and ast.unparse(each) == text
+        and (own or scope is file.scope(target))
+    ]  # fmt: skip
+
+
+def _is_given(file: File, read: ast.expr) -> bool:
+    """Return whether a device is given to a function, kept elsewhere or returned, and not only compared."""
+    outer = file.parent(read)
+    if isinstance(outer, ast.Call):
+        return read in outer.args and getattr(outer.func, "attr", "") not in _EQUALS
+    return isinstance(
+        outer, ast.keyword | ast.Assign | ast.Return | ast.Dict | ast.List | ast.Tuple | ast.FormattedValue
+    )
+
+
+_EQUALS = {"assertEqual", "assertNotEqual", "assertIs", "assertIn", "assert_equal"}
