@@ -30,7 +30,7 @@ WORDS = re.compile(
     rb"|default\s*=\s*[\"'](?:cuda|nccl)|help\s*=[^\n]*\bcuda\b|(?m:^\w+(?:\.\w+)+\s*=\s*[\"'](?:cuda|nccl))"
     rb"|(?m:^_C\s*=)|choices\s*=\s*[\[({][^\])}]*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
-    rb"|\(\s*(?:\w+\.)*(?:LightningLite|Fabric|Trainer)\s*\)\s*:"
+    rb"|class\s+\w+\s*\([^)]*\b(?:LightningLite|Fabric|Trainer|(?:MM)?DataParallel)\b"
     rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
     rb"|\bset_default_tensor_type\b|" + PATCHES
 )
