@@ -167,7 +167,6 @@ class _Value:
     biased: bool = False
 
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _PRODUCTS = {"matmul", "bmm", "einsum", "baddbmm"}
 _KEEP = {
     "masked_fill", "masked_fill_", "float", "half", "bfloat16", "to", "type", "type_as", "contiguous", "view",
@@ -276,13 +275,13 @@ class _Search:
 
     def is_returned(self, name: str, product: ast.expr) -> bool:
         """Return whether the function returns the probabilities next to the product."""
-        around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
+        around = self.file.function(product)
         returns = [each for each in nodes_of(around) if isinstance(each, ast.Return)] if around is not None else []
         return any(isinstance(each, ast.Name) and each.id == name for one in returns for each in nodes_of(one))
 
     def is_used(self, name: str, product: ast.expr) -> bool:
         """Return whether the probabilities are used for more than the second product and a return."""
-        around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
+        around = self.file.function(product)
         for each in nodes_of(around) if around is not None else ():
             if not isinstance(each, ast.Name) or each.id != name or not isinstance(each.ctx, ast.Load):
                 continue
