@@ -24,8 +24,8 @@ WORDS = re.compile(
     r"|bitsandbytes|\btriton\b|cupy|tensorrt|causal_conv1d|selective_scan|mamba_ssm|deep_gemm|flashinfer|numba",
     re.IGNORECASE,
 )
-_ALWAYS = {"cuda", "is_cuda"}
-"""Attributes that are torch's where they are asked of a value, although a program may have some of the same name."""
+_ALWAYS = {"cuda"}
+"""Methods that are torch's where they are called, although a program may have some of the same name."""
 _PROSE = re.compile(r"\s|://")
 """Texts for a person, and addresses: they stay as they are."""
 

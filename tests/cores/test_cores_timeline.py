@@ -67,7 +67,7 @@ def check_sums(program: Program, root: ET.Element) -> None:
                 assert beside or min(y + height, other_y + other_height) - max(y, other_y) < 0.02
 
 
-def test_the_figure_of_the_mission(figure: Program, run: Run) -> None:
+def test_the_figure_of_the_docs(figure: Program, run: Run) -> None:
     assert run.deadlocked
     root = drawn(svg(of_run(run)))
     check_sums(figure, root)

@@ -1,4 +1,6 @@
-"""Public troubles of users with pipelines of models, each named for its thread, on two simulated cards.
+"""Public troubles of users with pipelines of models, each named for its public thread, on two simulated cards.
+
+Holds flow.points against those threads, and by counters of copies and reserved bytes.
 
 Troubles with what lies on a card; those with failures, streams and waiting are in test_flow_threads_host.py.
 """
@@ -135,7 +137,7 @@ def test_triton_4932_and_beam_26687_stages_that_share_a_process_share_its_memory
     """https://github.com/triton-inference-server/server/issues/4932: each stage's process costs 2 GB of the card;
     https://github.com/apache/beam/issues/26687: one copy of the model for each worker.
 
-    What a driver takes for itself cannot be tried without a card: here it is that there is one process.
+    What a driver takes for itself cannot be tried without a card: tested here: there is one process.
     """
     node = stages.Shared.fnode()
     x, y = df.FlowData(), df.FlowData()

@@ -14,6 +14,7 @@ SOURCE = ROOT / "src"
 FOLDERS = "toprope|tests|docs|scripts|benchmarks|examples|csrc"
 PATHS = re.compile(rf"(?<![\w/.-])(?:src/)?(?:{FOLDERS})(?:/[\w.-]+)+\.(?:py|md|toml|json|cpp|h|inl)\b")
 NAMES = re.compile(r"`([a-z_][a-z0-9_]*(?:\.\w+)+)`")
+PACKAGES = sorted(each for each in (SOURCE / "toprope").iterdir() if each.is_dir())
 OTHERS = {
     "toprope/cli/x.py": "any command",
     "docs/errors/NAME.md": "the page of any error",
@@ -50,9 +51,9 @@ def texts(path):
 
 
 def exists(name, path):
-    """True if a path in a text is that of a file, from the repository, from src or from the package of the text."""
+    """True if a path in a text is that of a file, from the repository, from src or from a package."""
     near = [each for each in path.parents if ROOT in each.parents]
-    return any((folder / name).exists() for folder in (ROOT, SOURCE, SOURCE / "toprope", *near))
+    return any((folder / name).exists() for folder in (ROOT, SOURCE, SOURCE / "toprope", *near, *PACKAGES))
 
 
 def missing_paths(path):

@@ -1,7 +1,7 @@
 """Kinds of device: toprope's own, those of the entry points `toprope.backends`, other accelerators.
 
-Called by `select` and doctor's child process. A kind of toprope's own is a row of `_OWN`; others come by entry points
-(docs/adding.md).
+Called by `select`, by `device` itself, by compat.apt_model and by doctor's child process. A kind of toprope's own is
+a row of `_OWN`; others come by entry points (docs/adding.md). tests/device/test_device_backends.py holds it.
 """
 
 from __future__ import annotations

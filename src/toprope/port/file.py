@@ -170,6 +170,11 @@ class File:
             yield at
             at = self.parent(at)
 
+    def function(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The function around a node."""
+        kinds = ast.FunctionDef, ast.AsyncFunctionDef
+        return next((each for each in self.ancestors(node) if isinstance(each, kinds)), None)
+
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that a node is part of."""
         return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))

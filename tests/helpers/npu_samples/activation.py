@@ -1,4 +1,7 @@
-"""Sample calls of activations and their gradients; see the package."""
+"""Sample calls of activations and their gradients.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

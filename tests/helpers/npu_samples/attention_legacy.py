@@ -1,4 +1,7 @@
-"""Sample calls of the older fused attention operators; see the package."""
+"""Sample calls of the older fused attention operators.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

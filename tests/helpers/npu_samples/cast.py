@@ -1,4 +1,7 @@
-"""Sample calls of npu_dtype_cast and its relatives; see the package."""
+"""Sample calls of npu_dtype_cast and its relatives.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""Sample calls of npu_fusion_attention and its gradient; see the package."""
+"""Sample calls of npu_fusion_attention and its gradient.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""Sample calls of attention for inference, KV caches and torch.ops.atb; see the package."""
+"""Sample calls of attention for inference, KV caches and torch.ops.atb.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""Sample calls of optimizer steps, recurrent layers, batch norm and affine quantisation; see the package."""
+"""Sample calls of optimizer steps, recurrent layers, batch norm and affine quantisation.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

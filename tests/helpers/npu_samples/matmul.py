@@ -1,4 +1,7 @@
-"""Sample calls of matrix products, with dtypes that the 910B takes; see the package."""
+"""Sample calls of matrix products, with dtypes that the 910B takes.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

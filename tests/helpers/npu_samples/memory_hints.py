@@ -1,4 +1,7 @@
-"""Sample calls of operators without arithmetic; see the package."""
+"""Sample calls of operators without arithmetic.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

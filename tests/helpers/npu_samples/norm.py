@@ -1,4 +1,7 @@
-"""Sample calls of normalisations; see the package."""
+"""Sample calls of normalisations.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""Sample calls of quantisation and compression; see the package."""
+"""Sample calls of quantisation and compression.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

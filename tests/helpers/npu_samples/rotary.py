@@ -1,4 +1,7 @@
-"""Sample calls of rotary embeddings and operators that contain one; see the package."""
+"""Sample calls of rotary embeddings and operators that contain one.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

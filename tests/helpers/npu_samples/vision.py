@@ -1,4 +1,7 @@
-"""Sample calls of operators for boxes, regions, convolutions and tensor layout; see the package."""
+"""Sample calls of operators for boxes, regions, convolutions and tensor layout.
+
+tests/sim/simulated/test_npu_operators.py calls them on the card, the CPU and fake tensors.
+"""
 
 import torch
 

@@ -1,7 +1,8 @@
 """State file of `toprope start`, in the user's run-time directory; only the user can read or write it.
 
-The commands `start`, `status`, `stop` and `run` and the start of a session read it: it says which deployment is active,
-at which address its Ray is, and where the state of simulated cards is.
+The commands `start`, `status`, `stop`, `run` and `cache`, the starts of sessions and of Ray read it: it says
+which deployment is active, at which address its Ray is, and where the state of simulated cards is.
+tests/cli/test_cli_start.py holds it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def reservations() -> Reservations:
 
 
 def _cards() -> str:
-    """Names the cards that this process sees: simulated ones by the file with their state, which runs share."""
+    """A key of the cards that this process sees: device and inode of their state file, else TOPROPE_SIM."""
     try:
         facts = os.stat(Path(os.environ.get("TOPROPE_RUN_DIR", "-")) / cards.FILE)
     except OSError:
@@ -103,7 +104,7 @@ def end() -> Deployment | None:
 
 
 def share_cards(run: str) -> str:
-    """Create a folder for the state of simulated cards, which later runs join; a run in progress shares its cards.
+    """Create a folder for the state of simulated cards, which later runs join; a run in progress goes on in it.
 
     Args:
         run: the folder of that run; "" for none.

@@ -1,7 +1,8 @@
 """Event loop of a local session: starts worker processes ahead of use, reads their messages, and detects their end.
 
 One thread of the driver; a caller that waits for a result reads the worker's socket itself, which is faster. Instances
-and pools take processes from it; the dispatcher gets the messages. Held by tests/functions/test_functions_faults.py,
+and pools take processes from it; scheduler, groups, listing and worker requests set timers; the dispatcher gets the
+messages. Held by tests/functions/test_functions_faults.py,
 which kills and stops processes at random moments.
 """
 
@@ -42,7 +43,7 @@ SELF_EXIT = 0.2
 """Time for a process to exit by itself after its socket has closed, in seconds; then it is killed."""
 
 EXIT_REPORT = 20.0
-"""Time for the report of a process's exit after its socket has closed, in seconds; its children are ended before."""
+"""Time for the report of a process's exit after its socket has closed, in seconds: its children are ended first."""
 
 FLUSH = 0.002
 """Interval between attempts to send to a full socket, in seconds."""

@@ -18,9 +18,8 @@ from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
-FAMILY = Family(
-    "attention", "Attention", words=[b"scaled_dot_product_attention", b"softmax", b"Softmax", b"flash", b"get_kernel"]
-)
+_WORDS = [b"scaled_dot_product_attention", b"softmax", b"Softmax", b"flash", b"get_kernel"]
+FAMILY = Family("attention", "Attention", words=_WORDS)
 
 _PAGE = "torch_npu's page of npu_fusion_attention"
 FUSED = FAMILY.rule(
@@ -167,7 +166,6 @@ class _Value:
     biased: bool = False
 
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _PRODUCTS = {"matmul", "bmm", "einsum", "baddbmm"}
 _KEEP = {
     "masked_fill", "masked_fill_", "float", "half", "bfloat16", "to", "type", "type_as", "contiguous", "view",
@@ -276,14 +274,14 @@ class _Search:
 
     def is_returned(self, name: str, product: ast.expr) -> bool:
         """Return whether the function returns the probabilities next to the product."""
-        around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
-        returns = [each for each in nodes_of(around) if isinstance(each, ast.Return)] if around is not None else []
+        around = self.file.function(product) or product
+        returns = [each for each in nodes_of(around) if isinstance(each, ast.Return)]
         return any(isinstance(each, ast.Name) and each.id == name for one in returns for each in nodes_of(one))
 
     def is_used(self, name: str, product: ast.expr) -> bool:
         """Return whether the probabilities are used for more than the second product and a return."""
-        around = next((each for each in self.file.ancestors(product) if isinstance(each, _FUNCTIONS)), None)
-        for each in nodes_of(around) if around is not None else ():
+        around = self.file.function(product)
+        for each in nodes_of(around or product):
             if not isinstance(each, ast.Name) or each.id != name or not isinstance(each.ctx, ast.Load):
                 continue
             outer = [*self.file.ancestors(each)]

@@ -262,8 +262,7 @@ def _tells_apart(file: File, node: ast.AST) -> bool:
     """
     if any(isinstance(each, ast.Attribute) and each.attr in file.project.kinds for each in nodes_of(node)):
         return True
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    around: ast.AST = next((each for each in file.ancestors(node) if isinstance(each, kinds)), file.walk.module.node)
+    around = file.function(node) or file.walk.module.node
     return any(
         isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.partition(":")[0] in OTHERS
         for each in nodes_of(around)
@@ -384,8 +383,7 @@ def _device_of(file: File, node: ast.expr) -> ast.expr | None:
 
 
 def _in_text(file: File, node: ast.Compare, text: ast.expr, is_not: bool) -> bool:
-    device = _device_of(file, text)
-    if device is not None:
+    if (device := _device_of(file, text)) is not None:
         _rewrite(file, node, device, is_not, TEXT)
     return False
 
@@ -395,7 +393,6 @@ def _starts(file: File, node: ast.Call) -> bool:
     assert isinstance(node.func, ast.Attribute)
     if len(node.args) != 1 or not _is_text(file, node.args[0]):
         return False
-    device = _device_of(file, node.func.value)
-    if device is not None:
+    if (device := _device_of(file, node.func.value)) is not None:
         _rewrite(file, node, device, False, TEXT)
     return False

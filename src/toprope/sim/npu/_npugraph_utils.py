@@ -23,7 +23,7 @@ def align_trace_json(input: str | Path, output: str | Path | None, merge_gap: fl
     Args:
         input: file of the dump.
         output: file that is written; None for the dump's name with `.aligned` before its suffix.
-        merge_gap: between the streams that a card merges, without effect.
+        merge_gap: torch_npu's gap between merged streams; without effect here.
 
     Returns:
         The file that was written.

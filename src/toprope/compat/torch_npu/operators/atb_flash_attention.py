@@ -1,6 +1,7 @@
 """Operators _npu_flash_attention* (torch.ops.atb): attention over whole sequences, or their last tokens with a cache.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`, those that end in `.out` as
+`torch_npu.atb.NAME`. The lines `@operator(...)` are read as text, too (registry.py). Names and parameters follow
 support/npu_operators.toml; tests/compat/operators/test_atb_attention.py holds the values.
 """
 

@@ -1,7 +1,8 @@
 """Small operators without arithmetic: prefetch, copies into views, fills, and the status flag of float overflow.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_torch_backward.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
+as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
+tests/compat/operators/test_torch_backward.py holds the values.
 """
 
 from __future__ import annotations

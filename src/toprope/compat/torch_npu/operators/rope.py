@@ -1,9 +1,12 @@
-"""Rotary position embedding of query and key: in place, interleaved, from a cache of cosines, and its gradient.
+"""Rotary position embedding of query and key: in place, interleaved, from a cache of cosines, and the gradient of
+npu_rotary_mul.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_rope.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
+as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
+tests/compat/operators/test_rope.py holds the values.
 
-All compute in float32 and round to the dtype of the input.
+All operators compute in float32 and round to the dtype of the input. `interleaved_rope`, which does not, is used by
+mla_prolog and kv_rope_cache too.
 """
 
 from __future__ import annotations
@@ -23,14 +26,13 @@ __all__ = [
     "npu_mrope",
     "npu_rotary_embedding",
     "npu_rotary_mul_backward",
-    "rotate",
 ]
 
 _LAYOUTS = ("BSND", "SBND", "BNSD", "TND")
 _ROTARY_MODES = ("half", "quarter", "interleave")
 
 
-def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, mode: str) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, mode: str) -> torch.Tensor:
     """x * cosine + turned(x) * sine, in float32 and rounded to the dtype of `x`.
 
     Args:
@@ -159,8 +161,8 @@ def npu_apply_rotary_pos_emb(
     """
     _check_apply(query, key, cos, sin, layout, rotary_mode)
     with torch.no_grad():
-        query.copy_(rotate(query, cos, sin, rotary_mode))
-        key.copy_(rotate(key, cos, sin, rotary_mode))
+        query.copy_(_rotate(query, cos, sin, rotary_mode))
+        key.copy_(_rotate(key, cos, sin, rotary_mode))
     return query, key
 
 
@@ -228,7 +230,7 @@ def _rotated_heads(
         cosine, sine = cosine.repeat_interleave(2, -1), sine.repeat_interleave(2, -1)
     tokens = cosine.shape[0]
     heads = x.reshape(tokens, x.numel() // max(tokens * head_size, 1), head_size)
-    return rotate(heads, cosine.unsqueeze(1), sine.unsqueeze(1), "half" if half else "interleave").reshape(x.shape)
+    return _rotate(heads, cosine.unsqueeze(1), sine.unsqueeze(1), "half" if half else "interleave").reshape(x.shape)
 
 
 @operator("npu_mrope")

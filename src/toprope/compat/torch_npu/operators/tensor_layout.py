@@ -1,7 +1,8 @@
 """Operators that move elements: slices, strides, padding, permutations and broadcasts.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_vision_tensors.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
+as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
+tests/compat/operators/test_vision_tensors.py holds the values.
 
 All give new, contiguous tensors. Sources: the vendor's pages, and SliceKernelNpu.cpp, IndexingKernelNpu(OpApi).cpp,
 PadKernelNpu.cpp, TransposeKernelNpu.cpp, BroadcastKernelNpu.cpp, ReshapeKernelNpu.cpp, ConfusionTransposeKernelNpu.cpp,
