@@ -73,3 +73,35 @@ def test_the_strategy_of_data_parallel_was_asked_for_on_other_devices(line) -> N
 
 def test_a_text_dp_of_a_program_without_lightning_is_nothing() -> None:
     assert lines('import torch\n\nstrategy = "dp"') == []
+
+
+# Files that have torch from the file that runs them
+
+
+def test_a_file_that_does_not_import_torch_was_converted_by_half() -> None:
+    before = """
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            model = model.cuda()
+            torch.cuda.synchronize()
+        x = torch.ones(3, device="cuda").to("cuda:1")
+        """
+    assert "portable" not in ported(before)
+    assert ("TR102c", 1) in lines(before)
+
+
+@pytest.mark.parametrize("line", ['torch.load("a.pt")', 'x.to(torch.device("cuda"))', 'torch.amp.autocast("cuda")'])
+def test_a_move_was_converted_next_to_a_name_of_a_torch_that_is_not_imported(line) -> None:
+    assert "portable" not in ported(f"{line}\nmodel = model.cuda()")
+
+
+def test_a_torch_that_a_function_imports_or_is_given_is_known() -> None:
+    before = """
+        def one():
+            import torch
+            return torch.ones(3).cuda() if torch.cuda.is_available() else None
+
+        def two(torch):
+            return torch.cuda
+        """
+    assert "portable.is_available()" in ported(before)

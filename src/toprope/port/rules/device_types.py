@@ -46,6 +46,8 @@ KIND = FAMILY.rule(
         ),
         Example(
             """
+            import torch
+
             def run(x, device_type="cuda"):
                 return torch.autocast(device_type)
 
@@ -53,7 +55,9 @@ KIND = FAMILY.rule(
                 device_type = "cuda"
             """,
             """
+            import torch
             from toprope.device import portable
+
             def run(x, device_type="cuda"):
                 device_type = portable.resolve_kind(device_type)
                 return torch.autocast(device_type)

@@ -1,4 +1,4 @@
-"""Rules TR102, TR102a, TR102b and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
+"""Rules TR102, TR102a, TR102b, TR102c and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
 
 Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
 """
@@ -11,6 +11,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.registry import table
 from toprope.port.rule import Example, Kind
+from toprope.port.runtime.no_import import is_unbound_torch
 from toprope.port.runtime.stand_ins import refused
 from toprope.port.syntax.edits import Edit
 
@@ -110,6 +111,30 @@ PRIVATE = FAMILY.rule(
         Example('import torch\n\nrun = torch._C._jit_get_operation("aten::cudnn_convolution_transpose")\n'),
     ],
 )  # fmt: skip
+
+UNBOUND = FAMILY.rule(
+    "TR102c", Kind.REVIEW, "torch.cuda in a file that does not import torch: all of the file is left as it is",
+    why="""A file that another one runs inside itself (`%run -i`, `exec`) has torch from there. Nothing in it says that
+    the name is torch, so neither its questions about CUDA nor what is behind them is converted. Add `import torch`, and
+    port it again.""",
+    source="seen in public code; Python's rules for names", once=True,
+    examples=[
+        Example(
+            """
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            if torch.cuda.is_available():
+                model = model.cuda()
+            """
+        ),
+    ],
+)  # fmt: skip
+
+
+@FAMILY.attribute("cuda")
+def _unbound(file: File, node: ast.Attribute) -> bool:
+    if is_unbound_torch(file, node):
+        file.report(UNBOUND, node)
+    return False
 
 
 @FAMILY.reference("torch._C.*")

@@ -11,7 +11,7 @@ from toprope.port.file import File
 from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import Binding
 
-__all__ = ["why_no_import"]
+__all__ = ["is_unbound_torch", "why_no_import"]
 
 _BUILDERS = ("torch.utils.ffi.create_extension", "torch.utils.cpp_extension.CUDAExtension", "setuptools.Extension")
 _PLAIN = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Name, ast.keyword, ast.UnaryOp, ast.BinOp,
@@ -33,7 +33,24 @@ def why_no_import(file: File) -> str:
     tree = file.walk.module.node
     if isinstance(tree, ast.Module) and _is_configuration(tree):
         return "a configuration of plain values should not import: who reads it may take the import for a setting"
+    unbound = next((each for each in file.walk.scopes if is_unbound_torch(file, each)), None)
+    if isinstance(unbound, ast.Attribute):
+        return f"the file does not import torch: torch.{unbound.attr} in line {unbound.lineno} stays, and all with it"
     return ""
+
+
+_OF_DEVICES = ("cuda", "device", "load", "autocast", "amp")
+
+
+def is_unbound_torch(file: File, node: ast.AST) -> bool:
+    """Return whether a node is `torch.cuda`, or another name about devices, where nothing in the file binds torch.
+
+    Such a file is run inside another one (`%run -i`, `exec`), so that what torch is cannot be said here.
+    """
+    match node:
+        case ast.Attribute(value=ast.Name(id="torch") as name, attr=attribute) if attribute in _OF_DEVICES:
+            return not file.bindings(name) and file.dotted(name) is None
+    return False
 
 
 def _bindings(file: File) -> list[Binding]:
