@@ -6,6 +6,7 @@ from textwrap import dedent
 import pytest
 
 from toprope.port import port
+from toprope.port.runtime.placement import Tree
 from toprope.port.scan import find, port_files
 
 
@@ -105,3 +106,137 @@ def test_a_torch_that_a_function_imports_or_is_given_is_known() -> None:
             return torch.cuda
         """
     assert "portable.is_available()" in ported(before)
+
+
+# Attributes of classes
+
+
+READ_AS_TABLE = {
+    "the class's own table": """
+        class Options:
+            device = "cuda"
+
+            @classmethod
+            def table(cls):
+                return {name: value for name, value in cls.__dict__.items() if isinstance(value, str)}
+        """,
+    "vars": 'class Options:\n    device = "cuda"\n\nprint(vars(Options))',
+    "a metaclass": """
+        class Meta(type):
+            def __new__(mcs, name, bases, space):
+                space["fields"] = {key: value for key, value in space.items() if isinstance(value, str)}
+                return super().__new__(mcs, name, bases, space)
+
+        class Options(metaclass=Meta):
+            device = "cuda"
+        """,
+    "the class of a dataclass": """
+        from dataclasses import dataclass
+
+        @dataclass
+        class Options:
+            device: str = "cuda"
+
+        print(Options.device)
+        """,
+    "the fields of a dataclass": """
+        from dataclasses import dataclass, field, fields
+
+        @dataclass
+        class Options:
+            device: str = field(default="cuda")
+
+        defaults = {each.name: each.default for each in fields(Options)}
+        """,
+}
+
+
+@pytest.mark.parametrize("text", READ_AS_TABLE.values(), ids=READ_AS_TABLE)
+def test_an_attribute_of_a_class_was_no_text_any_more_for_what_reads_the_class(text) -> None:
+    assert "portable" not in ported(text)
+    assert "TR019c" in [code for code, _ in lines(text)]
+
+
+def test_an_attribute_of_a_dataclass_that_another_file_reads_was_gone(tmp_path) -> None:
+    found = project(
+        tmp_path,
+        options='from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    device: str = "cuda"\n',
+        run="from options import Options\n\nprint(Options.device)\n",
+        base="class Base:\n    def table(self):\n        return dict(type(self).__dict__)\n",
+        own='from base import Base\n\nclass Own(Base):\n    device = "cuda"\n',
+    )
+    assert b"portable" not in found["options"].after
+    assert b"portable" not in found["own"].after
+
+
+def test_a_question_in_front_of_an_attribute_that_stays_was_converted() -> None:
+    before = """
+        import torch
+
+        class Options:
+            device = "cuda"
+
+        print(vars(Options))
+        torch.zeros(1).to(Options.device if torch.cuda.is_available() else "cpu")
+        """
+    assert "portable" not in ported(before)
+
+
+# Texts that name a file, and those that are saved
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open(f\"log_{'cuda' if torch.cuda.is_available() else 'cpu'}.txt\", \"w\")",
+        'torch.save({}, "m_" + ("cuda" if torch.cuda.is_available() else "cpu") + ".pt")',
+        'json.dump({"device": "cuda" if torch.cuda.is_available() else "cpu"}, file)',
+    ],
+)
+def test_the_text_of_a_file_kept_the_device_back(line) -> None:
+    after = ported(f"""
+        import json, torch
+
+        {line}
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = torch.nn.Linear(2, 2).to(device)
+        if torch.cuda.is_available():
+            model(torch.ones(2).cuda())
+        """)
+    assert line in after
+    assert "device = portable.device()" in after
+    assert "torch.ones(2).to(portable.device())" in after
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'torch.save({"model": model.state_dict(), "device": "cuda"}, path)',
+        'json.dump(dict(device="cuda"), file)',
+        'state = {"device": "cuda:0", "step": 1}\npickle.dump(state, file)',
+    ],
+)
+def test_the_name_of_the_device_in_use_was_saved(line) -> None:
+    assert ported(f"import json, pickle, torch\n\n{line}").endswith(f"{line}\n")
+
+
+def test_a_table_that_the_program_reads_itself_has_the_device_in_use() -> None:
+    after = ported('import json\n\noptions = {"device": "cuda"}\njson.dump(options, file)\nx.to(options["device"])')
+    assert '{"device": portable.name()}' in after
+
+
+# --vendor
+
+
+def test_a_setup_that_installs_no_package_was_taken_for_one_that_does(tmp_path) -> None:
+    nms = tmp_path / "lib" / "model" / "nms"
+    nms.mkdir(parents=True)
+    for folder in (nms, nms.parent):
+        (folder / "__init__.py").touch()
+    setup = "from setuptools import Extension, setup\n\nsetup(name='own', ext_modules=[Extension('own', ['own.c'])])\n"
+    (tmp_path / "lib" / "setup.py").write_text(setup)
+    script = nms / "build.py"
+    script.write_text("import torch\n\nif __name__ == '__main__':\n    print(torch.ones(2).cuda())\n")
+    assert Tree([tmp_path], find([tmp_path])).place(script).module == "toprope_portable"
+    (tmp_path / "lib" / "setup.py").write_text(setup.replace("name=", "packages=['model.nms'], name="))
+    assert Tree([tmp_path], find([tmp_path])).place(script).module == "model.toprope_portable"

@@ -19,11 +19,14 @@ from toprope.port.project.scripted import is_outside
 from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["LOOKED_UP", "OTHER_ENGINES", "hold_compared"]
+__all__ = ["LOOKED_UP", "OTHER_ENGINES", "hold_compared", "is_only_text"]
 
 COMPARED = "it is compared, not run on: another device in its place may be equal to the CPU"
 LOOKED_UP = "its text is "
 """Beginning of the reason why the name of a device stays that the program looks up."""
+_SAVED = f"{LOOKED_UP}saved"
+_IN_FILE_NAME = f"{LOOKED_UP}part of the name of a file"
+_SAVES = {"save", "dump", "dumps", "safe_dump", "save_checkpoint", "savez", "pack", "packb"}
 
 _NAMES = {"devices", "device_types", "numbers", "defaults", "attributes"}
 """Families of rules that put the device in use in the place of a text or a torch.device."""
@@ -137,10 +140,44 @@ def _why(file: File, node: ast.AST, asked: Collection[ast.AST]) -> str:
         return ""
     if _is_compared(file, node):
         return COMPARED
+    if call := _saved_by(file, node):
+        return f"{_SAVED} in line {call.lineno}, which others read as it is"
     line = _looked_up_there(file, node)
     reads = [each for each in _reads(file, node) if isinstance(each, ast.Name)]
     only_compared = bool(reads) and all(_is_compared(file, each) and each not in asked for each in reads)
     return line or (COMPARED if only_compared else "")
+
+
+def is_only_text(file: File, node: ast.AST, why: str) -> bool:
+    """Return whether what stays for this reason is but a text, in the name of a file or in what is saved.
+
+    A name that is also given to something else says where tensors are.
+    """
+    kept = isinstance(file.parent(node), ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.arguments)
+    return why.startswith(_SAVED) or (why.startswith(_IN_FILE_NAME) and not kept)
+
+
+def _saved_by(file: File, node: ast.expr) -> ast.Call | None:
+    """Find the call that saves the table or list which a text is written in; a name for it is saved and not read."""
+    inner: ast.AST = node
+    outer = file.parent(node)
+    while isinstance(outer, ast.Dict | ast.List | ast.Tuple | ast.IfExp) or (
+        isinstance(outer, ast.Call) and file.is_builtin(outer.func, "dict")
+    ) or (isinstance(outer, ast.keyword) and file.is_builtin(getattr(file.parent(outer), "func", outer), "dict")):
+        inner, outer = outer, file.parent(outer)
+    if inner is node or isinstance(inner, ast.IfExp):
+        return None
+    given: list[ast.AST] = [inner]
+    if isinstance(outer, ast.Assign) and len(outer.targets) == 1 and isinstance(outer.targets[0], ast.Name):
+        given = list(file.reads(outer.targets[0].id, outer, outer.targets[0]))
+    calls = [file.parent(each) for each in given]
+    saves = [each for each in calls if isinstance(each, ast.Call) and _saves(each)]
+    return saves[0] if saves and len(saves) == len(calls) else None
+
+
+def _saves(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name in _SAVES
 
 
 def _looked_up_there(file: File, node: ast.expr) -> str:
@@ -291,4 +328,4 @@ def _in_a_file_name(file: File, part: ast.AST) -> str:
                 return ""
         if isinstance(around, ast.Expr | ast.Raise | ast.stmt):
             break
-    return f"{LOOKED_UP}part of the name of a file in line {getattr(whole, 'lineno', 0)}"
+    return f"{_IN_FILE_NAME} in line {getattr(whole, 'lineno', 0)}"

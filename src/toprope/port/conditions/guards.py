@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from toprope.port.analysis.places import device_name
 from toprope.port.conditions.across import DECIDES
 from toprope.port.conditions.answers import is_given
-from toprope.port.conditions.compared import COMPARED, LOOKED_UP, OTHER_ENGINES
+from toprope.port.conditions.compared import COMPARED, LOOKED_UP, OTHER_ENGINES, is_only_text
 from toprope.port.conditions.compiled import asks_for_package, compiled_uses, functions_of_kernels
 from toprope.port.conditions.opened import Opened, block_behind, is_negative, opened_by
 from toprope.port.family import AS_CLASS
@@ -116,7 +116,7 @@ def hold_back(
     wanted, left = set(map(id, findings)), set(map(id, deselected))
     asked = [(f, n) for f, n in nodes if id(f) in wanted and f.converted and f.rule.code in QUESTIONS]
     other_file = _decided_elsewhere(file, elsewhere or {})
-    anchor = other_file or _choice_that_stays(nodes, wanted)
+    anchor = other_file or _choice_that_stays(file, nodes, wanted)
     if not asked and not anchor:
         return
     stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
@@ -174,11 +174,12 @@ def _is_free(file: File, node: ast.AST, questions: Iterable[_Question]) -> bool:
     return not any(_within(file, node, part) for part in opened)
 
 
-def _choice_that_stays(nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> str:
+def _choice_that_stays(file: File, nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> str:
     """Return the line of a choice between CUDA and the CPU that stays for the sake of its text; "" without one."""
-    for finding, _ in nodes:
+    for finding, node in nodes:
         if finding.rule.code == _CHOICE and finding.held_back.startswith(LOOKED_UP) and id(finding) in wanted:
-            return f"line {finding.line}"
+            if not is_only_text(file, node, finding.held_back):
+                return f"line {finding.line}"
     return ""
 
 
@@ -370,12 +371,22 @@ def _calls_around(file: File, node: ast.AST) -> list[ast.Name]:
     return []
 
 
-def _reads_of(file: File, node: ast.AST) -> list[ast.Name]:
+def _reads_of(file: File, node: ast.AST) -> Sequence[ast.expr]:
     """Find where the name of a device is read that stays the text it is."""
     match file.parent(node):
         case ast.Assign(targets=[ast.Name(id=name) as target], value=ast.Constant()) as statement:
-            return file.reads(name, statement, target)
+            return [*file.reads(name, statement, target), *_attributes_of(file, statement, name)]
+        case ast.AnnAssign(target=ast.Name(id=name)) as statement:
+            return _attributes_of(file, statement, name)
     return []
+
+
+def _attributes_of(file: File, statement: ast.stmt, name: str) -> list[ast.Attribute]:
+    """Find where the attribute is read that a statement in a class gives its objects."""
+    if not isinstance(file.parent(statement), ast.ClassDef):
+        return []
+    reads = (each for each in file.walk.scopes if isinstance(each, ast.Attribute) and each.attr == name)
+    return [each for each in reads if isinstance(each.ctx, ast.Load)]
 
 
 def _names_of_builds(file: File) -> Iterator[ast.expr]:

@@ -32,7 +32,7 @@ WORDS = re.compile(
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|class\s+\w+\s*\([^)]*\b(?:LightningLite|Fabric|Trainer|(?:MM)?DataParallel)\b"
     rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
-    rb"|\bset_default_tensor_type\b|" + PATCHES
+    rb"|\bset_default_tensor_type\b|\b[A-Z]\w*\.(?:\w+_)?(?:dev|device)\b|" + PATCHES
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
 default is a device, torch through another file, TorchScript."""
@@ -100,6 +100,7 @@ class Facts:
         patched: names of torch that it replaces for a while, with the lines.
         imported: the last names of what it imports.
         has_type_of_cuda: whether it makes a type of CUDA's tensors the default one.
+        asked_classes: attributes by the name of a device that it reads of classes: "Options.device".
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class Facts:
     patched: frozenset[tuple[str, int]] = frozenset()
     imported: frozenset[str] = frozenset()
     has_type_of_cuda: bool = False
+    asked_classes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Project:
         patched: names of torch that tests replace, with the place.
         imported: the last names of what any file imports.
         has_type_of_cuda: whether any file makes a type of CUDA's tensors the default one.
+        asked_classes: attributes by the name of a device that any file reads of classes: "Options.device".
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -157,6 +160,7 @@ class Project:
     patched: Mapping[str, str] = field(default_factory=dict)
     imported: frozenset[str] = frozenset()
     has_type_of_cuda: bool = False
+    asked_classes: frozenset[str] = frozenset()
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
@@ -248,6 +252,7 @@ def project_of(
                  for one, line in sorted(each.patched, reverse=True)},
         imported=frozenset[str]().union(*(each.imported for each in facts)),
         has_type_of_cuda=any(each.has_type_of_cuda for each in facts),
+        asked_classes=frozenset[str]().union(*(each.asked_classes for each in facts)),
     )  # fmt: skip
     if not any(each.scripts.compiles for each in facts):
         return project
@@ -287,8 +292,16 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
         classes, scripts_of(tree, nodes, imports) if scripts else Scripts(), answers.compared, answers.decided,
         answers.handed, answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
         frozenset(patched_in(nodes.calls)), frozenset(imported_in([*nodes.statements, *nodes.calls])),
-        any(map(_sets_type, nodes.calls)),
+        any(map(_sets_type, nodes.calls)), frozenset(_asked_of_classes(nodes.all)),
     )  # fmt: skip
+
+
+def _asked_of_classes(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_one_device(node.attr):
+            owner = last_name(node.value)
+            if owner[:1].isupper():
+                yield f"{owner}.{node.attr}"
 
 
 def _sets_type(node: ast.AST) -> bool:

@@ -6,12 +6,14 @@ Found by `port.registry`. The examples of a rule are its test, and make its page
 from __future__ import annotations
 
 import ast
+import re
 
 from toprope.port.analysis.places import is_constant_cuda, names_default, resolver_for, said
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind
 from toprope.port.syntax.edits import Edit
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -23,7 +25,9 @@ ATTRIBUTE = FAMILY.rule(
     of a class becomes one that answers when it is read, as C.device and as self.device; what is assigned to
     an object hides it as before. The field of a dataclass gets a factory, and the class itself then no
     longer has the attribute. Models of pydantic and others that read their class when it is made are left:
-    resolve the value where it is used.""",
+    resolve the value where it is used. So are classes whose attributes the file reads as a table (`__dict__`, `vars`,
+    `fields`), those with a metaclass or a base in another file, and a dataclass that is asked itself, as in
+    `Options.device`.""",
     source="Python's documentation of descriptors and dataclasses",
     examples=[
         Example(
@@ -116,7 +120,10 @@ def _attribute(file: File, around: ast.ClassDef, statement: ast.stmt, node: ast.
     bases = [ast.unparse(each) for each in around.bases]
     if any("Enum" in each for each in bases):
         return False
-    if any(_is_dataclass(file, each) for each in around.decorator_list) and isinstance(statement, ast.AnnAssign):
+    is_dataclass = any(_is_dataclass(file, each) for each in around.decorator_list)
+    if why := _read_as_text(file, around, _name(statement), is_dataclass):
+        file.report(ATTRIBUTE, node, f"{why}: resolve it where it is used: portable.resolve(options.device)")
+    elif is_dataclass and isinstance(statement, ast.AnnAssign):
         field, edits = _field_name(file)
         if field:
             made = f"{field}(default_factory=lambda: {file.portable(resolver_for(_name(statement)))}("
@@ -131,6 +138,27 @@ def _attribute(file: File, around: ast.ClassDef, statement: ast.stmt, node: ast.
         file.report(ATTRIBUTE, node, edits=file.replace(node, f"{file.portable('attribute')}(", node, f"{by})"))
     file.done(node)
     return True
+
+
+_TABLES = re.compile(
+    r"(?<!self)(?<!args)\.__dict__|\bvars\(\s*(?!self\b|args\b|opts?\b)|\bfields\(|__(?:annotations|dataclass_fields)__"
+    r"|\b(?:get_type_hints|getmembers)\("
+)
+
+
+def _read_as_text(file: File, around: ast.ClassDef, name: str, is_dataclass: bool) -> str:
+    """Return why something reads the attribute as a text, from the class and not by its name; "" where nothing does."""
+    if found := _TABLES.search(file.source.text):
+        return f"the file reads the attributes of classes ({found[0].strip(' .(')})"
+    if any(each.arg == "metaclass" for each in around.keywords) or "metaclass" in file.source.text:
+        return "a metaclass may read it"
+    own = {each.name for each in nodes_of(file.walk.module.node) if isinstance(each, ast.ClassDef)}
+    if far := (file.project.ancestors(around.name) & file.project.classes.keys()) - own:
+        return f"{min(far)}, in another file, may read it"
+    asked = f"{around.name}.{name}"
+    if is_dataclass and (asked in file.project.asked_classes or re.search(rf"\b{asked}\b", file.source.text)):
+        return f"the program reads {asked}"
+    return ""
 
 
 def _name(statement: ast.stmt) -> str:
@@ -167,7 +195,10 @@ def _field(file: File, keyword: ast.keyword, node: ast.expr) -> bool:
         return False
     if not names_default(statement.target.id, node):
         return False
+    around = file.parent(statement)
+    why = _read_as_text(file, around, statement.target.id, True) if isinstance(around, ast.ClassDef) else ""
     pieces = f"default_factory=lambda: {file.portable(resolver_for(statement.target.id))}(", node, ")"
-    file.report(ATTRIBUTE, node, edits=file.replace(keyword, *pieces))
+    advice = f"{why}: resolve it where it is used: portable.resolve(options.device)" if why else ""
+    file.report(ATTRIBUTE, node, advice, edits=() if why else file.replace(keyword, *pieces))
     file.done(node)
     return True

@@ -30,6 +30,7 @@ _RUNS = re.compile(r"^(?:#!.*python|if\s+__name__\s*==|(?:for|while|with|assert)
 _SAID = {"setup.py": "", "pyproject.toml": r"^\[(?:project|tool\.poetry)\]", "setup.cfg": r"^\[metadata\]"}
 """Files that install a project, and what they then say."""
 
+_NAMES_PACKAGES = re.compile(r"\bpackages\b|\bpy_modules\b|\bfind_(?:namespace_)?packages\b|\bsetup\(\s*\*\*")
 _IN_SRC = re.compile(r"""find_packages\(\s*(?:where\s*=\s*)?["']src["']|^where\s*=\s*\[?\s*["']?src\b""", re.M)
 _EXCLUDED = re.compile(r"""\bexclude\s*=\s*[\[(]([^\])]*)""")
 _LISTED = re.compile(
@@ -301,6 +302,8 @@ def _is_installed(package: Path) -> bool:
                 text = (folder / name).read_text(encoding="utf-8", errors="replace")
             except OSError:
                 continue
+            if name == "setup.py" and "ext_modules" in text and not _NAMES_PACKAGES.search(text):
+                continue  # it builds an extension, and installs no package
             if re.search(said, text, re.M):
                 return not _leaves_out(text, package.name, is_in_src=folder != above)
     return False
