@@ -240,3 +240,37 @@ def test_a_setup_that_installs_no_package_was_taken_for_one_that_does(tmp_path) 
     assert Tree([tmp_path], find([tmp_path])).place(script).module == "toprope_portable"
     (tmp_path / "lib" / "setup.py").write_text(setup.replace("name=", "packages=['model.nms'], name="))
     assert Tree([tmp_path], find([tmp_path])).place(script).module == "model.toprope_portable"
+
+
+# Questions whose code is not seen to be right on other devices
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "from .fast import run\n    run(torch.ones(2).cuda())",
+        "import fused_kernels\n    x = torch.ones(2).cuda()",
+        'import subprocess\n    subprocess.run(["./bench", "--cuda"])\n    torch.cuda.synchronize()',
+        'os.system("nvprof ./run")\n    torch.cuda.synchronize()',
+        "sources.append('fast.cpp')\n    run(sources)",
+    ],
+)
+def test_a_question_was_converted_whose_code_is_not_known_to_be_right_on_other_devices(block) -> None:
+    for question in ("torch.cuda.is_available()", "torch.cuda.device_count() > 0"):
+        before = f"import os, torch\n\nif {question}:\n    {block}\n"
+        assert ported(before) == before
+        assert any(each.held_back for each in port(before.encode()).findings)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'device = "cuda" if torch.cuda.is_available() else "cpu"',
+        "if torch.cuda.is_available():\n    model = build(model).cuda()",
+        "use_cuda = torch.cuda.is_available()\nif use_cuda:\n    print('GPU')\n    torch.cuda.manual_seed(0)",
+        "workers = 4 if torch.cuda.is_available() else 0",
+        "import time\nif torch.cuda.is_available():\n    import random\n    torch.cuda.synchronize()",
+    ],
+)
+def test_a_question_with_converted_places_behind_it_is_converted(text) -> None:
+    assert "torch.cuda" not in ported(f"import torch\n\n{text}")

@@ -21,6 +21,7 @@ from toprope.port.conditions.across import DECIDES
 from toprope.port.conditions.answers import is_given
 from toprope.port.conditions.compared import COMPARED, LOOKED_UP, OTHER_ENGINES, is_only_text
 from toprope.port.conditions.compiled import asks_for_package, compiled_uses, functions_of_kernels
+from toprope.port.conditions.evidence import why_unknown
 from toprope.port.conditions.opened import Opened, block_behind, is_negative, opened_by
 from toprope.port.family import AS_CLASS
 from toprope.port.file import File
@@ -120,8 +121,9 @@ def hold_back(
     if not asked and not anchor:
         return
     stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
+    codes = {finding.rule.code for finding, _ in asked}
     about = {id(finding): _about_cuda(file, node) for finding, node in asked}
-    if not stays and not elsewhere and not anchor and not any(about.values()):
+    if not stays and not elsewhere and not anchor and not any(about.values()) and not _OF_THE_MACHINE & codes:
         return
     questions = []
     for finding, node in asked:
@@ -145,6 +147,9 @@ def hold_back(
         for question in [each for each in questions if each.finding.converted]:
             places = question.finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, question.opened, nodes)
             why = question.about or _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
+            if not why and question.finding.rule.code in _OF_THE_MACHINE:
+                done = [n for f, n in nodes if f is not question.finding and _is_fine(f, wanted, left)]
+                why = why_unknown(file, [part for part, _ in question.opened], done)
             if not why and anchor and (places or other_file):
                 why = f"{_ALSO} {anchor} does, which stays"
             needed = "" if why else _needed(file, question, stays)
@@ -166,6 +171,11 @@ def hold_back(
         places = finding.rule.code == _CHOICE or (finding.rule.family in _PLACES and _is_free(file, node, questions))
         if places and finding.converted and id(finding) in wanted:
             finding.held_back = f"it {_ALSO} {anchor} does, which stays"
+
+
+def _is_fine(finding: Finding, wanted: Collection[int], left: Collection[int]) -> bool:
+    """Return whether a place is converted, or a person said in a comment that it is right as it is."""
+    return finding.converted if id(finding) in wanted else id(finding) not in left
 
 
 def _is_free(file: File, node: ast.AST, questions: Iterable[_Question]) -> bool:

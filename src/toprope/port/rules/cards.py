@@ -30,7 +30,8 @@ AVAILABLE = FAMILY.rule(
     "TR001", _P, "torch.cuda.is_available(): whether the device in use is not the CPU",
     why="""The question decides what a program runs on; asked of CUDA alone, it sends every other accelerator
     to the CPU. It is converted only together with all that it guards: where a branch keeps something of CUDA alone,
-    the question and that branch stay as they are, since the other branch is right off CUDA.""",
+    the question and that branch stay as they are, since the other branch is right off CUDA. So they do where the branch
+    imports a module that is not seen with it, starts a program, or holds nothing that is converted.""",
     source=_DOCS,
     examples=[
         _one("use = torch.cuda.is_available()", "use = portable.is_available()"),
@@ -65,6 +66,8 @@ AVAILABLE = FAMILY.rule(
                 backend, graph = "gloo", None
             elif torch.version.cuda:
                 graph = torch.cuda.CUDAGraph()
+            else:
+                torch.cuda.synchronize()
             """,
             """
             import torch
@@ -74,6 +77,8 @@ AVAILABLE = FAMILY.rule(
                 backend, graph = "gloo", None
             elif torch.version.cuda:
                 graph = torch.cuda.CUDAGraph()
+            else:
+                portable.synchronize()
             """,
         ),
         Example(
