@@ -91,7 +91,7 @@ CONVERTED = [
     ("if torch.cuda.is_available() and torch.version.cuda:\n    torch.cuda.cudart()\n", "torch.version.cuda"),
     ("if torch.cuda.is_available():\n    if torch.cuda.get_device_capability() > (7,):\n        torch.cuda.cudart()\n",
      "if portable.is_available"),
-    ("if torch.cuda.is_available():\n    x.cuda()\n    try:\n        import apex\n    except ImportError:\n        apex = 0\n",
+    ("if torch.cuda.is_available():\n    x.cuda()\n    try:\n        import apex\n    except ImportError: a = 0\n",
      "portable.is_available"),
     ("b = 'nccl' if torch.cuda.is_available() else 'gloo'\ndist.init_process_group(backend='nccl' if c else b)\n",
      "backend=portable.dist_backend() if c else b"),

@@ -561,6 +561,7 @@ def test_what_follows_an_early_return_without_the_package_is_guarded():
         def attend(q, k, v):
             if not torch.cuda.is_available():
                 return plain(q, k, v)
+            torch.cuda.synchronize()
             if flash_attn_varlen_func is None:
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v)
             return flash_attn_varlen_func(q, k, v)

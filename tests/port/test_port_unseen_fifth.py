@@ -1,11 +1,14 @@
 """What a fifth round of readers found in repositories that the port had never seen: one test each, by what broke."""
 
+import ast
+import json
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from toprope.port import port
+from toprope.port.project.context import extensions_of
 from toprope.port.runtime.placement import Tree
 from toprope.port.scan import find, port_files
 
@@ -274,3 +277,83 @@ def test_a_question_was_converted_whose_code_is_not_known_to_be_right_on_other_d
 )
 def test_a_question_with_converted_places_behind_it_is_converted(text) -> None:
     assert "torch.cuda" not in ported(f"import torch\n\n{text}")
+
+
+# Data parallel of mmcv, notebooks, options, assertions
+
+
+def test_data_parallel_of_mmcv_was_not_named() -> None:
+    text = """
+        import torch
+        from mmcv.parallel import MMDataParallel, MMDistributedDataParallel
+
+        if torch.cuda.is_available():
+            model = MMDataParallel(model.cuda(0), device_ids=[0])
+        else:
+            model = MMDistributedDataParallel(model)
+        """
+    assert "portable" not in ported(text)
+    assert [line for code, line in lines(text) if code == "TR069"] == [5, 7]
+
+
+def test_a_notebook_was_taken_for_a_module_that_others_import(tmp_path) -> None:
+    cell = {"cell_type": "code", "source": DEVICE, "metadata": {}, "outputs": [], "execution_count": None}
+    book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "MNIST.ipynb").write_text(json.dumps(book))
+    found = project(tmp_path, MNIST2=DEVICE, data="from torchvision.datasets import MNIST, MNIST2\n", test_net=PATCHES)
+    assert b"portable.name()" in found["MNIST"].after
+    assert b"portable.name()" in found["MNIST2"].after
+
+
+DEVICE = 'import torch\n\ndevice = "cuda" if torch.cuda.is_available() else "cpu"\n'
+PATCHES = """
+    from unittest.mock import patch
+    import pytest
+    import torch
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+    def test_one():
+        assert make([1.0], device="cuda").sum() == 1
+
+    def test_two():
+        if not torch.cuda.is_available():
+            return
+        x = torch.ones(2).to("cuda") + torch.ones(2).cuda()
+
+    def test_three():
+        with patch("torch.cuda.is_available", lambda: False):
+            assert not torch.cuda.is_available()
+    """
+
+
+def test_what_is_behind_a_question_that_a_test_replaces_was_converted() -> None:
+    assert "portable" not in ported(PATCHES, "tests/test_net.py")
+
+
+def test_a_tensor_by_the_name_of_options_was_resolved() -> None:
+    after = ported("""
+        import argparse
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--device", default="cuda")
+
+        def run(model):
+            p = next(model.parameters())
+            for h in model.parameters():
+                move(p.device, h.device)
+
+        p = parser.parse_args()
+        move(p.device)
+        """)
+    assert after.count("portable.resolve(p.device)") == 1
+    assert "move(p.device, h.device)" in after
+
+
+def test_an_assertion_about_a_device_that_is_resolved_is_named() -> None:
+    done = port(b'def test_it():\n    assert model.device == "cuda:42"\n', "tests/test_cli.py")
+    assert "the assertion holds on CUDA alone" in done.findings[0].message
+
+
+def test_an_extension_for_the_cpu_was_taken_for_one_of_cuda() -> None:
+    tree = ast.parse("setup(ext_modules=[CppExtension('own.cpu', ['a.cpp']), CUDAExtension('own.gpu', ['a.cu'])])")
+    assert extensions_of(tree) == {"gpu"}

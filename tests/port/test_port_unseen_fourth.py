@@ -128,6 +128,7 @@ def test_a_file_with_the_name_of_a_test_that_is_none_is_converted_as_a_program()
 
         if torch.cuda.is_available():
             run_model(make_model())
+            torch.cuda.synchronize()
         """
     assert "portable.is_available()" in ported(before, "test_net.py")
 

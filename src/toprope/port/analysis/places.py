@@ -538,6 +538,8 @@ def why_unknown(file: File, node: ast.expr) -> str:
         )
         if argument is not None and _is_compared(file, call, argument):
             return f"is compared in {file.text(call.func)}"
+    if isinstance(around, ast.Compare) and isinstance(file.parent(around), ast.Assert):
+        return "is asserted: where the port resolves that device, the assertion holds on CUDA alone"
     return "is not seen to be a device"
 
 

@@ -161,9 +161,11 @@ def _saved_by(file: File, node: ast.expr) -> ast.Call | None:
     """Find the call that saves the table or list which a text is written in; a name for it is saved and not read."""
     inner: ast.AST = node
     outer = file.parent(node)
-    while isinstance(outer, ast.Dict | ast.List | ast.Tuple | ast.IfExp) or (
-        isinstance(outer, ast.Call) and file.is_builtin(outer.func, "dict")
-    ) or (isinstance(outer, ast.keyword) and file.is_builtin(getattr(file.parent(outer), "func", outer), "dict")):
+    while (
+        isinstance(outer, ast.Dict | ast.List | ast.Tuple | ast.IfExp)
+        or (isinstance(outer, ast.Call) and file.is_builtin(outer.func, "dict"))
+        or (isinstance(outer, ast.keyword) and file.is_builtin(getattr(file.parent(outer), "func", outer), "dict"))
+    ):
         inner, outer = outer, file.parent(outer)
     if inner is node or isinstance(inner, ast.IfExp):
         return None

@@ -17,7 +17,10 @@ from collections.abc import Iterable, Sequence
 from toprope.port.file import File, is_runtime
 from toprope.port.syntax.nodes import nodes_of
 
-__all__ = ["why_unknown"]
+__all__ = ["NOTHING", "why_unknown"]
+
+NOTHING = "guards nothing that is converted"
+"""Beginning of the reason why a question stays behind which no place is converted."""
 
 _KNOWN = {*sys.stdlib_module_names, "torch", "torchvision", "torchaudio", "numpy"}
 _SHOWS = {"print", "debug", "info", "warning", "warn", "error", "log"}
@@ -38,14 +41,13 @@ def why_unknown(file: File, opened: Iterable[ast.AST], converted: Sequence[ast.A
         return ""
     inside = {each: None for part in opened for each in nodes_of(part)}
     for node in inside:
-        if isinstance(node, ast.Import | ast.ImportFrom) and not file.is_tried(node):
-            if module := next((each for each in _modules(node) if not _is_known(each)), ""):
-                return f"guards the import of {module} in line {node.lineno}, whose code is not seen with it"
+        if isinstance(node, ast.Import | ast.ImportFrom) and (module := _unknown(file, node)):
+            return f"guards the import of {module} in line {node.lineno}, whose code is not seen with it"
         if isinstance(node, ast.Call) and _STARTS.fullmatch(file.dotted(node.func) or ""):
             return f"guards a program that is started in line {node.lineno}"
     if any(each in inside for each in converted) or any(file.of_runtime(each) for each in inside):
         return ""
-    return f"guards nothing that is converted: look at line {statements[0].lineno}"
+    return f"{NOTHING}: look at line {statements[0].lineno}"
 
 
 def _only_shows(statement: ast.stmt) -> bool:
@@ -58,10 +60,12 @@ def _only_shows(statement: ast.stmt) -> bool:
     return False
 
 
-def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
+def _unknown(file: File, node: ast.Import | ast.ImportFrom) -> str:
+    """Return the module of an import whose code may be for CUDA; "" where the program goes on without it."""
+    names = [each.name for each in node.names]
     if isinstance(node, ast.ImportFrom):
-        return [f"{'.' * node.level}{node.module or ''}"]
-    return [each.name for each in node.names]
+        names = [f"{'.' * node.level}{node.module or ''}"]
+    return "" if file.is_tried(node) else next((each for each in names if not _is_known(each)), "")
 
 
 def _is_known(module: str) -> bool:

@@ -147,11 +147,11 @@ def hold_back(
         for question in [each for each in questions if each.finding.converted]:
             places = question.finding.rule.code in _OF_THE_MACHINE and _places_tensors(file, question.opened, nodes)
             why = question.about or _reached(file, question, stays, held) or _used_elsewhere(question, elsewhere or {})
+            if not why and anchor and (places or other_file):
+                why = f"{_ALSO} {anchor} does, which stays"
             if not why and question.finding.rule.code in _OF_THE_MACHINE:
                 done = [n for f, n in nodes if f is not question.finding and _is_fine(f, wanted, left)]
                 why = why_unknown(file, [part for part, _ in question.opened], done)
-            if not why and anchor and (places or other_file):
-                why = f"{_ALSO} {anchor} does, which stays"
             needed = "" if why else _needed(file, question, stays)
             if needed:
                 why, question.opened = needed, [*question.opened, *question.required]
@@ -187,9 +187,9 @@ def _is_free(file: File, node: ast.AST, questions: Iterable[_Question]) -> bool:
 def _choice_that_stays(file: File, nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> str:
     """Return the line of a choice between CUDA and the CPU that stays for the sake of its text; "" without one."""
     for finding, node in nodes:
-        if finding.rule.code == _CHOICE and finding.held_back.startswith(LOOKED_UP) and id(finding) in wanted:
-            if not is_only_text(file, node, finding.held_back):
-                return f"line {finding.line}"
+        is_text = finding.rule.code == _CHOICE and finding.held_back.startswith(LOOKED_UP) and id(finding) in wanted
+        if is_text and not is_only_text(file, node, finding.held_back):
+            return f"line {finding.line}"
     return ""
 
 

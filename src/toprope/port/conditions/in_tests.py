@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
+from toprope.port.conditions.evidence import NOTHING
 from toprope.port.conditions.opened import Opened, is_negative
 from toprope.port.file import File
 from toprope.port.finding import Finding
@@ -51,11 +52,13 @@ def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
     """
     wanted = set(map(id, findings))
     name, replaced = PurePath(path).stem, file.project.patched
-    is_reached = _is_test(file, path) or name == "__init__" or name in file.project.imported
+    is_imported = PurePath(path).suffix != ".ipynb" and name in file.project.imported
+    is_reached = _is_test(file, path) or name == "__init__" or is_imported
     is_own = any(place.startswith((f"{name},", "this file,")) for place in replaced.values())
     patched = dict(replaced) if is_reached or is_own else {}
     if re.search(r"torch\.cuda\.\w+\s*=[^=]", file.source.text):
         patched |= {name: f"line {line}" for name, line in set_in(file.walk.parents)}
+    stay: list[tuple[ast.AST, Finding]] = []
     for finding, node in file.places if patched else ():
         if id(finding) in wanted and finding.converted and not isinstance(node, ast.alias):
             names = {file.dotted(each) or "" for each in nodes_of(node) if isinstance(each, ast.Name | ast.Attribute)}
@@ -69,6 +72,14 @@ def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
                 asks = finding.rule.code in {*_QUESTIONS, "TR003"}
                 what = "the condition asks " if asks else ""
                 finding.held_back = f"{what}{name}, which is replaced in {patched[name]}"
+                stay += [(node, finding)] if finding.rule.code in _QUESTIONS else []
+    for question, asked in stay:
+        opened = Opened(file)
+        parts = [part for part, _ in (*opened.by(question, not is_negative(question)), *opened.required)]
+        inside = {each for part in parts for each in nodes_of(part)}
+        for finding, node in file.places:
+            if id(finding) in wanted and finding.converted and node in inside:
+                finding.held_back = f"it stays with the condition in line {asked.line}"
 
 
 def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
@@ -78,6 +89,9 @@ def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
     wanted = set(map(id, findings))
     converted = [(f, n) for f, n in file.places if id(f) in wanted and f.converted]
     places = [node for finding, node in converted if finding.rule.code not in _QUESTIONS]
+    for finding, _ in file.places:
+        if id(finding) in wanted and NOTHING in finding.held_back and _TESTS.search(file.source.text):
+            finding.held_back = IN_A_TEST
     for finding, node in converted:
         if finding.rule.code in _QUESTIONS:
             is_test = bool(_TESTS.search(file.source.text))

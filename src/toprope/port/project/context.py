@@ -194,6 +194,8 @@ def extensions_of(tree: ast.AST) -> set[str]:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name not in _BUILDERS:
             continue
+        if name == "CppExtension" and not re.search(r"cuda|gpu|\.cu\b", ast.unparse(node), re.IGNORECASE):
+            continue  # compiled for the CPU
         said = [each.value for each in node.keywords if each.arg == "name"] or list(node.args[:1])
         for each in said:
             if isinstance(each, ast.Constant) and isinstance(each.value, str):

@@ -98,7 +98,7 @@ class Facts:
         kinds: options that can be given another kind of accelerator, "npu" or "mps": by their choices.
         assigned: names such as `_C` that the module gives a value, which others could take for extensions.
         patched: names of torch that it replaces for a while, with the lines.
-        imported: the last names of what it imports.
+        imported: the full names of what it imports.
         has_type_of_cuda: whether it makes a type of CUDA's tensors the default one.
         asked_classes: attributes by the name of a device that it reads of classes: "Options.device".
     """
@@ -139,7 +139,7 @@ class Project:
         kinds: options that can be given another kind of accelerator.
         assigned: names such as "defaults._C" that a module gives a value.
         patched: names of torch that tests replace, with the place.
-        imported: the last names of what any file imports.
+        imported: the names in what any file imports of the project's modules: "a", "b" and "c" of "a.b.c".
         has_type_of_cuda: whether any file makes a type of CUDA's tensors the default one.
         asked_classes: attributes by the name of a device that any file reads of classes: "Options.device".
     """
@@ -232,7 +232,7 @@ def project_of(
         names: the last name of each file as a module, in the order of the facts.
         folders: the name of the folder of each file.
     """
-    facts, names = list(facts), list(names)
+    facts, names, modules = list(facts), list(names), frozenset(modules)
     classes: dict[str, Class] = {}
     compared: frozenset[Argument] = frozenset()
     for each in facts:
@@ -250,7 +250,10 @@ def project_of(
         assigned=frozenset(f"{name}.{one}" for name, each in zip(names, facts, strict=False) for one in each.assigned),
         patched={one: f"{name or 'this file'}, line {line}" for name, each in zip_longest(names, facts)
                  for one, line in sorted(each.patched, reverse=True)},
-        imported=frozenset[str]().union(*(each.imported for each in facts)),
+        imported=frozenset(
+            part for each in facts for name in each.imported for part in name.split(".")
+            if name.startswith(".") or not modules or name.partition(".")[0] in modules
+        ),
         has_type_of_cuda=any(each.has_type_of_cuda for each in facts),
         asked_classes=frozenset[str]().union(*(each.asked_classes for each in facts)),
     )  # fmt: skip

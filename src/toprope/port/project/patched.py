@@ -43,16 +43,15 @@ def _is_cuda(module: ast.expr) -> bool:
 
 
 def imported_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The last names of what a file imports: those of modules, and of what is in them, which may be modules."""
+    """The full names of what a file imports: of modules, and of what is in them, which may be modules."""
     for node in nodes:
         match node:
             case ast.Import(names=names):
-                yield from (part for each in names for part in each.name.split("."))
-            case ast.ImportFrom(module=module, names=names):
-                yield from (module or "").split(".")
                 yield from (each.name for each in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                yield from (f"{'.' * (level or 0)}{module or ''}.{each.name}" for each in names)
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
-                yield from name.split(".")
+                yield name
 
 
 def set_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:

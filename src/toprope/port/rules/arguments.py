@@ -295,7 +295,23 @@ def _is_parsed(file: File, node: ast.expr) -> bool:
     if _parses(node) or any(each is not None and _parses(each) for each in values):
         return True
     computed = any(isinstance(each, ast.BinOp | ast.Subscript | ast.Constant) for each in values)  # a tensor named A
-    return is_options(node) and not computed
+    return is_options(node) and not computed and not _is_other(file, node)
+
+
+_MAKES_OPTIONS = re.compile(r"arg|opt|conf|cfg|dict|param|namespace|parse|load|setting|flag", re.IGNORECASE)
+
+
+def _is_other(file: File, node: ast.expr) -> bool:
+    """Return whether a name of one letter is a loop's, or gets what is no options: `p = next(model.parameters())`."""
+    if not isinstance(node, ast.Name) or len(node.id) > 1:
+        return False
+    for each in file.bindings(node):
+        call = each.value
+        if isinstance(call, ast.Call) and not _MAKES_OPTIONS.search(last_name(call.func)):
+            return True
+        if isinstance(file.parent(each.node), ast.For | ast.comprehension):
+            return True
+    return False
 
 
 def _parses(node: ast.expr) -> bool:

@@ -1,4 +1,4 @@
-"""Rules TR102, TR102a, TR102b, TR102c and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
+"""Rules TR102 to TR102c and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
 
 Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
 """

@@ -19,9 +19,15 @@ FAMILY = Family(
     "replicas",
     "Several GPUs in one process",
     words=[
-        b"nn.parallel", b"DataParallel", b"data_parallel", b"nn import parallel", b"cuda.comm", b"import comm",
-        b"\"dp\"", b"'dp'",
-    ],  # fmt: skip
+        b"nn.parallel",
+        b"DataParallel",
+        b"data_parallel",
+        b"nn import parallel",
+        b"cuda.comm",
+        b"import comm",
+        b'"dp"',
+        b"'dp'",
+    ],
 )
 
 PARTS = FAMILY.rule(
@@ -107,15 +113,25 @@ PARALLEL = FAMILY.rule(
         ),
     ],
 )
+_OF_MMCV = {
+    f"mmcv.parallel.{module}{name}": f"mmcv.device.npu.{own} takes its place (mmcv 1.7 and newer)"
+    for module, name, own in (
+        ("", "MMDataParallel", "NPUDataParallel"), ("data_parallel.", "MMDataParallel", "NPUDataParallel"),
+        ("", "MMDistributedDataParallel", "NPUDistributedDataParallel"),
+        ("distributed.", "MMDistributedDataParallel", "NPUDistributedDataParallel"),
+    )
+}  # fmt: skip
 
 
 @FAMILY.reference(
     "torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel",
     "torch_geometric.nn.DataParallel", "torch_geometric.nn.data_parallel.DataParallel",
+    *_OF_MMCV,
 )  # fmt: skip
 def _parallel(file: File, node: ast.expr) -> bool:
     if not is_asked_about(file, node):
-        file.report(PARALLEL, node)
+        own = _OF_MMCV.get(file.dotted(node) or "", "")
+        file.report(PARALLEL, node, f"mmcv's class copies to GPUs of CUDA: {own}" if own else "")
     return True
 
 
@@ -152,7 +168,7 @@ def _strategy(file: File, node: ast.Constant) -> bool:
         case ast.AnnAssign(target=target):
             names = [_last(target)]
         case ast.Dict(keys=keys, values=values) if inner in values:
-            key = keys[values.index(inner)]  # type: ignore[arg-type]
+            key = keys[values.index(inner)]
             names = [str(key.value)] if isinstance(key, ast.Constant) else []
     if "lightning" in file.source.text.lower() and any(each in _ARGUMENTS for each in names):
         file.report(PARALLEL, node, 'Lightning\'s "dp" is nn.DataParallel: one process for several GPUs')
