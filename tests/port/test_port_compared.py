@@ -141,7 +141,7 @@ GUARDS = [
     "assert x.is_cuda\n    return _C.march(x)\n",
     "if x.is_cuda and y.is_cuda:\n        return _C.march(x)\n",
     'if x.device.type == "cuda":\n        return _C.march(x)\n',
-    "if torch.cuda.is_available():\n        return _C.march(x)\n",
+    "if torch.cuda.is_available():\n        torch.cuda.synchronize()\n        return _C.march(x)\n",
     "return _C.march(x) if x.is_cuda else x\n",
 ]
 
@@ -157,6 +157,7 @@ def test_a_guard_of_code_that_is_compiled_for_cuda_stays(guard, imported):
     plain = guard.replace("_C.march", "torch.abs")
     done = ported(f"{imported}\n\n\ndef run(x, y, device):\n    {plain}", context=context)
     assert done.after != done.before
+    assert b"torch.cuda" not in done.after
 
 
 def test_a_package_that_loads_its_extension_when_it_is_called_is_compiled_for_cuda(tmp_path):
