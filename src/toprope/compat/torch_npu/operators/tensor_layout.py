@@ -155,7 +155,7 @@ def _range(tensor: torch.Tensor, axis: int, span: slice) -> torch.Tensor:
 def _check_before_950(
     tensor: torch.Tensor, result: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]
 ) -> None:
-    """Refuse masks where op-plugin would give the kernel a result of another size. (Before the 950 op-plugin ignores masks.)"""
+    """Refuse masks where op-plugin would give the kernel a result of another size; before the 950 it ignores masks."""
     if tensor.device.type != "npu" or on_950(tensor):
         return
     spans = list(zip(begin, end, strides, strict=True))[: tensor.dim()]
