@@ -405,3 +405,30 @@ def test_random_schedules_of_training_end_in_the_same_bits(part, tmp_path):
 def test_a_thousand_random_schedules_of_training_end_in_the_same_bits(tmp_path):
     for seed in range(1000):
         schedule(seed, tmp_path)
+
+
+IN_TORCH_AT_EXIT = """
+import threading
+import torch
+from toprope.tiers.store.transfer import Load, Transfers
+
+begun = threading.Event()
+
+class Multiply:
+    def run(self, worker, load):
+        begun.set()
+        product = torch.ones(1500, 1500)
+        for _ in range(4):
+            product = (product @ product).clamp(max=1)
+
+transfers = Transfers(threads=2)
+transfers.begin(Load("multiply", [Multiply() for _ in range(50)]))
+assert begun.wait(60)
+print("ended")
+"""
+
+
+def test_a_program_may_end_while_transfers_are_under_way():
+    """Python ended the threads inside torch's code, which aborted the process ("terminate called")."""
+    done = subprocess.run([sys.executable, "-c", IN_TORCH_AT_EXIT], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

@@ -8,6 +8,7 @@ test_tiers_faults.py hold that.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -31,6 +32,8 @@ CHUNK = 4 * 2**20
 
 
 _STACK = 2**20
+_END_LIMIT = 5.0
+"""Time for the threads to end before Python does, in seconds."""
 _STARTING = threading.Lock()
 
 
@@ -276,6 +279,7 @@ class _Queue:
         self.ahead: deque[Load] = deque()
         self.closed = False
         self.workers: list[Worker] = []
+        self.process = os.getpid()
 
     def next(self) -> tuple[Load, Chunk] | None:
         load: Load | None
@@ -362,6 +366,8 @@ class Transfers:
             finally:
                 threading.stack_size(before)
         self._finalizer = weakref.finalize(self, _close, self._queue)
+        _queues.add(self._queue)
+        _threads.update(self._threads)
 
     def begin(self, load: Load, *, urgent: bool = False) -> Load:
         """Queue a load, and return it."""
@@ -438,3 +444,18 @@ def _close(queue: _Queue) -> None:
         for load in (*queue.urgent, *queue.ahead):
             load.error = load.error or TierError("the tiers of this model are closed.", do="attach it again")
         queue.ready.notify_all()
+
+
+_queues: weakref.WeakSet[_Queue] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Let the threads end before Python does, which would end them inside torch's code: that aborts the process."""
+    for queue in list(_queues):
+        if queue.process == os.getpid():
+            _close(queue)
+    until = time.monotonic() + _END_LIMIT
+    for thread in list(_threads):
+        thread.join(max(until - time.monotonic(), 0))
