@@ -129,7 +129,7 @@ def _entry(module: ModuleType, name: str) -> Iterator[str]:
         yield f"Another name of [{own}](#{own.lower()})."
     elif inspect.isclass(found):
         yield from _class(name, found)
-    elif inspect.isfunction(found):
+    elif inspect.isfunction(found := inspect.unwrap(found)):  # a cache of a function is one too
         yield from _fenced(f"{name}{_signature(_node(found))}")
         yield from prose(inspect.getdoc(found) or "")
     elif inspect.ismodule(found):

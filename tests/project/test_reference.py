@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,13 @@ def test_the_pages_are_those_of_the_sources():
 
 def test_no_page_is_left_over():
     assert {page.stem for page in (ROOT / "docs" / "api").glob("*.md")} == {"index", *reference.PARTS}
+
+
+def test_a_cached_function_has_its_signature_and_not_its_repr():
+    pages = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md")}
+    assert "\nall_rules() -> dict[str, Rule]\n" in pages["api_port.md"]
+    shown = {name: re.findall(r"^\w+ = <(?!toprope\.).*", text, re.MULTILINE) for name, text in pages.items()}
+    assert {name: lines for name, lines in shown.items() if lines} == {}
 
 
 def test_every_part_with_public_names_has_a_page():
