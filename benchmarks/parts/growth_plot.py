@@ -1,6 +1,7 @@
 """Lines over sizes as one SVG: panels side by side, both axes by powers of ten.
 
-Used by benchmarks/growth.py and benchmarks/cores.py; the drawing is in the style of `toprope.drawing`, without it.
+Used by benchmarks/growth.py and benchmarks/cores.py; the drawing looks like those of `toprope.drawing`, but does
+not import it. Held by tests/project/test_benchmarks.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Error for a scope whose function broke into several graphs: it says why, where the scope ends.
+"""The error raised at the end of a scope in which the graph broke into several: it says why.
 
 backend.py calls `lone_mark` for each graph. TorchDynamo cannot break a graph inside a `with` block of a scope. It then
 runs the whole function as plain Python, and compiles the `__enter__` and the `__exit__` of the scope as graphs of their
@@ -53,7 +53,7 @@ def _leave(*_: Any) -> tuple[()]:
             looked_at=why,
             do="remove what breaks the graph from the `with` block; torch.compile(..., fullgraph=True) shows its place",
         )
-    # where the exception itself is what broke the graph, the reason has no news
+    # where the exception itself broke the graph, the reason would repeat it
     if error is not None and not why.startswith("Observed exception") and not hasattr(error, "__notes__"):
         error.add_note(f"before this, the graph broke inside a scope: {why}")
     return ()

@@ -1,8 +1,8 @@
 """Activations: the mathematics of npu_swiglu, npu_geglu, npu_gelu, npu_fast_gelu, npu_silu, npu_mish and the like.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_activation.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_activation.py holds the values.
 
 Every function computes in float32 (float64 for float64 input) and returns the dtype of its input. All are composed of
 differentiable torch operators, so that autograd, torch.compile and every device have them.

@@ -1,8 +1,8 @@
 """Older fused attention: npu_fused_attention_score, npu_multi_head_attention, their parts and npu_attn_softmax_.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_attention_legacy.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_attention_legacy.py holds the values.
 
 Their kernels are no longer kept up; npu_fusion_attention takes their place. They take float16.
 

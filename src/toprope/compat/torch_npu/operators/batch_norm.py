@@ -1,8 +1,8 @@
 """Batch statistics for batch normalisation across cards: batch_norm_reduce and batch_norm_gather_stats_update.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_optimizer_steps.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_optimizer_steps.py holds the values.
 
 Sources: the page of batch_norm_reduce and op_plugin/ops/opapi/BatchNorm*KernelNpuOpApi.cpp of Ascend/op-plugin;
 experimental/norm/sync_batch_norm_gather_stats/docs of ops-nn.

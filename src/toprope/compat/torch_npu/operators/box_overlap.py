@@ -1,8 +1,8 @@
 """Overlap measures of axis-parallel boxes: IoU, GIoU, DIoU and CIoU.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_vision_boxes.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_vision_boxes.py holds the values.
 
 Sources: the vendor's pages; IouKernelNpu.cpp, GiouKernelNpu.cpp, DiouKernelNpu.cpp and CiouKernelNpu.cpp of
 Ascend/op-plugin; the formulas and values of its tests test_iou.py, test_npu_giou.py, test_npu_diou.py and test_ciou.py;

@@ -1,8 +1,8 @@
 """Overlap of rotated boxes, and the suppression of those that overlap.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_vision_boxes.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_vision_boxes.py holds the values.
 
 The overlap of two boxes is the convex polygon of the corners of each that lie in the other and of the points where
 their edges cross. Sources: the vendor's pages, RotatedIouKernelNpu.cpp, RotatedOverlapsKernelNpu.cpp and

@@ -1,8 +1,8 @@
 """Causal convolution along a sequence, of every channel on its own: with a mask, or continued from a cache.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_delta_rule.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_delta_rule.py holds the values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Convolutions under torch_npu's own names, with their backward passes.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_vision_pooling.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_vision_pooling.py holds the values.
 
 Sources: the vendor's pages, and Conv2dKernelNpu.cpp, Conv3dKernelNpu.cpp, ConvTranspose2dKernelNpu.cpp,
 ConvolutionKernelNpu.cpp and their backward passes in Ascend/op-plugin.

@@ -1,8 +1,8 @@
 """New tensors: unsafe_empty_with_format, and empty_with_swapped_memory, whose memory is the host's.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/test_torch_npu_contrib.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/test_torch_npu_contrib.py holds the values.
 
 Source: torch_npu/csrc/aten/common/TensorFactories.cpp of Ascend/pytorch, and the page of empty_with_swapped_memory.
 """

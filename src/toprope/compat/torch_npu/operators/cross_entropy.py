@@ -1,8 +1,8 @@
 """Cross entropy: npu_cross_entropy_loss, and the operators for a vocabulary that is spread over cards.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_cross_entropy.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_cross_entropy.py holds the values.
 
 Sources: the pages of these operators and test_npu_cross_entropy_loss.py in Ascend/op-plugin; for the bits of the mask
 and the end of the vocabulary, the kernel and the test executor of aclnnFusedLinearOnlineMaxSum in ops-nn.

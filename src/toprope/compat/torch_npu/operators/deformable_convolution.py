@@ -1,8 +1,8 @@
 """Deformable convolution: samples of the input at shifted points, then an ordinary convolution over them.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_vision_pooling.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_vision_pooling.py holds the values.
 
 Sources: the vendor's page, DeformableConv2dKernelNpu.cpp and test_deformable_conv2d.py of Ascend/op-plugin.
 """

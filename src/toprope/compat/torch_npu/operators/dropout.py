@@ -1,8 +1,8 @@
 """Dropout with masks of bits or bytes, drawn from the device's generator.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_dropout.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_dropout.py holds the values.
 
 A mask of bits has one bit for each element, the first element in the lowest bit of the first byte, padded to 128 bits.
 A mask of bytes has one byte, 0 or 1. The numbers are not those of the card; their distribution is.

@@ -1,8 +1,8 @@
 """Storage formats of the card: their numbers, kept with the storage of a tensor. Values lie as torch lays them.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/test_torch_npu_formats.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/test_torch_npu_formats.py holds the values.
 
 On a card a format such as FRACTAL_NZ changes where values lie in memory. The simulated card has no such layouts: a cast
 notes the number of the format at the tensor's storage, the values stay, and so does the size. Operators give tensors of

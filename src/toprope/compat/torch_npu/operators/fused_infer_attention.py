@@ -1,8 +1,8 @@
 """The operators of attention for inference: npu_fused_infer_attention_score, its second version and its forerunners.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_inference_attention.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_inference_attention.py holds the values.
 
 Their arguments become an InferenceCall, which computes. Source: the operators' pages in op-plugin and
 FusedInferAttentionScore(V2)KernelNpuOpApi.cpp; torch_npu/op_plugin/meta/_meta_registrations.py has the shapes.

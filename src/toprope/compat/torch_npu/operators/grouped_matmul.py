@@ -1,8 +1,8 @@
 """Matrix products of groups of rows, one weight for each group: npu_grouped_matmul and npu_grouped_matmul_add.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_grouped_matmul.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_grouped_matmul.py holds the values.
 
 Sources: torch_npu-npu_grouped_matmul.md, GroupedMatmulKernelNpuOpApi.cpp and GroupedMatmulAddNpuOpApi.cpp of
 Ascend/op-plugin; test_npu_grouped_matmul.py there for the steps of the products with 4-bit weights.

@@ -1,8 +1,8 @@
 """Grouped matrix products with what follows them: npu_grouped_matmul_swiglu_quant and ..._finalize_routing.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_grouped_matmul.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_grouped_matmul.py holds the values.
 
 Sources: torch_npu-npu_grouped_matmul_swiglu_quant_v2.md, torch_npu-npu_grouped_matmul_finalize_routing.md, and the C++
 and the tests of these operators, in Ascend/op-plugin.

@@ -1,8 +1,8 @@
 """Lossless compression of floating point tensors: npu_hans_encode and npu_hans_decode.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_quant_dtypes.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_quant_dtypes.py holds the values.
 
 The card codes the bytes that hold the exponents by their frequency. That coding is not published; here those bytes are
 kept as they are, so the parts have the documented sizes and decoding gives the tensor again, but nothing is smaller.

@@ -1,8 +1,8 @@
 """Manifold-constrained hyper-connections (mHC): n residual streams that are mixed before and after each layer.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_hyper_connections.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_hyper_connections.py holds the values.
 
 The kernels are those of the Ascend 950. Streams are [B, S, n, D] or [T, n, D]; what mixes them is float32.
 """

@@ -1,8 +1,8 @@
 """Operators that write parts of a tensor by index, and npu_advance_step_flashattn, the step of a decoding loop.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_kv_caches.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_kv_caches.py holds the values.
 
 Source: aclnnInplaceScatterUpdate and aclnnAdvanceStep(V2) of ops-nn, the operators' pages and tests in op-plugin.
 """

@@ -1,8 +1,8 @@
 """Operators that write tokens into a KV cache in blocks, and read them from it.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_kv_caches.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_kv_caches.py holds the values.
 
 Slot s of a cache is token s % block size of block s // block size; negative slots are left out. A cache lies as ND,
 [blocks, block size, N, D], or as FRACTAL_NZ, [blocks, N * D / w, block size, w] with w of 32 bytes.

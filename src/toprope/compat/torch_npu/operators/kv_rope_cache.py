@@ -1,8 +1,8 @@
 """Operators that normalise, rotate and write keys and values into a cache in one call: npu_kv_rmsnorm_rope_cache.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_rope.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_rope.py holds the values.
 
 Everything is computed in float32; results are rounded to the dtype of the input, and what goes into a cache to the
 dtype of the cache: from the float32 values, not from the rounded results.

@@ -1,8 +1,8 @@
 """Multi-head latent attention (torch.ops.atb), and npu_attention_update, which merges parts of attention.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_atb_attention.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_atb_attention.py holds the values.
 
 Source: RingMlaAtb.cpp, MultiHeadLatentAttentionAtb.cpp and the operators' tests in Ascend/op-plugin, the documents of
 torch_npu.atb (_atb_api_docs.py), and the page of npu_attention_update.

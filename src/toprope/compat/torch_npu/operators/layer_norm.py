@@ -1,8 +1,8 @@
 """Layer and group normalisation with what surrounds them: sums before, swish after, and their gradients.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_norm.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_norm.py holds the values.
 
 All compute in float32 (float64 for float64 input).
 """

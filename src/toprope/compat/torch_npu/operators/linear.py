@@ -1,8 +1,8 @@
 """Matrix products of floating tensors: npu_linear, npu_bmmV2, npu_transpose_batchmatmul and others.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_linear.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_linear.py holds the values.
 
 Sources: LinearKernelNpuOpApi.cpp, BmmV2KernelNpu.cpp, TransposeBatchMatMulKernelNpuOpApi.cpp,
 TransposeQuantBatchMatMulKernelNpuOpApi.cpp, FusedMatmulKernelNpuOpApi.cpp and LinearAtb.cpp of Ascend/op-plugin, and

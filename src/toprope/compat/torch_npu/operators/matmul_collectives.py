@@ -1,8 +1,8 @@
 """Matrix products fused with collectives: with all-reduce, reduce-scatter, all-gather and all-to-all.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml; tests/helpers/distributed_fused.py
-(two processes) holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/helpers/distributed_fused.py (two processes) holds the values.
 
 A product is torch's own where nothing is added to it; else it is computed in float32 (exactly for int8) and rounded to
 the dtype of the result, in which it is sent.

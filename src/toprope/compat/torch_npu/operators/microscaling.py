@@ -1,8 +1,8 @@
 """Products of matrices with a scale, a power of two, for each 32 values of k (MX). For the Ascend 950.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_quant_matmul.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_quant_matmul.py holds the values.
 
 Sources: torch_npu-npu_add_quant_matmul_.md, QuantBatchMatmulInplaceAddNpuOpApi.cpp and
 DualLevelQuantMatmulKernelNpuOpApi.cpp of Ascend/op-plugin; the golden code of both kernels in ops-nn.

@@ -1,8 +1,8 @@
 """Prolog of multi-head latent attention: projections, normalisation, rotation and the write into the caches.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_mla_prolog.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_mla_prolog.py holds the values.
 
     query      = ((x W_dq) normalised W_uq) W_uk, by head
     query_rope = rotation of ((x W_dq) normalised W_qr)

@@ -1,8 +1,8 @@
 """Dispatch of tokens to experts on other cards, and the way back: npu_moe_distribute_dispatch and _combine.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml; tests/helpers/distributed_fused.py
-(two processes) holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/helpers/distributed_fused.py (two processes) holds the values.
 
 A process receives its tokens in the order of its experts, for each in the order of the processes that sent them, and of
 their tokens. `ep_recv_counts` holds the running sums of the counts in that order. What the card keeps in `expand_idx`,

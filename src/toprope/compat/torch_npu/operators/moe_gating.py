@@ -1,8 +1,8 @@
 """Choice of experts for each token, and of candidates for sampling: top-k over groups, softmax and sigmoid.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_moe_gating.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_moe_gating.py holds the values.
 
 Equal values are taken in the order of their indices.
 

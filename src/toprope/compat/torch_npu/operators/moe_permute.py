@@ -1,8 +1,8 @@
 """Permutation of tokens to the order of their experts, and back: npu_moe_token_permute and its relatives.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_moe_permute.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_moe_permute.py holds the values.
 
 Both directions are gathers: a token of K experts has K slots, slot i * K + k for the expert k of token i, and
 `sorted_indices` gives the row of each slot among the permuted rows. A slot whose row is not there (a dropped token)

@@ -1,8 +1,8 @@
 """Routing of tokens to experts and back, with their counts and quantisation: npu_moe_init_routing and its relatives.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_moe_routing.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_moe_routing.py holds the values.
 
 Source: the operators' pages of op-plugin with their equivalent computations, and the C++ of op_plugin/ops/opapi for
 shapes and checks; moe/moe_init_routing_v3, moe_init_routing_quant_v2 and moe_finalize_routing_v2 of

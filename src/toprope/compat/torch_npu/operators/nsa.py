@@ -1,8 +1,8 @@
 """Native sparse attention: compressed keys, attention over them, and attention over the blocks that it selects.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml; tests/compat/operators/test_nsa.py
-holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_nsa.py holds the values.
 
 Source: nsa_compress, nsa_compress_attention, nsa_selected_attention and their relatives in ops-transformer of CANN;
 op_plugin_functions.yaml and KernelNpuOutputSize.cpp of op-plugin. Only the Atlas A2 has them.

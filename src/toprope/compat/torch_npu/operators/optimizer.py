@@ -1,8 +1,8 @@
 """Optimizer steps in place (npu_apply_adam, npu_apply_adam_w, npu_bert_apply_adam), and the check of gradients.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_optimizer_steps.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_optimizer_steps.py holds the values.
 
 The parameters, moments and gradient may have any of the kernels' dtypes; the step computes in float32 and rounds to the
 dtype of each tensor. The scalars are rounded to the dtype of the parameters first: they reach the card in it.

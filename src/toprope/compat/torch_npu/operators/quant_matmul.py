@@ -1,8 +1,8 @@
 """Matrix products of quantised matrices: npu_quant_matmul and its relatives.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_quant_matmul.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_quant_matmul.py holds the values.
 
 Sources: the pages torch_npu-npu_quant_matmul.md, ...-npu_quant_matmul_gelu.md and ...-npu_quant_matmul_reduce_sum.md,
 QuantMatmulKernelNpuOpApi.cpp and _meta_registrations.py of Ascend/op-plugin; aclnnQuantMatmulV5.md and

@@ -1,8 +1,8 @@
 """Recurrent operators of one layer and direction: npu_lstm, npu_lstm_data, npu_lstm_cell and npu_gru.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_recurrent.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_recurrent.py holds the values.
 
 The weights are the transpose of torch.nn's; the gates of an LSTM come in the order i, f, j, o (torch: i, f, g, o),
 those of a GRU in the order r, z, n. Values are computed in float32 and rounded to the input's dtype at the end.

@@ -1,8 +1,8 @@
 """Stacks of recurrent layers in one or both directions: _lstm_npu and _gru_npu, which torch.nn.LSTM and GRU become.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_recurrent.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_recurrent.py holds the values.
 
 The parameters are torch.nn's, flat: for each layer and direction weight_ih, weight_hh and, with biases, bias_ih and
 bias_hh. There is no dropout between the layers: the kernels ignore it.

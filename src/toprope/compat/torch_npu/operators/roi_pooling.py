@@ -1,8 +1,8 @@
 """Pooling of regions of interest: ROIAlign and position-sensitive pooling, with their backward passes.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_vision_pooling.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_vision_pooling.py holds the values.
 
 Both are separable: the value of a bin is a sum over rows and columns of the feature map, with weights that depend on
 the region alone. Sources: the vendor's pages, RoiAlignKernelNpu.cpp and PsRoiPoolingKernelNpu.cpp of Ascend/op-plugin,

@@ -1,9 +1,9 @@
 """Rotary position embedding of query and key: in place, interleaved, from a cache of cosines, and the gradient of
 npu_rotary_mul.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_rope.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_rope.py holds the values.
 
 All operators compute in float32 and round to the dtype of the input. `interleaved_rope`, which does not, is used by
 mla_prolog and kv_rope_cache too.

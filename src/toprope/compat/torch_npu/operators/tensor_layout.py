@@ -1,8 +1,8 @@
 """Operators that move elements: slices, strides, padding, permutations and broadcasts.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_vision_tensors.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_vision_tensors.py holds the values.
 
 All give new, contiguous tensors. Sources: the vendor's pages, and SliceKernelNpu.cpp, IndexingKernelNpu(OpApi).cpp,
 PadKernelNpu.cpp, TransposeKernelNpu.cpp, BroadcastKernelNpu.cpp, ReshapeKernelNpu.cpp, ConfusionTransposeKernelNpu.cpp,
@@ -155,7 +155,7 @@ def _range(tensor: torch.Tensor, axis: int, span: slice) -> torch.Tensor:
 def _check_before_950(
     tensor: torch.Tensor, result: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]
 ) -> None:
-    """Refuse masks where op-plugin would give the kernel a result of another size: it does not look at them there."""
+    """Refuse masks where op-plugin would give the kernel a result of another size; before the 950 it ignores masks."""
     if tensor.device.type != "npu" or on_950(tensor):
         return
     spans = list(zip(begin, end, strides, strict=True))[: tensor.dim()]
@@ -361,7 +361,7 @@ def npu_confusion_transpose_backward(
         grad: gradient of its result.
         perm: as for npu_confusion_transpose.
         shape: shape of its input.
-        transpose_first: the opposite of what it was given.
+        transpose_first: not the value that npu_confusion_transpose was given.
 
     Returns:
         the gradient, of the shape `shape`.

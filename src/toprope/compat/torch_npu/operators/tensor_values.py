@@ -1,8 +1,8 @@
 """Operators on values of tensors, mostly of vision models: extremes, scatters, one-hot, sign bits.
 
-Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. The lines `@operator(...)` are read
-as text, too (registry.py). Names and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_vision_tensors.py holds the values.
+Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
+`@operator(...)` as text, and imports this file at the first call. Names and parameters follow
+support/npu_operators.toml; tests/compat/operators/test_vision_tensors.py holds the values.
 
 Sources: the vendor's pages, and MaxV1KernelNpu.cpp, MinV1KernelNpu.cpp, ScatterV1KernelNpu.cpp,
 SortWithoutIndicesKernelNpu.cpp, OnehotNpu.cpp, OneHotKernelNpuOpApi.cpp, MaskedFillRangeKernelNpu.cpp,

@@ -1,6 +1,7 @@
 """Load HiDream-E1: the base, the edit weights over it, and the fourth text encoder.
 
 Called by `HiDreamE1.load`; the files are found by `layout`, read by `checkpoint` and combined by `stages`.
+Tests: tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _transformers(layout: Layout, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     check(weights, skeleton, whole=layout.edit.is_dir())
     with weights_errors(of), without_bars():
         loaded = Transformer.from_pretrained(os.fspath(of), dtype=dtype, local_files_only=True)
-    # The picture is next to the noise: twice the tokens. E1-Full is made for 768 x 768 of the base's 1024 x 1024.
+    # The picture is next to the noise: twice the tokens. E1-Full sees 768 x 768 of the base's 1024 x 1024, that is 9/16
+    # of its tokens, twice: 9/8. `family.native` and the pipeline's timesteps read it back.
     loaded.max_seq = loaded.max_seq * 2 if layout.variant == "1.1" else loaded.max_seq * 9 // 8
     loaded.requires_grad_(False).eval()
     if layout.base is None:

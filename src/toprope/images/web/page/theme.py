@@ -83,6 +83,7 @@ input[type=number] { max-width: 3.6rem; }
 #gallery .grid-container { grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)) !important; gap: 0.4rem; }
 #gallery .thumbnail-lg { aspect-ratio: 1; height: auto; }
 #gallery .thumbnail-lg > img { object-fit: contain; }
+#gallery .thumbnail-lg:hover .caption-label { opacity: 1; }
 #gallery .caption-label { max-width: 100%; left: 0; right: 0; bottom: 0; text-align: left; white-space: normal;
   overflow-wrap: anywhere; line-height: 1.25; font-size: 0.72rem; }
 #slider img, #source img { max-height: 70vh; object-fit: contain; }

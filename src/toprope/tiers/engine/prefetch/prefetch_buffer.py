@@ -180,8 +180,7 @@ class Ring:
                 slot = self._fetch(unit)
             load = slot.load
             assert load is not None
-            if self.order.at is not None:
-                self.prefetch()
+            self.prefetch()
             if not load.done:
                 self.transfers.hasten(load)
                 begin = time.perf_counter()

@@ -1,7 +1,9 @@
-"""Order of the groups in a step, recorded from the first step, and the next uses that follow from it. Pure.
+"""Order of the groups in a step, recorded from the first step, and the next uses that follow from it.
 
-`engine.runtime` records each use (`Trace`); `prefetch_buffer` asks for the next ones (`Order`), to prefetch them and to
-choose the slot to reuse. After a use that was not expected the prediction goes on behind its next place in the step.
+`engine.runtime` records each use (`Trace`) and makes the `Order` of a step from its units; `prefetch_buffer` asks that
+for the next uses, to prefetch them and to choose the slot to reuse. `row_pieces` uses `Order`, `handle` shows what a
+`Trace` recorded. After an unexpected use, prediction continues after that name's next place in the step. Tests:
+tests/tiers/test_tiers_ring.py.
 """
 
 from __future__ import annotations
