@@ -33,6 +33,9 @@ class Member:
     def leave(self):
         yr.exit()
 
+    def work(self):
+        time.sleep(600)
+
     def context(self):
         return yr.fcc.get_function_group_context()
 
@@ -173,6 +176,18 @@ def test_the_end_of_one_ends_all(how):
     with pytest.raises(yr.YRequestError, match=f"of group {how} has exited") as error:
         yr.get(second.cards.invoke())
     assert error.value.code == 1011
+
+
+def test_a_running_call_of_a_group_that_ends_has_the_code_of_later_calls():
+    first, second = members("at work", 2, custom_extensions={"GRACEFUL_SHUTDOWN_TIME": "1"})
+    group = yr.Group("at work")
+    group.invoke()
+    group.wait(20)
+    running = second.work.invoke()
+    first.leave.invoke()
+    found = [running.exception(60), second.cards.invoke().exception(60)]
+    assert [(type(each), each.code) for each in found] == [(yr.YRequestError, 1011)] * 2
+    assert all("of group at work has exited, and the members" in str(each) for each in found)
 
 
 def test_members_may_live_on_alone():

@@ -134,7 +134,7 @@ class YRTimeoutError(YRRuntimeError, TimeoutError):
 
 
 class GetTimeoutError(YRTimeoutError):
-    """A call to a worker took too long."""
+    """A call to a worker took too long: openYuanrong's name. toprope raises YRTimeoutError, its base, instead."""
 
 
 class MissingInstanceError(YRRuntimeError, TimeoutError):

@@ -20,6 +20,7 @@ from toprope.functions.exceptions import (
     CODES,
     MissingInstanceError,
     YRequestError,
+    YRError,
     YRRuntimeError,
     YRTimeoutError,
     said,
@@ -481,6 +482,10 @@ def instance_calls(instances: Instances, instance: Instance) -> _Calls:
 
 
 def _exited(instance: Instance, process: Process) -> YRequestError:
-    """Return the error of calls whose instance is gone."""
-    why = f" ({said(instance.error)})" if instance.error is not None else ""  # it was ended, such as with its group
-    return YRequestError(f"instance {instance.id} exited: {process.how_it_ended}{why}", CODES["instance exited"], 22)
+    """Return the error of calls whose instance is gone, with the code of the reason for which it was ended."""
+    text = f"instance {instance.id} exited: {process.how_it_ended}"
+    reason = instance.error
+    if reason is None:
+        return YRequestError(text, CODES["instance exited"], 22)
+    code = reason.code if isinstance(reason, YRError) else 0
+    return YRequestError(f"{text} ({said(reason)})", code or CODES["instance exited"], 22)
