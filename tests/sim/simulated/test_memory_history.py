@@ -112,7 +112,7 @@ def test_a_snapshot_holds_what_was_allocated_between_the_questions_for_its_lengt
 
 
 def test_settings_are_checked():
-    torch.npu.memory._set_allocator_settings("expandable_segments:True,max_split_size_mb:64")
+    torch.npu.memory._set_allocator_settings("expandable_segments:False,max_split_size_mb:64")
     with pytest.raises(RuntimeError, match="Unrecognized CachingAllocator option: expandable"):
         torch.npu.memory._set_allocator_settings("expandable:True")
 
