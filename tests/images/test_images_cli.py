@@ -422,7 +422,11 @@ def test_every_option_is_on_the_page() -> None:
 
 def test_the_commands_of_the_documentation_try_it_offline(toprope) -> None:
     text = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
-    (block,) = [each for each in re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S) if "images tiny" in each]
+    (block,) = [
+        each
+        for each in re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
+        if "\ntoprope edit" in each and "images tiny" in each
+    ]
     commands = [shlex.split(line)[1:] for line in block.splitlines() if line.startswith("toprope")]
     assert [words[0] for words in commands] == ["images", "edit"]
     status, out, err = toprope(*commands[0])

@@ -120,7 +120,9 @@ CALL = "y = torch.linalg.inv(torch.nn.functional.scaled_dot_product_attention(q,
 
 
 def test_a_condition_is_converted_with_hints_behind_it(tmp_path):
-    (tmp_path / "a.py").write_text(f"import torch\nif torch.cuda.is_available():\n    {CALL}\n")
+    (tmp_path / "a.py").write_text(
+        f'import torch\nif torch.cuda.is_available():\n    q = torch.randn(2, device="cuda")\n    {CALL}\n'
+    )
     assert status(tmp_path, "--write") == 0
     assert "if portable.is_available():" in (tmp_path / "a.py").read_text()
     assert status(tmp_path, "--check") == 0
