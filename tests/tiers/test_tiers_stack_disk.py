@@ -101,7 +101,7 @@ def test_14_what_lies_on_the_disk_is_a_file_and_no_memory(stack_of, tmp_path):
     del tensor
     gc.collect()
     assert watched() is None
-    until = time.monotonic() + 120  # the thread that wrote it may not have let go of it yet
+    until = time.monotonic() + 120  # the thread that wrote it may still hold it
     while before - psutil.Process().memory_info().rss <= 90 * MIB:  # its memory is given back, and nothing came for it
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Failures on demand: each is there inside its block, is told as a card tells it, and leaves nothing behind.
+"""Failures on demand: each is there inside its block, has the error of a card, and leaves nothing behind.
 
 Holds sim/faults.py and csrc/core/faults.h against errors of real cards. tests/sim/test_simulated.py runs this module in
 a process with simulated cards.

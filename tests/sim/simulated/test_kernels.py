@@ -1,4 +1,4 @@
-"""Kernels that wait for each other: deadlocks are told at once, with who holds what, and nothing else is.
+"""Kernels that wait for each other: a deadlock is reported at once, with who holds what, and nothing else is.
 
 Holds sim/launching.py and csrc/core/kernels.h, deadlock.cpp against core rules of docs/limits.md, and toprope.cores.
 tests/sim/test_simulated.py runs this module in a process with simulated cards.

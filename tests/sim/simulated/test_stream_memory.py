@@ -1,4 +1,4 @@
-"""Memory that a stream still uses is not handed out again, and failures of queued work are told.
+"""Memory that a stream still uses is not handed out again, and failures of queued work are reported.
 
 Holds csrc/core/memory.h and stream.h against values that a reuse would overwrite. tests/sim/test_simulated.py runs this
 module in a process with simulated cards.

@@ -15,9 +15,10 @@ from string import Formatter
 from toprope.port.file import File
 from toprope.port.project.facts import is_options, option_of
 from toprope.port.project.scripted import is_outside
+from toprope.port.syntax.nodes import name_of
 
 __all__ = [
-    "FACTORIES", "TAKES_KIND", "Said", "Use", "before_number", "begins_device", "cannot_be", "device_name",
+    "FACTORIES", "TAKES_KIND", "TWO_KINDS", "Said", "Use", "before_number", "begins_device", "cannot_be", "device_name",
     "function_for", "index_name", "index_name_of", "is_argument", "is_asked_about", "is_card", "is_constant_cuda",
     "is_index",
     "is_listed", "is_storage", "is_template", "is_text", "names_default", "names_kind", "resolver_for", "said",
@@ -228,7 +229,7 @@ def names_default(name: str, value: ast.expr) -> bool:
 
 def index_name(file: File, node: ast.expr) -> bool:
     """Return whether an expression is the number of a device by its name: `rank`, `args.gpu`, `local_rank`."""
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    name = name_of(node)
     return index_name_of(name)
 
 
@@ -413,6 +414,10 @@ def cannot_be(file: File, node: ast.expr, text: str) -> bool:
     return False
 
 
+TWO_KINDS = (frozenset({"cuda"}), frozenset({"cuda", "cpu"}))
+"""Results of `texts_of` for a device that is CUDA's, and for one that is CUDA's or the CPU."""
+
+
 def texts_of(file: File, node: ast.expr, depth: int = 4) -> frozenset[str] | None:
     """The names of devices that an expression may have, as the file says them; None where one is not known.
 
@@ -585,7 +590,7 @@ def _named(file: File, statement: ast.AST, *targets: ast.expr) -> Use:
         return Use.UNKNOWN
     found = Use.TEXT
     for target in targets:
-        name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+        name = name_of(target)
         if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
             name = str(target.slice.value)
         if device_name(name):

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from toprope.port.file import File
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import name_of, nodes_of
 
 __all__ = ["all_on_host", "dtype_of", "is_tensor", "is_unpacked", "on_host"]
 
@@ -84,7 +84,7 @@ def _of_call(file: File, node: ast.Call, depth: int) -> str | None:
 def _is_device(file: File, node: ast.expr) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str | bool)
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    name = name_of(node)
     called = file.dotted(node.func) if isinstance(node, ast.Call) else None
     return called == "torch.device" or name.lower().endswith("device")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from toprope.port.finding import Ported
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.source import Source, UnreadableError
 
 __all__ = ["DECIDES", "answers_elsewhere", "answers_in", "devices_elsewhere", "keys_in"]
@@ -101,7 +101,7 @@ def answers_in(tree: ast.Module) -> set[str]:
         before = len(known)
         for statement, function, outer in _statements(tree, None, tree):
             for target in _keeps(statement, known):
-                name = target if isinstance(target, str) else _name(target)
+                name = target if isinstance(target, str) else name_of(target)
                 known |= {name} - {""}
                 if isinstance(target, ast.Name) and not isinstance(outer, _Function):
                     keys |= {name, f".{name}"} if isinstance(outer, ast.Module) else {f".{name}"}
@@ -132,12 +132,8 @@ def _statements(
 
 def _asks(node: ast.AST | None, known: Iterable[str]) -> bool:
     return node is not None and any(
-        isinstance(each, ast.Name | ast.Attribute) and _name(each) in known for each in nodes_of(node)
+        isinstance(each, ast.Name | ast.Attribute) and name_of(each) in known for each in nodes_of(node)
     )
-
-
-def _name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _keeps(statement: ast.stmt, known: set[str]) -> Iterator[ast.expr | str]:

@@ -12,11 +12,11 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator
 
-from toprope.port.analysis.places import is_argument, texts_of
+from toprope.port.analysis.places import TWO_KINDS, is_argument, texts_of
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.scripted import is_outside
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["LOOKED_UP", "OTHER_ENGINES", "hold_compared", "is_only_text"]
@@ -36,7 +36,6 @@ OTHER_ENGINES = {
 }  # fmt: skip
 """Packages that compute by themselves, on CUDA or the CPU: they know no device of torch's by its name."""
 _QUESTIONS = ("TR017", "TR018", "TR065")
-_TWO_KINDS = (frozenset({"cuda"}), frozenset({"cuda", "cpu"}))
 _BINDS = {"io_binding", "bind_input", "bind_output", "bind_ortvalue_input"}
 _MASK = "CUDA_VISIBLE_DEVICES"
 _ASSERTS = re.compile(r"assert_?(?:\w*_)?(?:Not|List|Tuple|Set|Count)?(?:Equals?|In|NotIn|Is|IsNot|equals?|is|in)")
@@ -76,7 +75,7 @@ def _hold_fallbacks(file: File, places: list[tuple[Finding, ast.AST]]) -> None:
         if finding.rule.code not in ("TR017", "TR018") or not isinstance(node, ast.expr):
             continue
         device = node.left if isinstance(node, ast.Compare) else node.func if isinstance(node, ast.Call) else node
-        if any(isinstance(each, ast.expr) and texts_of(file, each) in _TWO_KINDS for each in nodes_of(device)):
+        if any(isinstance(each, ast.expr) and texts_of(file, each) in TWO_KINDS for each in nodes_of(device)):
             continue
         is_not = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotEq | ast.NotIn)
         for other, question in asked:
@@ -178,8 +177,7 @@ def _saved_by(file: File, node: ast.expr) -> ast.Call | None:
 
 
 def _saves(call: ast.Call) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return name in _SAVES
+    return name_of(call.func) in _SAVES
 
 
 def _looked_up_there(file: File, node: ast.expr) -> str:

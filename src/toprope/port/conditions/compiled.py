@@ -298,8 +298,7 @@ def guards_a_kernel(file: File, node: ast.AST) -> bool:
 
     Such a question asks for CUDA itself. A condition guards its block, an assertion the function around it.
     """
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    function = next((each for each in file.ancestors(node) if isinstance(each, kinds)), None)
+    function = file.function(node)
     around: ast.AST = file.statement(node)
     if isinstance(around, ast.Assert):
         if any(_of_kernels(each) for bindings in file.walk.module.bindings.values() for each in bindings):

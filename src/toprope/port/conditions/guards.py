@@ -28,7 +28,7 @@ from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.scripted import is_outside
 from toprope.port.rule import Kind
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["QUESTIONS", "guards", "hold_back"]
@@ -167,8 +167,10 @@ def hold_back(
                 for finding, node in nodes:
                     if id(finding) in wanted and finding.converted and _within(file, node, whole):
                         finding.held_back = f"it stays with the condition in line {question.finding.line}"
+    parts = [part for each in questions if each.finding.converted for part, _ in (*each.opened, *each.required)]
     for finding, node in nodes if anchor else ():
-        places = finding.rule.code == _CHOICE or (finding.rule.family in _PLACES and _is_free(file, node, questions))
+        is_free = not any(_within(file, node, part) for part in parts)  # it runs whatever the program asked
+        places = finding.rule.code == _CHOICE or (finding.rule.family in _PLACES and is_free)
         if places and finding.converted and id(finding) in wanted:
             finding.held_back = f"it {_ALSO} {anchor} does, which stays"
 
@@ -176,12 +178,6 @@ def hold_back(
 def _is_fine(finding: Finding, wanted: Collection[int], left: Collection[int]) -> bool:
     """Return whether a place is converted, or a person said in a comment that it is right as it is."""
     return finding.converted if id(finding) in wanted else id(finding) not in left
-
-
-def _is_free(file: File, node: ast.AST, questions: Iterable[_Question]) -> bool:
-    """Return whether a place runs whatever the program asked: it is behind no question that is converted."""
-    opened = [part for each in questions if each.finding.converted for part, _ in (*each.opened, *each.required)]
-    return not any(_within(file, node, part) for part in opened)
 
 
 def _choice_that_stays(file: File, nodes: Iterable[tuple[Finding, ast.AST]], wanted: Collection[int]) -> str:
@@ -212,7 +208,7 @@ def _about_cuda(file: File, question: ast.AST) -> str:
     outer = file.parent(answer)
     while isinstance(outer, ast.UnaryOp | ast.BoolOp | ast.Compare) or getattr(outer, "func", None) is question:
         for each in outer.values if isinstance(outer, ast.BoolOp) else ():
-            name = next((name for name in map(_name, nodes_of(each)) if _GRAPHS.search(name)), "")
+            name = next((name for name in map(name_of, nodes_of(each)) if _GRAPHS.search(name)), "")
             if name:
                 return f"asks for CUDA's graphs by {name}"
         assert outer is not None
@@ -226,7 +222,7 @@ def _about_cuda(file: File, question: ast.AST) -> str:
     if _READS_STORAGES in file.source.text:
         for part, _ in Opened(file).by(question, is_negative(question)):
             for inner in nodes_of(part):
-                if _name(inner) == _READS_STORAGES:
+                if name_of(inner) == _READS_STORAGES:
                     return f"chooses how storages of CUDA are read in line {getattr(inner, 'lineno', 0)}"
     return ""
 
@@ -259,7 +255,7 @@ def _sent_to_cpu(file: File, answer: ast.AST, outer: ast.AST | None) -> str:
 
 
 def _is_cpu(node: ast.expr) -> bool:
-    text = node.args[0] if isinstance(node, ast.Call) and node.args and _name(node.func) == "device" else node
+    text = node.args[0] if isinstance(node, ast.Call) and node.args and name_of(node.func) == "device" else node
     return isinstance(text, ast.Constant) and text.value == "cpu"
 
 
@@ -287,10 +283,6 @@ def _engine(file: File, answer: ast.AST, outer: ast.AST | None) -> str:
         if package in OTHER_ENGINES:
             return package
     return ""
-
-
-def _name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _places_tensors(
@@ -372,7 +364,7 @@ def _staying(file: File, places: Iterable[tuple[Finding, ast.AST]], left: set[in
 
 def _calls_around(file: File, node: ast.AST) -> list[ast.Name]:
     """Find where the function is used that a place is in, if it reaches the place whenever it is called."""
-    function = next((each for each in file.ancestors(node) if isinstance(each, _FUNCTIONS)), None)
+    function = file.function(node)
     for each in function.body if function is not None and file.parent(function) is None else ():
         if _within(file, node, each):
             return file.reads(function.name, function) if function and _always_runs(file, node, each) else []
@@ -536,7 +528,7 @@ def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
         other = around.comparators[0] if around.left is node else around.left
         if isinstance(other, ast.Call) and file.calls_runtime(other, "resolve") and other.args:
             other = other.args[0]  # of an earlier run
-        name = other.id if isinstance(other, ast.Name) else other.attr if isinstance(other, ast.Attribute) else ""
+        name = name_of(other)
         return device_name(name)
     return finding.rule.code in ("TR016", "TR017", "TR018") and not finding.edits
 
@@ -557,7 +549,7 @@ def _builders(file: File) -> Iterator[tuple[ast.AST, int]]:
         if not isinstance(call, ast.Call) or call.func is not node:
             continue
         if file.dotted(node) in ("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline"):
-            function = next((each for each in file.ancestors(call) if isinstance(each, _FUNCTIONS)), None)
+            function = file.function(call)
             if function is not None:
                 yield function, call.lineno
 

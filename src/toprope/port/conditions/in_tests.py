@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from toprope.port.conditions.evidence import NOTHING
+from toprope.port.conditions.guards import QUESTIONS
 from toprope.port.conditions.opened import Opened, is_negative
 from toprope.port.file import File
 from toprope.port.finding import Finding
@@ -26,7 +27,7 @@ __all__ = ["IN_A_TEST", "hold_in_tests", "hold_patched"]
 IN_A_TEST = "it stays in this test: not all that it is for is seen to be converted"
 """The reason why something stays in a test."""
 
-_QUESTIONS = {"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024"}
+_QUESTIONS = QUESTIONS - {"TR065"}  # a backend is no device
 _DEVICES = {"TR002", "TR002a", "TR002b", "TR004", "TR010"}
 _FOLDERS = {"test", "tests", "testing", "unittests", "unit_tests"}
 _FILE = re.compile(r"_?test_\w+|\w+_tests?|conftest|_?testing")
@@ -40,15 +41,13 @@ _ASKS = re.compile(
 """Names that hold an answer or a device, and say nothing about what runs there."""
 _OF_THE_MACHINE = {"torch.cuda.is_available", "torch.cuda.device_count"}
 """Questions that a test answers when it replaces all of torch.cuda."""
-_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
     """Hold back what calls a name of torch that a test of the project, or the file itself, replaces.
 
-    A program that no file imports is in no test's process.
-
-    What takes its place is not called any more, or is called with other arguments than the test expects.
+    Else what the test put in its place would not be called, or with other arguments than the test expects. A program
+    that no file imports is in no test's process.
     """
     wanted = set(map(id, findings))
     name, replaced = PurePath(path).stem, file.project.patched
@@ -86,17 +85,16 @@ def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
     """Hold back the questions and the bare devices of a test that are not seen to be right on other devices."""
     if not _is_test(file, path):
         return
-    wanted = set(map(id, findings))
+    wanted, has_tests = set(map(id, findings)), bool(_TESTS.search(file.source.text))
     converted = [(f, n) for f, n in file.places if id(f) in wanted and f.converted]
     places = [node for finding, node in converted if finding.rule.code not in _QUESTIONS]
     for finding, _ in file.places:
-        if id(finding) in wanted and NOTHING in finding.held_back and _TESTS.search(file.source.text):
+        if id(finding) in wanted and NOTHING in finding.held_back and has_tests:
             finding.held_back = IN_A_TEST
     for finding, node in converted:
         if finding.rule.code in _QUESTIONS:
-            is_test = bool(_TESTS.search(file.source.text))
-            built = file.context.extensions and (is_test or finding.rule.code in ("TR001", "TR001a"))
-            stays = bool(built) or (is_test and not _is_converted_with(file, node, places))
+            built = file.context.extensions and (has_tests or finding.rule.code in ("TR001", "TR001a"))
+            stays = bool(built) or (has_tests and not _is_converted_with(file, node, places))
         else:
             stays = finding.rule.code in _DEVICES and isinstance(node, ast.expr) and _is_unused(file, node)
         if stays:
@@ -113,7 +111,7 @@ def _is_test(file: File, path: str) -> bool:
 
 def _is_converted_with(file: File, question: ast.AST, converted: list[ast.AST]) -> bool:
     """Return whether something behind a question is converted, and nothing that is left there speaks of CUDA."""
-    function = next((each for each in file.ancestors(question) if isinstance(each, _FUNCTION)), None)
+    function = file.function(question)
     statement = file.statement(question) if isinstance(question, ast.expr) else None
     if isinstance(statement, ast.Assert) and function is not None:
         parts: list[ast.AST] = [function]

@@ -187,7 +187,7 @@ class Opened:
                         yield from self._kept(target, positive if said else _opposite(positive))
 
     def _returned(self, statement: ast.Return, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
-        function = next((each for each in self.file.ancestors(statement) if isinstance(each, _FUNCTIONS)), None)
+        function = self.file.function(statement)
         if function is not None:
             yield from self._called(function, positive)
 

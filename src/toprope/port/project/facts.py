@@ -16,7 +16,7 @@ from toprope.port.project.patched import PATCHES, imported_in, patched_in
 from toprope.port.project.reexports import Exports, exports_of, together
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
-from toprope.port.syntax.nodes import Nodes, nodes_of
+from toprope.port.syntax.nodes import Nodes, name_of, nodes_of
 
 __all__ = [
     "OTHERS", "SCRIPTS", "WORDS", "Class", "Facts", "Project", "chooses_device", "facts_of", "is_options", "last_name",
@@ -323,8 +323,7 @@ def _assigned(tree: ast.Module) -> Iterator[str]:
 
 def is_options(node: ast.expr) -> bool:
     """Return whether something holds parsed options by its name: `args`, `self.opt`, `train_config`."""
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    return bool(_OPTIONS.fullmatch(name))
+    return bool(_OPTIONS.fullmatch(name_of(node)))
 
 
 def _defaulted(node: ast.Call) -> str:

@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from toprope.port.syntax.nodes import name_of
+
 __all__ = ["PATCHES", "imported_in", "patched_in", "set_in"]
 
 PATCHES = (
@@ -39,7 +41,7 @@ def patched_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
 
 def _is_cuda(module: ast.expr) -> bool:
     """Return whether a module is torch.cuda by its last name."""
-    return (module.id if isinstance(module, ast.Name) else getattr(module, "attr", "")) == "cuda"
+    return name_of(module) == "cuda"
 
 
 def imported_in(nodes: Iterable[ast.AST]) -> Iterator[str]:

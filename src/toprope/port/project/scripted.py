@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from toprope.port.syntax.nodes import Nodes, nodes_of
+from toprope.port.syntax.nodes import Nodes, name_of, nodes_of
 
 __all__ = [
     "ANY_MODULE", "Scripts", "fingerprint", "full_name", "imports_of", "is_outside", "scripted_functions", "scripts_of",
@@ -93,13 +93,13 @@ def scripts_of(tree: ast.Module, nodes: Nodes, imported: Mapping[str, str]) -> S
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name | ast.Attribute):
-                    values.setdefault(_last(target), []).append(node.value)
+                    values.setdefault(name_of(target), []).append(node.value)
         elif isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple | ast.List):
-            values.setdefault(_last(node.target), []).extend(node.iter.elts)
+            values.setdefault(name_of(node.target), []).extend(node.iter.elts)
         elif isinstance(node, ast.ClassDef):
             inherits = (_meant(each, imports) for each in node.bases)
             bases[node.name] = bases.get(node.name, ()) + tuple(filter(None, inherits))
-            if any(_last(base) == "ScriptModule" for base in node.bases):
+            if any(name_of(base) == "ScriptModule" for base in node.bases):
                 compiles.add(f"{node.name}.forward")
             if {names.get(_dotted(each)) for each in node.decorator_list} & _COMPILES:
                 compiles.add(node.name)
@@ -138,7 +138,7 @@ def scripts_of(tree: ast.Module, nodes: Nodes, imported: Mapping[str, str]) -> S
                 compiles |= {ANY_MODULE} if any(each.arg is None for each in call.keywords) else set()
                 for keyword in call.keywords[:1]:
                     compiles |= _argument(keyword.value, values, imports, 4)
-        elif call.args and _SPEAKS.search(_last(call.func)):
+        elif call.args and _SPEAKS.search(name_of(call.func)):
             callee = _meant(call.func, imports)
             given |= {(callee, each) for each in _argument(call.args[0], values, imports, 4)} if callee else set()
     return Scripts(
@@ -169,7 +169,7 @@ def _is_refused(function: _Function, nodes: Sequence[ast.AST], imports: Mapping[
     if isinstance(function, ast.AsyncFunctionDef):
         return True
     inside = nodes[1:]  # but for the function itself
-    if any(isinstance(each, ast.Attribute | ast.Name) and _last(each) in _ASKS for each in inside):
+    if any(isinstance(each, ast.Attribute | ast.Name) and name_of(each) in _ASKS for each in inside):
         return False
     given = function.args
     if given.vararg or given.kwarg or any(each is not None for each in given.kw_defaults):
@@ -181,7 +181,7 @@ def _is_refused(function: _Function, nodes: Sequence[ast.AST], imports: Mapping[
             return True
         if isinstance(each, ast.Call):
             name = full_name(each.func, imports)
-            if name.partition(".")[0] in _HOSTS or name in ("torch.load", "torch.save") or _last(each.func) == "open":
+            if name.partition(".")[0] in _HOSTS or name in ("torch.load", "torch.save") or name_of(each.func) == "open":
                 return True
             if any(keyword.arg is None for keyword in each.keywords):
                 return True
@@ -295,7 +295,7 @@ def _chosen(node: ast.expr) -> list[ast.expr]:
     match node:
         case ast.IfExp(body=body, orelse=orelse):
             return [*_chosen(body), *_chosen(orelse)]
-        case ast.Call(func=function, args=[first, *_]) if _last(function) == "partial":
+        case ast.Call(func=function, args=[first, *_]) if name_of(function) == "partial":
             return [first]
     return [node]
 
@@ -305,10 +305,6 @@ def _dotted(node: ast.AST) -> str:
         below = _dotted(node.value)
         return f"{below}.{node.attr}" if below else ""
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _last(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from toprope.port.file import File
 from toprope.port.project.facts import is_options
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.nccl import ASKED, is_nccl
+from toprope.port.syntax.nodes import name_of
 from toprope.port.syntax.scopes import Binding, with_defaults
 
 __all__ = ["FAMILY"]
@@ -206,7 +207,7 @@ def _wrap(file: File, node: ast.expr) -> tuple[str | ast.AST, ...]:
 
 def _is_own(file: File, node: ast.expr) -> bool:
     """Return whether it is chosen already, or called a device: no number."""
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    name = name_of(node)
     return isinstance(node, ast.IfExp | ast.Constant) or (device_name(name) and not index_name(file, node))
 
 
@@ -224,7 +225,7 @@ def _assigned(file: File, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> b
     if isinstance(node, ast.Assign) and file.project.sets(file.walk.module.node, node.targets[0]):
         return False  # a setting, resolved where it is read
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+        name = name_of(target)
         if name.lower().endswith("backend"):
             _convert(file, node.value)
     return False

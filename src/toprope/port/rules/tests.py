@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.analysis.places import is_constant_cuda, texts_of
+from toprope.port.analysis.places import TWO_KINDS, is_constant_cuda, texts_of
 from toprope.port.analysis.receivers import why_left
 from toprope.port.conditions.compiled import guards_a_kernel
 from toprope.port.family import Family
@@ -15,7 +15,7 @@ from toprope.port.file import File
 from toprope.port.project.asked import is_one_device
 from toprope.port.project.facts import OTHERS
 from toprope.port.rule import Example, Kind, Rule
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import name_of, nodes_of
 
 __all__ = ["FAMILY"]
 
@@ -251,7 +251,6 @@ TYPE = FAMILY.rule(
         Example('if event.type == "click":\n    pass', reported=False),
     ],
 )
-_TWO_KINDS = (frozenset({"cuda"}), frozenset({"cuda", "cpu"}))
 _OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
 
 
@@ -303,13 +302,13 @@ def _compare(file: File, node: ast.Compare) -> bool:
 def _of_type(file: File, node: ast.Compare, asked: ast.expr, is_not: bool) -> bool:
     """`device.type == "cuda"`, with its sides in this order, or `device == "cuda"` of what holds a device's name."""
     named = _device_of(file, asked) if isinstance(asked, ast.Call) else asked
-    if isinstance(named, ast.Name | ast.Attribute) and texts_of(file, named) in _TWO_KINDS:
+    if isinstance(named, ast.Name | ast.Attribute) and texts_of(file, named) in TWO_KINDS:
         _rewrite(file, node, named, is_not, TYPE)
         return False
     if not isinstance(asked, ast.Attribute) or asked.attr not in ("type", "device_type"):
         return False
     value = asked.value
-    name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
+    name = name_of(value)
     if "dev" not in name.lower() and not isinstance(value, ast.Call):
         return False
     _rewrite(file, node, value if asked.attr == "type" else asked, is_not, TYPE)
@@ -378,7 +377,7 @@ def _device_of(file: File, node: ast.expr) -> ast.expr | None:
             return None
         value = value.args[0]
     value = value.value if isinstance(value, ast.Attribute) and value.attr == "type" else value
-    name = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
+    name = name_of(value)
     return value if is_one_device(name.lower()) else None
 
 

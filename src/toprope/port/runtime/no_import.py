@@ -26,7 +26,7 @@ def why_no_import(file: File) -> str:
     for example) are read by programs that take every name in them for a setting.
     """
     if any(each.imported in ("setuptools.setup", "distutils.core.setup") for each in _bindings(file)) or any(
-        isinstance(each, ast.Call) and file.at_import(each) and file.dotted(each.func) in _BUILDERS
+        isinstance(each, ast.Call) and file.dotted(each.func) in _BUILDERS and file.at_import(each)
         for each in file.walk.parents
     ):
         return "what builds an extension, such as a setup.py, runs where only what it needs is installed"

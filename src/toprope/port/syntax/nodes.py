@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 
-__all__ = ["Nodes", "nodes_of"]
+__all__ = ["Nodes", "name_of", "nodes_of"]
 
 _WITHOUT_NODES = {
     "arg", "attr", "ctx", "id", "is_async", "kind", "kwd_attrs", "level", "module", "rest", "simple", "type_comment",
@@ -29,6 +29,11 @@ def nodes_of(node: ast.AST) -> list[ast.AST]:
     for each in nodes:  # which grows meanwhile
         _add_children(each, nodes)
     return nodes
+
+
+def name_of(node: ast.AST) -> str:
+    """`x` of `x`, and `y` of `x.y`; "" of what is neither."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _add_children(node: ast.AST, nodes: list[ast.AST]) -> None:
