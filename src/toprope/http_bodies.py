@@ -1,15 +1,18 @@
 """Bodies of HTTP requests and responses for the servers, as plain ASGI: limits in bytes, and whole answers.
 
-Used by `toprope serve` (`flow.service`) and the page of `toprope ui` (`images.web`).
+Used by `toprope serve` (`flow.service`) and the page of `toprope ui` (`images.web`). tests/base/test_http_bodies.py
+holds it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 __all__ = [
     "Message",
+    "RestReader",
     "bounded",
     "declared_length",
     "read",
@@ -24,6 +27,60 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _DIGITS = 18
 """Most digits of a length; more would not be a number of bytes that anyone can send."""
+
+_REST_BYTES = 64 * 2**20
+_REST_SECONDS = 10.0
+"""How much of a body is read after its answer, and how long."""
+
+
+class RestReader:
+    """An ASGI application before another one, which reads what the other leaves unread of a request's body.
+
+    A server that answers early and closes the connection with bytes unread makes the system reset it, and the client
+    may lose the answer ("connection reset" where it should read "too large"). So the answer is sent first, and then
+    the rest of the body is read and dropped, 64 MiB and 10 s at most. A client that waits for "100 Continue" has sent
+    nothing: it is answered at once.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Hand a request on."""
+        names = {name.lower() for name, _ in scope["headers"]} if scope["type"] == "http" else set()
+        if not names & {b"content-length", b"transfer-encoding"}:
+            await self._app(scope, receive, send)
+            return
+        unread, waits = True, b"expect" in names
+
+        async def receive_part() -> Message:
+            nonlocal unread, waits
+            message = await receive()
+            unread, waits = message.get("more_body", False), False
+            return message
+
+        async def send_then_read(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last and unread and not waits:
+                await send({**message, "more_body": True})
+                await _drop(receive_part)
+                message = {"type": "http.response.body", "body": b""}
+            await send(message)
+
+        await self._app(scope, receive_part, send_then_read)
+
+
+async def _drop(receive: Receive) -> None:
+    size = 0
+    try:
+        async with asyncio.timeout(_REST_SECONDS):
+            while size < _REST_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        pass
 
 
 def declared_length(headers: Mapping[str, str]) -> int | None:

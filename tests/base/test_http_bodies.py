@@ -4,10 +4,14 @@ Holds `toprope.http_bodies`; the measure is the ASGI specification.
 """
 
 import asyncio
+import socket
+import threading
+import time
+from contextlib import contextmanager
 
 import pytest
 
-from toprope.http_bodies import bounded, declared_length, read, send_whole
+from toprope.http_bodies import RestReader, bounded, declared_length, read, send_whole
 
 
 class TooLarge(Exception):
@@ -60,3 +64,64 @@ def test_a_whole_answer_has_its_length():
     assert start["status"] == 429
     assert dict(start["headers"]) == {b"content-type": b"text/plain", b"content-length": b"5", b"retry-after": b"5"}
     assert body == {"type": "http.response.body", "body": b"later"}
+
+
+async def refusing(scope, receive, send):
+    await send_whole(send, 413, "text/plain", b"too large")
+
+
+@contextmanager
+def serving(application):
+    uvicorn = pytest.importorskip("uvicorn")
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        yield listening.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def head(*lines):
+    return "\r\n".join(("POST / HTTP/1.1", "Host: localhost", *lines, "", "")).encode()
+
+
+@pytest.mark.parametrize("lines", [(), ("Connection: close",)], ids=["keeps", "closes"])
+def test_a_client_that_still_sends_reads_the_answer_instead_of_a_reset(lines):
+    """A refused upload was answered and the connection closed with bytes unread: its sender saw "reset by peer".
+
+    The page's server asked for the end itself; urllib asks for it in every request.
+    """
+    body = b"x" * 2**23
+    with serving(RestReader(refusing)) as address, socket.create_connection(address, 60) as client:
+        client.sendall(head(f"Content-Length: {len(body)}", *lines))
+        time.sleep(0.5)  # the answer is there before the body: that was the fault's moment
+        client.sendall(body)
+        assert client.recv(2**16).startswith(b"HTTP/1.1 413")
+
+
+def test_a_client_that_asks_before_it_sends_is_answered_at_once():
+    with serving(RestReader(refusing)) as address, socket.create_connection(address, 60) as client:
+        client.sendall(head("Content-Length: 99", "Expect: 100-continue"))
+        answer = b""
+        while got := client.recv(2**16):  # until the server closes: what was announced never comes
+            answer += got
+        assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_the_rest_of_a_body_is_read_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr("toprope.http_bodies._REST_BYTES", 6)
+    sent, taken = [], []
+
+    async def receive():
+        taken.append(part(b"abc"))
+        return taken[-1]
+
+    async def send(message):
+        sent.append((message["type"], message.get("body"), message.get("more_body", False), len(taken)))
+
+    scope = {"type": "http", "headers": [(b"Content-Length", b"999")]}
+    asyncio.run(RestReader(refusing)(scope, receive, send))
+    assert sent[1:] == [("http.response.body", b"too large", True, 0), ("http.response.body", b"", False, 2)]

@@ -35,7 +35,7 @@ from toprope.flow.service.ports import ports_of
 from toprope.flow.service.problems import MEDIA_TYPE as PROBLEM
 from toprope.flow.service.problems import Problem
 from toprope.flow.worker.calls import Cancelled
-from toprope.http_bodies import Message, Receive, Send, bounded, declared_length, read, send_start, send_whole
+from toprope.http_bodies import Message, Receive, RestReader, Send, bounded, declared_length, read, send_start, send_whole
 
 __all__ = ["Limits", "Service"]
 
@@ -116,6 +116,7 @@ class Service:
             Route("/readyz", self._readyz, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
+        app.add_middleware(RestReader)
         app.add_exception_handler(HTTPException, _on_http_error)  # type: ignore[arg-type]
         return app
 

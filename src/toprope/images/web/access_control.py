@@ -227,4 +227,4 @@ async def _answer(scope: Message, send: Send, status: int, what: str, do: str) -
     as_json = scope["path"].startswith(API)
     body = json.dumps({"error": {"what": what, "looked_at": "", "do": do}}) if as_json else f"{what} do: {do}\n"
     kind = "application/json" if as_json else "text/plain; charset=utf-8"
-    await send_whole(send, status, kind, body.encode(), {"Connection": "close"})
+    await send_whole(send, status, kind, body.encode())

@@ -1,7 +1,7 @@
 """Serve the page and the HTTP API, with limits; nothing is fetched from other servers.
 
-Called by `toprope ui` (`cli.ui`). A request passes, in this order: `web.access_control`, `web.language`, and
-Gradio or the API.
+Called by `toprope ui` (`cli.ui`). A request passes, in this order: `http_bodies.RestReader`, `web.access_control`,
+`web.language`, and Gradio or the API.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from toprope.errors import EnvironmentProblem, PackageError, UsageError
 from toprope.extras import advice
+from toprope.http_bodies import RestReader
 from toprope.images.results import versions
 from toprope.images.web.access_control import AccessControl, Uploads
 from toprope.images.web.controller import Controller
@@ -147,7 +148,7 @@ def _served(
     application = AccessControl(
         LanguageChoice(app), names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting
     )
-    config = uvicorn.Config(application, log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(RestReader(application), log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="toprope-serves", daemon=True)
     thread.start()
