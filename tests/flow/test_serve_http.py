@@ -247,8 +247,8 @@ def test_a_killed_instance_loses_nothing_of_the_others(tmp_path):
 def test_a_graph_that_cannot_go_on_ends_the_server_with_an_error(tmp_path):
     with Server(tmp_path, "work", SERVE_RESTARTS="0") as server:
         answers = together([lambda value=value: server.work(value, sleep=0.2, die=value == 0) for value in range(6)])
-        for answer in answers:  # reported, or refused once it had ended
-            assert isinstance(answer, httpx.TransportError) or answer.status_code in (200, 500, 503)
+        for answer in answers:  # reported, or refused: 429 while its end was not yet known, and 503 afterwards
+            assert isinstance(answer, httpx.TransportError) or answer.status_code in (200, 429, 500, 503)
         assert any(getattr(answer, "status_code", 0) in (500, 503) for answer in answers)
         assert server.process.wait(60) == 1
         assert "the graph cannot go on" in server.said()
