@@ -1172,7 +1172,7 @@ class Failing(StandIn):
 
 controller = Controller("m", lambda tell: Failing())
 quiet_environment(controller.scratch)
-from toprope.images.web.page.app import EditorPage
+from toprope.images.web.page.app import UNSEEN, EditorPage
 
 picture(40, 30).save(sys.argv[1])
 page, mine, tab = EditorPage(controller), controller.join(), SimpleNamespace(session_hash="tab")
@@ -1181,11 +1181,15 @@ controller.load()
 assert controller.loader.wait(60)
 
 
-async def visit(words):
+async def ask(mine, words):
     form = [words, False, "5", 2, 1, 1, 0, "", False, 1, "model", "stretch", [], 1, 1, 1, 1, None, "", 0, 0, 100, 100]
-    told = await page.on_edit(mine, None, *form)
+    await page.on_edit(mine, None, *form)
     while controller.job_queue.jobs_of(mine):
         await asyncio.sleep(0.01)
+
+
+async def visit(words):
+    await ask(mine, words)
     return [update async for update in page.on_follow(tab, mine)]
 
 
@@ -1195,13 +1199,22 @@ for words in ("snow", "rain"):
     assert "it does not fit." in bars[-1], bars
     assert "running" not in str(told[-1][page.ended]), words
     assert len(told) == 2, len(told)  # and an end is shown once
+
+for _ in range(UNSEEN + 9):  # pages that go before their handler begins
+    other = controller.join()
+    controller.bring(other, sys.argv[1])
+    asyncio.run(ask(other, "snow"))
+assert len(page._unseen) == UNSEEN and other in page._unseen
 print(controller.close(60))
 """
 
 
 @pytest.mark.slow
 def test_an_edit_that_fails_before_it_is_followed_is_shown_as_failed(tmp_path):
-    """Its error was nowhere near the form, and the list called it running until the next click."""
+    """Its error was nowhere near the form, and the list called it running until the next click.
+
+    Edits that no handler ever followed were kept for as long as the server ran.
+    """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", FAILS_AT_ONCE, str(tmp_path / "cat.png")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG * 8)

@@ -35,7 +35,17 @@ from toprope.flow.service.ports import ports_of
 from toprope.flow.service.problems import MEDIA_TYPE as PROBLEM
 from toprope.flow.service.problems import Problem
 from toprope.flow.worker.calls import Cancelled
-from toprope.http_bodies import Message, Receive, RestReader, Send, bounded, declared_length, read, send_start, send_whole
+from toprope.http_bodies import (
+    Message,
+    Receive,
+    RestReader,
+    Send,
+    bounded,
+    declared_length,
+    read,
+    send_start,
+    send_whole,
+)
 
 __all__ = ["Limits", "Service"]
 

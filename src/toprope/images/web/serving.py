@@ -145,10 +145,12 @@ def _served(
         in_use=controller.images_in_use,
     )  # fmt: skip
     names = {*allow_hosts, *(() if _is_address(host) else (host,))}
-    application = AccessControl(
+    guarded = AccessControl(
         LanguageChoice(app), names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting
     )
-    config = uvicorn.Config(RestReader(application), log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        RestReader(application), log_level="warning", ws_max_size=2**20, timeout_graceful_shutdown=5
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="toprope-serves", daemon=True)
     thread.start()

@@ -41,6 +41,9 @@ __all__ = ["SLOTS", "make_app", "translations"]
 SLOTS = 4
 """Largest number of LoRAs that can be selected."""
 
+UNSEEN = 64
+"""Most sessions whose edits are kept for a handler that has not begun; it may never come."""
+
 BOX = (0, 0, 100, 100)
 """The rectangle of a mask that covers all: left, top, right, bottom in percent."""
 
@@ -463,6 +466,8 @@ class EditorPage:
         try:
             jobs = await asyncio.to_thread(ask, *arguments)
             self._unseen.setdefault(arguments[0], []).extend([jobs] if isinstance(jobs, Job) else jobs)
+            if len(self._unseen) > UNSEEN:
+                del self._unseen[next(iter(self._unseen))]
         except TopropeError as error:
             return self._refused(error) | self._settled(arguments[0])
         return self._accepted() | self._listed(arguments[0])
