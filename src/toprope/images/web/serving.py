@@ -145,7 +145,7 @@ def _served(
         in_use=controller.images_in_use,
     )  # fmt: skip
     names = {*allow_hosts, *(() if _is_address(host) else (host,))}
-    guarded = AccessControl(
+    application = AccessControl(
         LanguageChoice(app), names=names, uploads=uploads, one=limits.upload, files=limits.files, edits=limits.waiting
     )
     config = uvicorn.Config(
