@@ -30,7 +30,7 @@ _DIGITS = 18
 
 _REST_BYTES = 64 * 2**20
 _REST_SECONDS = 10.0
-"""How much of a body is read after its answer, and how long."""
+"""Most of a body that is read after its answer, in bytes and in seconds."""
 
 
 class RestReader:
