@@ -1,4 +1,4 @@
-"""Foreign module names (torch_npu, torchair, yr, dataflow, apt_model, device_utils), importable without those packages.
+"""Foreign module names (torch_npu, torchair, acl, yr, dataflow ...), importable without those packages.
 
 A module that stands in for a foreign one is called a facade. `toprope run` installs the facades in the program and in
 its children; `install` does it for the process that calls it.

@@ -84,6 +84,7 @@ FACADES: dict[str, Facade] = {
     for facade in (
         Facade("torch_npu", "torch_npu", distribution="torch-npu", version_from="torch"),
         Facade("torchair", "torchair"),
+        Facade("acl", "acl"),
         Facade("apt_model", "apt_model"),
         Facade("device_utils", "device_utils.py"),
         Facade("yr", "yr"),

@@ -147,7 +147,9 @@ def missing_from(module: str) -> Callable[[str], Any]:
     def missing(name: str) -> Any:
         if name.startswith("__"):  # Python's own questions, such as __wrapped__, need no explanation
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
-        text = f"toprope's facade of {top} does not have {module}.{name}: {of_the_real_one(f'{module}.{name}')}"
+        text = f"toprope's facade of {top} does not have {module}.{name}"
+        if why := of_the_real_one(f"{module}.{name}"):
+            text = f"{text}: {why}"
         if not _has_module(module, name):  # else an import is about to bring it
             note_missing(f"{module}.{name}", text)
         frame: FrameType | None = sys._getframe(1)
