@@ -378,13 +378,14 @@ class Pools(RuleBasedStateMachine):
         busy = [each for each in self.workers() if each.calls]
         worker = busy[which % len(busy)]
         call = worker.calls.pop(which % len(worker.calls))
+        commands = []
         if error is None:
             call.ends.append("result")
         else:
             commands = self.pool.failed(call, error)
-            assert commands or not call.cancelled, "a cancelled call is to run again"
-            self.do(commands)
+            assert Do.SEND not in commands or not call.cancelled, "a cancelled call is to run again"
         self.feed(worker)
+        self.do(commands)
 
     @precondition(lambda self: self.workers())
     @rule(which=st.integers(0, 5), happens=RARELY)
@@ -447,3 +448,19 @@ def _test_case(machine):
 TestInstances = _test_case(Instances)
 TestGroups = _test_case(Groups)
 TestPools = _test_case(Pools)
+
+
+def test_a_call_that_runs_again_goes_to_an_idle_worker_when_its_own_ends():
+    """Only its own worker, which took no more calls, was given it: it waited while another one was idle."""
+    state = Pools()
+    state.begin(at_once=1, most=2)
+    for tries in (0, 1):
+        state.call(tries=tries, items=False, ready=True)
+        state.granted(starts=True)
+        state.set_up(fails=False)
+    first, second = state.workers()
+    state.done(error=None, which=0)
+    second.is_open = False
+    state.done(error=CRASH, which=0)
+    assert state.calls[1] in first.calls
+    state.nobody_is_idle_while_there_is_work()

@@ -438,11 +438,15 @@ class PoolLife(Generic[C, W, A]):
         return [Fail(calls, error)] if calls else []
 
     def failed(self, call: C, error: BaseException) -> list[Command]:
-        """Event: a call raised, or its worker was lost. It is retried while tries are left and the error allows it."""
+        """Event: a call raised, or its worker was lost. It is retried while tries are left and the error allows it.
+
+        Returns:
+            Do.SEND where it is retried. Its own worker comes first (`next_call_for`), but may be about to end.
+        """
         if self.error is None and call.tries > 0 and not call.cancelled and not call.is_begun and _may_run_again(error):
             call.tries -= 1
             self.queue.append(call)
-            return []
+            return [Do.SEND]
         return [Fail([call], self.error or error)]
 
     def lost(self, worker: W, begun: Sequence[C], never_begun: Sequence[C], error: BaseException) -> list[Command]:

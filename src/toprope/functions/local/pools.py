@@ -138,6 +138,8 @@ class Pools:
     def advance(self, pool: Pool) -> None:
         """Give waiting calls to idle workers, and ask for more workers where there is more work."""
         session = self._session
+        if session.ended:
+            return
         while (found := pool.next_call()) is not None:
             session.send(*found)
         for _ in range(pool.wanted):
@@ -186,7 +188,7 @@ class Pools:
 
     def ended(self, pool: Pool, process: Process, call: Call, error: BaseException | None) -> bool:
         """Handle a worker that finished a call or its setup. Return True if the call is retried."""
-        again = False
+        commands: list[Command] = []
         if call.kind == Kind.CREATE:
             if error is not None:
                 # it is not as the options say: nothing may run in it, and another would be no better
@@ -195,16 +197,15 @@ class Pools:
                 return False
             pool.up.add(process)
         elif error is not None:
-            failed = pool.failed(call, error)
-            self._do(pool, failed)
-            again = not failed
+            commands = pool.failed(call, error)
         while (next_call := pool.next_call_for(process)) is not None:
             self._session.send(process, next_call)
         if pool.idle and pool.idle[-1] is process:
             process.idle_since = time.monotonic()
             if process.recycling is None:
                 self._recycle_in(self._session.config.recycle_time, pool, process)
-        return again
+        self._do(pool, commands)
+        return Do.SEND in commands
 
     def _recycle_in(self, seconds: float, pool: Pool, process: Process) -> None:
         process.recycling = self._session.reactor.after(seconds, lambda: self._recycle(pool, process))
@@ -243,8 +244,7 @@ class Pools:
         error = YRequestError(f"the worker of a function exited: {process.how_it_ended}", CODES["instance exited"], 22)
         self._do(pool, pool.lost(process, begun, never_begun, error))
         self._session.scheduler.serve()
-        if not self._session.ended:
-            self.advance(pool)
+        self.advance(pool)
 
     def cancel(self, entry: Entry, force: bool) -> None:
         """Cancel the call that makes an object, where it is a function's and not done."""
