@@ -2,7 +2,7 @@
 
 A test is skipped where there is no CUDA. What it does behind that question may be for CUDA alone without a word of it
 in the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it is,
-and nothing behind it speaks of CUDA any more; in a project that builds an extension none is. Moves of tensors are
+and nothing behind it speaks of CUDA any more; in a project that builds operators for CUDA none is. Moves of tensors are
 converted as everywhere.
 """
 
@@ -30,8 +30,9 @@ IN_A_TEST = "it stays in this test: not all that it is for is seen to be convert
 _QUESTIONS = QUESTIONS - {"TR065"}  # a backend is no device
 _DEVICES = {"TR002", "TR002a", "TR002b", "TR004", "TR010"}
 _FOLDERS = {"test", "tests", "testing", "unittests", "unit_tests"}
-_FILE = re.compile(r"_?test_\w+|\w+_tests?|conftest|_?testing")
+_FILE = re.compile(r"_?test_\w+|Test[A-Z0-9_]\w*|\w+_tests?|\w+[a-z0-9]Tests?|conftest|_?testing")
 _TESTS = re.compile(r"^\s*(?:import|from)\s+(?:pytest|unittest|absl\.testing|hypothesis)\b|^\s*def test|TestCase", re.M)
+_IS_TEST = re.compile(r"^\s*(?:import|from)\s+(?:pytest|unittest(?!\.mock)|absl\.testing)\b", re.M)
 _LEFT = re.compile(r"cuda|nccl|cudnn|triton", re.IGNORECASE)
 _ASKS = re.compile(
     r"(?:\w*_)?(?:use|using|with|has|have|no|on|to|is|test|run|want|if|requires?|needs?|skip|only|without)(?:_\w+)??_?cuda"
@@ -91,10 +92,11 @@ def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
     for finding, _ in file.places:
         if id(finding) in wanted and NOTHING in finding.held_back and has_tests:
             finding.held_back = IN_A_TEST
+    own = file.context.has_operators_for(file.source.text)
     for finding, node in converted:
         if finding.rule.code in _QUESTIONS:
-            built = file.context.extensions and (has_tests or finding.rule.code in ("TR001", "TR001a"))
-            stays = bool(built) or (has_tests and not _is_converted_with(file, node, places))
+            built = own and (has_tests or finding.rule.code in ("TR001", "TR001a"))
+            stays = built or (has_tests and not _is_converted_with(file, node, places))
         else:
             stays = finding.rule.code in _DEVICES and isinstance(node, ast.expr) and _is_unused(file, node)
         if stays:
@@ -102,11 +104,14 @@ def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
 
 
 def _is_test(file: File, path: str) -> bool:
-    """Return whether a file is a test by its name or folder, and by what is in it."""
+    """Return whether a file is a test by what it imports, or by its name or folder and by what is in it."""
+    if _IS_TEST.search(file.source.text):
+        return True
     name, top = PurePath(path), file.context.top
     folders = name.relative_to(top).parts[:-1] if top and name.is_relative_to(top) else ()
     named = _FILE.fullmatch(name.stem) or _FOLDERS & {each.lower() for each in folders}
-    return bool(named) and bool(file.context.extensions or _TESTS.search(file.source.text))
+    own = file.context.has_operators_for(file.source.text)
+    return bool(named) and bool(own or _TESTS.search(file.source.text))
 
 
 def _is_converted_with(file: File, question: ast.AST, converted: list[ast.AST]) -> bool:

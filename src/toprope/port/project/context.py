@@ -28,6 +28,7 @@ _BUILDS = re.compile(rb"CUDAExtension|cuda_ext|ffi\s+import\s+create_extension")
 _SAYS_CUDA = re.compile(r"(?:.+_)?cuda(?:_.+)?|_C|.*_ext|csrc")
 _TRITON = re.compile(rb"@\s*(?:triton\.)?(?:runtime\.)?jit\b")
 _LOADS = re.compile(rb"cpp_extension\s+import\b[^\n]*\bload|cpp_extension\.load")
+_LIBRARY = re.compile(rb"\b(?:ops|classes)\.load_library\(")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Context:
             CUDA sources whose name says so: `nerf.cuda`, whose functions load it when they are called.
         kernels: Triton kernels of the project's modules and functions that launch them, as "module.function".
         loading: names of the project's own modules that import an extension of these whenever they are imported.
+        library: whether one of them loads operators of a library into torch.
         top: the folder that all files are in; "" where it is not known.
     """
 
@@ -82,6 +84,7 @@ class Context:
     compiled: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
     loading: frozenset[str] = frozenset()
+    library: bool = False
     top: str = ""
 
     @classmethod
@@ -99,11 +102,29 @@ class Context:
         compiled, kernels = frozenset(_compiled(files)), frozenset(_kernels(files))
         top = os.path.commonpath([file.absolute().parent for file in files]) if files else ""
         loading = frozenset(_loading(files, extensions))
-        return cls(card or target(), frozenset(extensions), sources, compiled, kernels, loading, top)
+        library = any(_LIBRARY.search(_bytes(file)) for file in files if file.suffix == ".py")
+        return cls(card or target(), frozenset(extensions), sources, compiled, kernels, loading, library, top)
+
+    def has_operators_for(self, text: str) -> bool:
+        """Return True if the project has operators of its own for CUDA that a test with this text may run.
+
+        Of extensions and libraries any test may, of a Triton kernel one that names the kernel or its module.
+        """
+        if self.extensions or self.sources or self.compiled or self.library:
+            return True
+        names = {part for kernel in self.kernels for part in kernel.split(".")}
+        return not names.isdisjoint(re.findall(r"\w+", text)) if names else False
 
     def mentions_extension(self, data: bytes) -> bool:
         """Return True if the bytes of a file have the name of an extension."""
         return any(name.encode() in data for name in self.extensions)
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 def _compiled(files: Iterable[Path]) -> Iterator[str]:
@@ -114,11 +135,7 @@ def _compiled(files: Iterable[Path]) -> Iterator[str]:
             if package is not None and _SAYS_CUDA.fullmatch(package.name):
                 yield package.name
         elif file.suffix == ".py" and file.name != "setup.py":
-            try:
-                data = file.read_bytes()
-            except OSError:
-                continue
-            if _LOADS.search(data):
+            if _LOADS.search(_bytes(file)):
                 yield file.parent.name if file.name == "__init__.py" else file.stem
 
 
@@ -128,11 +145,7 @@ def _loading(files: Iterable[Path], extensions: set[str]) -> Iterator[str]:
         rf"^(?:from\s+[\w.]*\b_ext\s+import\s|(?:from\s+[\w.]+\s+)?import\s+(?:{names})\b)".encode(), re.M
     )
     for file in files:
-        try:
-            data = file.read_bytes() if file.suffix == ".py" and file.name != "__init__.py" else b""
-        except OSError:
-            continue
-        if found.search(data):
+        if file.suffix == ".py" and file.name != "__init__.py" and found.search(_bytes(file)):
             yield file.stem
 
 
@@ -140,9 +153,9 @@ def _kernels(files: Iterable[Path]) -> Iterator[str]:
     """Names of Triton kernels, and of functions that launch one whatever they are given, with their modules."""
     for file in files:
         try:
-            data = file.read_bytes() if file.suffix == ".py" else b""
+            data = _bytes(file) if file.suffix == ".py" else b""
             tree = ast.parse(data) if _TRITON.search(data) else ast.Module([], [])
-        except (OSError, SyntaxError, ValueError, RecursionError):
+        except (SyntaxError, ValueError, RecursionError):
             continue
         module = file.parent.name if file.name == "__init__.py" else file.stem
         functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
@@ -177,22 +190,22 @@ def _built_by_submodules(folder: Path) -> set[str]:
 
 def _built_by(file: Path) -> set[str]:
     try:
-        data = file.read_bytes()
+        data = _bytes(file)
         if len(data) > 1_000_000 or not _BUILDS.search(data):
             return set()
         return extensions_of(ast.parse(data))
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError):
         return set()
 
 
 def extensions_of(tree: ast.AST) -> set[str]:
     """Names of the modules that a setup.py builds with CUDAExtension or a function around it."""
-    found = set()
+    found, builders = set(), {*_BUILDERS, *_other_names(tree)}
     for node in nodes_of(tree):
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name not in _BUILDERS:
+        if name not in builders:
             continue
         if name == "CppExtension" and not re.search(r"cuda|gpu|\.cu\b", ast.unparse(node), re.IGNORECASE):
             continue  # compiled for the CPU
@@ -201,3 +214,14 @@ def extensions_of(tree: ast.AST) -> set[str]:
             if isinstance(each, ast.Constant) and isinstance(each.value, str):
                 found.add(each.value.rpartition(".")[2])
     return {name for name in found if re.fullmatch(r"[A-Za-z_]\w+", name)}
+
+
+def _other_names(tree: ast.AST) -> Iterator[str]:
+    """Names that a setup.py gives to what builds: `kind = CUDAExtension if use_cuda else CppExtension`."""
+    for node in nodes_of(tree):
+        if isinstance(node, ast.alias) and node.name in _BUILDERS and node.asname:
+            yield node.asname
+        elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):
+            names = {getattr(each, "id", getattr(each, "attr", "")) for each in nodes_of(node.value)}
+            if "CUDAExtension" in names:
+                yield from (each.id for each in node.targets if isinstance(each, ast.Name))
