@@ -97,6 +97,9 @@ def port(
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []
         return ported
+    except RecursionError:
+        ported.skipped, ported.lines = "names that are given to each other lead too deep", 0
+        return ported
     wanted = [each for each in wanted if not _is_replaced(file, each, wanted)]
     ported.findings = _folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)))
     return ported
@@ -109,9 +112,8 @@ def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
     """
     if finding.converted:
         return False
-    line = f"it stays with the condition in line {finding.line}"
     if finding.rule.code == "TR101" and any(
-        each.line == finding.line and each.held_back == line and each.rule.code in guards.QUESTIONS for each in findings
+        each.line == finding.line and each.held_back == guards.SAME_CONDITION for each in findings
     ):
         return True
     start = file.source.starts[finding.line - 1] + finding.column - 1

@@ -545,6 +545,8 @@ def why_unknown(file: File, node: ast.expr) -> str:
             return f"is compared in {file.text(call.func)}"
     if isinstance(around, ast.Compare) and isinstance(file.parent(around), ast.Assert):
         return "is asserted: where the port resolves that device, the assertion holds on CUDA alone"
+    if isinstance(around, ast.Compare) and device_name(name_of(around.left)):
+        return f"is compared with {file.text(around.left)}, the device that is asked for"
     return "is not seen to be a device"
 
 

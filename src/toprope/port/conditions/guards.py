@@ -31,7 +31,7 @@ from toprope.port.rule import Kind
 from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["QUESTIONS", "guards", "hold_back"]
+__all__ = ["QUESTIONS", "SAME_CONDITION", "guards", "hold_back"]
 
 QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024", "TR065"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
@@ -59,6 +59,8 @@ _READS_STORAGES = "_load_from_bytes"
 _GRAPHS = re.compile(r"cuda_?graph", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+SAME_CONDITION = 'the same condition asks for "cuda" by name'
+"""The reason why a question stays that is asked together with the text of a device."""
 _HELD = "the condition "
 _SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write"}
 
@@ -513,7 +515,8 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
     for finding, node in file.places:
         if id(finding) in wanted and finding.converted and not isinstance(node, ast.alias):
             why = next((why for part, why in regions if _within(file, node, part)), "")
-            finding.held_back = why
+            is_beside = finding.rule.code in QUESTIONS and why.endswith(f" condition in line {finding.line}")
+            finding.held_back = SAME_CONDITION if is_beside else why
 
 
 def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:

@@ -134,9 +134,8 @@ def _compiled(files: Iterable[Path]) -> Iterator[str]:
             package = next(packages, None)
             if package is not None and _SAYS_CUDA.fullmatch(package.name):
                 yield package.name
-        elif file.suffix == ".py" and file.name != "setup.py":
-            if _LOADS.search(_bytes(file)):
-                yield file.parent.name if file.name == "__init__.py" else file.stem
+        elif file.suffix == ".py" and file.name != "setup.py" and _LOADS.search(_bytes(file)):
+            yield file.parent.name if file.name == "__init__.py" else file.stem
 
 
 def _loading(files: Iterable[Path], extensions: set[str]) -> Iterator[str]:
