@@ -20,6 +20,7 @@ from functools import partial
 from toprope.port.conditions import guards
 from toprope.port.conditions.compared import hold_compared
 from toprope.port.conditions.in_tests import hold_in_tests, hold_patched
+from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
 from toprope.port.finding import Finding, Ported
@@ -228,6 +229,7 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
 
 def _settle(file: File, findings: list[Finding], path: str) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
+    scale_for_one(file, findings)
     hold_compared(file, findings)
     hold_patched(file, findings, path)
     for finding in findings:

@@ -1,0 +1,148 @@
+"""What a sixth round of readers found in repositories that the port had never seen: one test each, by what broke."""
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from toprope.port import port
+from toprope.port.project.context import Context, extensions_of
+from toprope.port.scan import find, port_files
+from toprope.port.syntax.source import parse
+
+
+def ported(text, path="a.py", **given):
+    """The program afterwards; a second run must change nothing."""
+    done = port(dedent(text).strip("\n").encode() + b"\n", path, **given)
+    assert done.skipped == ""
+    assert port(done.after, path, **given).after == done.after
+    return done.after.decode()
+
+
+def reported(text):
+    return {each.line: each.said for each in port(dedent(text).strip("\n").encode() + b"\n", "a.py").findings}
+
+
+def project(folder, **files):
+    """The files of a project after the port, by their names."""
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".py").write_text(dedent(text).strip("\n") + "\n")
+    return {Path(each.path).stem: each.after.decode() for each in port_files(find([folder]))}
+
+
+# Tests of the project's own operators
+
+SKIPPED = """
+import pytest
+import torch
+from package.functions import Functions
+
+def test_values():
+    if not torch.cuda.is_available():
+        pytest.skip("CUDA is not available")
+    device = torch.device("cuda")
+    assert Functions().to(device)(torch.ones(2, device=device)).sum() > 0
+"""
+BUILDS = """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
+
+kind = CUDAExtension if use_cuda else CppExtension
+setup(ext_modules=[kind(name="package.libOperators", sources=["a.cpp", "a.cu"])], cmdclass={"build_ext": BuildExtension})
+"""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"src__setup": BUILDS},
+        {"package__load": 'import torch\ntorch.ops.load_library("liboperators.so")\n'},
+        {"package__load": 'import torch\ntorch.classes.load_library(path)\n'},
+        {"package__load": 'from torch.utils.cpp_extension import load\nmodule = load("ops", ["ops.cu"])\n'},
+    ],
+    ids=["a class by another name", "a library", "a library of classes", "at run time"],
+)
+@pytest.mark.parametrize("name", ["src__TestFunctions", "tests__test_functions", "FunctionsTest", "check_all"])
+def test_tests_of_the_projects_own_operators_were_opened_for_other_devices(tmp_path, name, files) -> None:
+    """NNPOps: they were skipped without CUDA, and failed for want of a kernel afterwards."""
+    after = project(tmp_path, **{name: SKIPPED, **files})
+    assert "if not torch.cuda.is_available():" in after[name.rpartition("__")[2]]
+
+
+def test_tests_of_a_project_with_cuda_sources_were_opened(tmp_path) -> None:
+    (tmp_path / "kernels.cu").write_text("__global__ void kernel() {}\n")
+    context = Context.of([tmp_path / "kernels.cu"])
+    assert "not torch.cuda.is_available()" in ported(SKIPPED, "test_values.py", context=context)
+    assert "not portable.is_available()" in ported(SKIPPED, "test_values.py")
+
+
+def test_a_test_of_a_triton_kernel_was_opened_and_others_are(tmp_path) -> None:
+    context = Context(kernels=frozenset({"functions.add_kernel"}))
+    assert "not torch.cuda.is_available()" in ported(SKIPPED, "test_values.py", context=context)
+    other = SKIPPED.replace("functions", "other")
+    assert "not portable.is_available()" in ported(other, "test_values.py", context=context)
+
+
+def test_the_class_that_builds_an_extension_is_found_under_other_names() -> None:
+    assert extensions_of(parse(BUILDS)) == {"libOperators"}
+    renamed = "from torch.utils.cpp_extension import CUDAExtension as Cuda\nCuda('ops', ['a.cu'])\n"
+    assert extensions_of(parse(renamed)) == {"ops"}
+
+
+# Texts of devices that a function asks for
+
+
+@pytest.mark.parametrize("question", ['device != "cuda"', 'device == "cuda"', 'device in ("cuda", "auto")'])
+def test_a_default_was_resolved_although_the_function_asks_for_its_text(question) -> None:
+    """DROID-SLAM: the default took the way of a second device everywhere but on CUDA."""
+    text = f"""
+    def run(x, device="cuda"):
+        if {question}:
+            x = x.float()
+        return x.to(device)
+    """
+    after = ported(text)
+    assert f"if {question}:" in after
+    assert "return x.to(portable.resolve(device))" in after
+    assert "device = portable" not in after
+
+
+def test_a_text_that_is_compared_with_a_device_was_said_to_be_none() -> None:
+    said = reported('def run(x, device="cuda"):\n    if device != "cuda":\n        x = x.float()\n    return x.to(device)\n')
+    assert said[2] == '"cuda" is compared with device, the device that is asked for: left as it is'
+
+
+def test_a_question_said_that_it_stays_with_its_own_line() -> None:
+    text = """
+    import torch
+    def test_it(device):
+        if not torch.cuda.is_available() and device == "cuda":
+            return
+        run(device)
+    """
+    done = port(dedent(text).strip("\n").encode() + b"\n", "a.py")
+    held = [each.held_back for each in done.findings if each.line == 3 and each.held_back]
+    assert held == ['the same condition asks for "cuda" by name']
+
+
+# Numbers of cards
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("batch *= torch.cuda.device_count()", "batch *= max(1, torch.cuda.device_count())"),
+        ("n = torch.cuda.device_count()\nbatch = 8 * n", "n = max(1, torch.cuda.device_count())\nbatch = 8 * n"),
+        ("rate = 0.1 * (torch.cuda.device_count() or 1)", "rate = 0.1 * (max(1, torch.cuda.device_count()) or 1)"),
+        ("batch = 8 * max(1, torch.cuda.device_count())", "batch = 8 * max(1, torch.cuda.device_count())"),
+        ("print(torch.cuda.device_count())", "print(portable.device_count())"),
+    ],
+)
+def test_a_batch_was_scaled_by_all_cards_although_data_parallel_stays(before, after) -> None:
+    """Deep Learning with PyTorch: one card was given the work of all of them; left as it was, the batch was empty."""
+    begin = "import torch\nmodel = torch.nn.DataParallel(model)\n"
+    assert ported(begin + before).endswith(f"{after}\n")
+    alone = ported("import torch\n" + before)
+    assert "torch.cuda" not in alone
