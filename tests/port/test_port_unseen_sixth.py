@@ -146,3 +146,12 @@ def test_a_batch_was_scaled_by_all_cards_although_data_parallel_stays(before, af
     assert ported(begin + before).endswith(f"{after}\n")
     alone = ported("import torch\n" + before)
     assert "torch.cuda" not in alone
+
+
+# Edits that nobody wants
+
+
+def test_an_unused_import_of_torch_cuda_was_the_only_change_of_a_file() -> None:
+    text = "import torch\nimport torch.cuda\nx = torch.ones(2)\n"
+    assert ported(text) == text
+    assert "import torch.cuda" not in ported(text + "torch.cuda.synchronize()\n")

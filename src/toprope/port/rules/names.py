@@ -282,6 +282,8 @@ def _import(file: File, node: ast.Import) -> bool:
     for alias in node.names:
         if alias.name != "torch.cuda" and not alias.name.startswith("torch.cuda."):
             continue
+        if alias.asname is None and not any(file.dotted(each) == "torch.cuda" for each in file.walk.scopes):
+            continue  # nothing in the file uses it, and it can be imported everywhere
         if alias.asname is None:
             start, _ = file.source.span(alias)
             gone = _without_statement(file, node) if len(node.names) == 1 and _has_torch(file, node) else None
