@@ -134,7 +134,6 @@ def test_a_question_said_that_it_stays_with_its_own_line() -> None:
     ("before", "after"),
     [
         ("batch *= torch.cuda.device_count()", "batch *= max(1, torch.cuda.device_count())"),
-        ("n = torch.cuda.device_count()\nbatch = 8 * n", "n = max(1, torch.cuda.device_count())\nbatch = 8 * n"),
         ("rate = 0.1 * (torch.cuda.device_count() or 1)", "rate = 0.1 * (max(1, torch.cuda.device_count()) or 1)"),
         ("batch = 8 * max(1, torch.cuda.device_count())", "batch = 8 * max(1, torch.cuda.device_count())"),
         ("print(torch.cuda.device_count())", "print(portable.device_count())"),
@@ -144,8 +143,9 @@ def test_a_batch_was_scaled_by_all_cards_although_data_parallel_stays(before, af
     """Deep Learning with PyTorch: one card was given the work of all of them; left as it was, the batch was empty."""
     begin = "import torch\nmodel = torch.nn.DataParallel(model)\n"
     assert ported(begin + before).endswith(f"{after}\n")
-    alone = ported("import torch\n" + before)
-    assert "torch.cuda" not in alone
+    assert "torch.cuda" not in ported("import torch\n" + before)
+    both = f"{begin}torch.distributed.init_process_group()\n"
+    assert "batch *= portable.device_count()" in ported(f"{both}batch *= torch.cuda.device_count()")
 
 
 # Edits that nobody wants
