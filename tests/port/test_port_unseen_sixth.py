@@ -50,7 +50,8 @@ from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
 
 kind = CUDAExtension if use_cuda else CppExtension
-setup(ext_modules=[kind(name="package.libOperators", sources=["a.cpp", "a.cu"])], cmdclass={"build_ext": BuildExtension})
+modules = [kind(name="package.libOperators", sources=["a.cpp", "a.cu"])]
+setup(ext_modules=modules, cmdclass={"build_ext": BuildExtension})
 """
 
 
@@ -59,7 +60,7 @@ setup(ext_modules=[kind(name="package.libOperators", sources=["a.cpp", "a.cu"])]
     [
         {"src__setup": BUILDS},
         {"package__load": 'import torch\ntorch.ops.load_library("liboperators.so")\n'},
-        {"package__load": 'import torch\ntorch.classes.load_library(path)\n'},
+        {"package__load": "import torch\ntorch.classes.load_library(path)\n"},
         {"package__load": 'from torch.utils.cpp_extension import load\nmodule = load("ops", ["ops.cu"])\n'},
     ],
     ids=["a class by another name", "a library", "a library of classes", "at run time"],
@@ -109,8 +110,42 @@ def test_a_default_was_resolved_although_the_function_asks_for_its_text(question
     assert "device = portable" not in after
 
 
+def test_a_default_that_is_only_compared_was_resolved_and_no_branch_took_it() -> None:
+    """stablediffusion: it became the device in use, and the function knew CUDA's and the CPU alone."""
+    text = """
+    import torch
+    def load(model, device=torch.device("cuda")):
+        if device == torch.device("cuda"):
+            model.cuda()
+        elif device != torch.device("cpu"):
+            raise ValueError(f"Incorrect device name. Received: {device}")
+    """
+    assert "resolve" not in ported(text)
+    held = [each.held_back for each in port(dedent(text).encode(), "a.py").findings]
+    assert "line 4 asks for it as it is, and nothing else is done with it" in held
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '@torch.library.custom_op("a::b", mutates_args=(), device_types="cuda")\ndef b(x):\n    return x\n',
+        '@register_op("a::b", mutates_args=(), device_types="cuda")\ndef b(x):\n    return x\n',
+        '@register_op("a::b", mutates_args=(), device_types=["cpu", "cuda"])\ndef b(x):\n    return x\n',
+        '@torch.library.register_kernel("a::b", "cuda")\ndef b(x):\n    return x\n',
+        '@b.register_kernel("cuda")\ndef c(x):\n    return x\n',
+        'torch.library.register_autocast("a::b", "cuda", torch.float16)\n',
+    ],
+)
+def test_a_kernel_for_cuda_was_registered_for_other_devices(text) -> None:
+    """NATTEN: tensors of other devices went into it, where there had been a clear error."""
+    text = "import torch\n" + text
+    assert ported(text) == text
+    assert [*reported(text).values()] == ['"cuda" says for which device a kernel is: left as it is']
+
+
 def test_a_text_that_is_compared_with_a_device_was_said_to_be_none() -> None:
-    said = reported('def run(x, device="cuda"):\n    if device != "cuda":\n        x = x.float()\n    return x.to(device)\n')
+    text = 'def run(x, device="cuda"):\n    if device != "cuda":\n        x = x.float()\n    return x.to(device)\n'
+    said = reported(text)
     assert said[2] == '"cuda" is compared with device, the device that is asked for: left as it is'
 
 

@@ -238,10 +238,12 @@ def resolve_in(
         return
     reads = file.reads(parameter.arg, parameter)
     compared = [each for each in reads if _is_compared(file, each)]
-    if compared and len(compared) < len(reads):  # the default means what it says there
-        others = [each for each in reads if each not in compared]
-        message = f"resolved where it is read; line {compared[0].lineno} asks for the text itself"
-        _wrap(file, rule, default, others, message)
+    if compared:  # the default means what it says there
+        others = [each for each in reads if not isinstance(file.parent(each), ast.Compare | ast.FormattedValue)]
+        asks = f"line {compared[0].lineno} asks for it as it is"
+        _wrap(file, rule, default, others, f"resolved where it is read; {asks}")
+        if not others:
+            file.report(rule, default, held_back=f"{asks}, and nothing else is done with it")
         return
     first = min((body[0], *getattr(body[0], "decorator_list", ())), key=lambda each: each.lineno)
     start = file.source.starts[first.lineno - 1]
