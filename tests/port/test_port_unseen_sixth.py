@@ -72,6 +72,24 @@ def test_tests_of_the_projects_own_operators_were_opened_for_other_devices(tmp_p
     assert "if not torch.cuda.is_available():" in after[name.rpartition("__")[2]]
 
 
+def test_an_answer_of_another_file_that_skips_tests_of_kernels_was_converted(tmp_path) -> None:
+    """NATTEN: a decorator in the package skips by a constant of its environment module."""
+    environment = "import torch\nHAS_CUDA = torch.cuda.is_available()\n"
+    testing = """
+    from package.environment import HAS_CUDA
+    def skip_without_cuda(function):
+        def wrapper(self):
+            if not HAS_CUDA:
+                self.skipTest("CUDA is not available.")
+            return function(self)
+        return wrapper
+    """
+    names = {"package__environment": environment, "package__testing": testing}
+    assert "portable" not in project(tmp_path, **names, package__setup=BUILDS)["environment"]
+    (tmp_path / "package" / "setup.py").unlink()
+    assert "portable" in project(tmp_path, **names)["environment"]
+
+
 def test_tests_of_a_project_with_cuda_sources_were_opened(tmp_path) -> None:
     (tmp_path / "kernels.cu").write_text("__global__ void kernel() {}\n")
     context = Context.of([tmp_path / "kernels.cu"])
@@ -130,7 +148,6 @@ def test_a_default_that_is_only_compared_was_resolved_and_no_branch_took_it() ->
     [
         '@torch.library.custom_op("a::b", mutates_args=(), device_types="cuda")\ndef b(x):\n    return x\n',
         '@register_op("a::b", mutates_args=(), device_types="cuda")\ndef b(x):\n    return x\n',
-        '@register_op("a::b", mutates_args=(), device_types=["cpu", "cuda"])\ndef b(x):\n    return x\n',
         '@torch.library.register_kernel("a::b", "cuda")\ndef b(x):\n    return x\n',
         '@b.register_kernel("cuda")\ndef c(x):\n    return x\n',
         'torch.library.register_autocast("a::b", "cuda", torch.float16)\n',
@@ -160,6 +177,43 @@ def test_a_question_said_that_it_stays_with_its_own_line() -> None:
     done = port(dedent(text).strip("\n").encode() + b"\n", "a.py")
     held = [each.held_back for each in done.findings if each.line == 3 and each.held_back]
     assert held == ['the same condition asks for "cuda" by name']
+
+
+# Questions that belong together
+
+BOTH = """
+import torch
+def convolve(x):
+    if not {question}:
+        out = torch.zeros(2, device=x.device)
+    if x.device.type == "cuda":
+        out = backend.convolve_cuda(x)
+    return out
+"""
+
+
+@pytest.mark.parametrize("question", ['x.device.type == "cuda"', "x.is_cuda", '"cuda" in str(x.device)'])
+def test_one_of_two_questions_about_a_device_was_converted(question) -> None:
+    """torchsparse: the first was, the second guards a kernel; an NPU had no output."""
+    assert ported(BOTH.format(question=question)) == BOTH.format(question=question).strip("\n") + "\n"
+
+
+@pytest.mark.parametrize("first", ["cuda", "cpu"])
+def test_a_device_that_had_a_way_of_its_own_was_sent_the_way_of_cuda(first) -> None:
+    """torchsparse: `if cuda: elif cpu: else:` is right for an NPU in its last part."""
+    text = """
+    def query(x):
+        if x.device.type == "FIRST":
+            found = one(x)
+        elif x.device.type == "SECOND":
+            found = two(x)
+        else:
+            found = three(x.cpu()).to(x.device)
+        return found
+    """.replace("FIRST", first).replace("SECOND", "cpu" if first == "cuda" else "cuda")
+    assert "portable" not in ported(text)
+    refused = text.replace("found = three(x.cpu()).to(x.device)", "raise ValueError(x.device)")
+    assert "portable.is_accelerator(x.device)" in ported(refused)
 
 
 # Numbers of cards

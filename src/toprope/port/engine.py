@@ -19,7 +19,7 @@ from functools import partial
 
 from toprope.port.conditions import guards
 from toprope.port.conditions.compared import hold_compared
-from toprope.port.conditions.in_tests import hold_in_tests, hold_patched
+from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold_patched
 from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
@@ -93,7 +93,7 @@ def port(
         _settle(file, wanted, path)
         text = _written(file, wanted, deselected, elsewhere, path)
         if foreign:
-            ported.guards = guards.guards(file, wanted, deselected, foreign)
+            ported.guards = guards.guards(file, wanted, deselected, foreign) | asked_in_tests(file, path, foreign)
         ported.after = data if text == source.text else source.encode(text)
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []

@@ -358,6 +358,8 @@ def is_listed(file: File, node: ast.expr) -> bool:
         return file.calls_runtime(around.left, "kind", "name")
     while isinstance(around, ast.List | ast.Tuple | ast.Set):
         inner, around = around, file.parent(around)
+    if inner is not node and isinstance(around, ast.keyword) and around.arg == _KERNEL_FOR:
+        return True  # of several, and on another one it may run
     if isinstance(around, ast.Subscript) and around.slice is inner:
         return (file.dotted(around.value) or "").rpartition(".")[2] == "Literal"
     return isinstance(around, ast.keyword) and around.arg in ("choices", "dest")

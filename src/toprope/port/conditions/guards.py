@@ -31,7 +31,7 @@ from toprope.port.rule import Kind
 from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["QUESTIONS", "SAME_CONDITION", "guards", "hold_back"]
+__all__ = ["QUESTIONS", "SAME_CONDITION", "foreign_answers", "guards", "hold_back"]
 
 QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024", "TR065"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
@@ -304,7 +304,7 @@ def guards(
     wanted, left = set(map(id, findings)), set(map(id, deselected))
     stays = list(_staying(file, [(f, n) for f, n in file.places if id(f) in wanted or id(f) in left], left))
     found: dict[str, str] = {}
-    for key, node in _foreign(file, keys) if stays else ():
+    for key, node in foreign_answers(file, keys) if stays else ():
         for part, _ in Opened(file).by(node, None):
             why = next((each.why for each in stays if _within(file, each.node, part)), "")
             if why:
@@ -312,7 +312,7 @@ def guards(
     return found
 
 
-def _foreign(file: File, keys: Collection[str]) -> Iterator[tuple[str, ast.expr]]:
+def foreign_answers(file: File, keys: Collection[str]) -> Iterator[tuple[str, ast.expr]]:
     """Find where answers of other files are read: by an imported name, or as an attribute of anything."""
     for node in file.walk.scopes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
