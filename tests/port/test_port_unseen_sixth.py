@@ -7,6 +7,7 @@ import pytest
 
 from toprope.port import port
 from toprope.port.project.context import Context, extensions_of
+from toprope.port.runtime.placement import Tree
 from toprope.port.scan import find, port_files
 from toprope.port.syntax.source import parse
 
@@ -244,3 +245,17 @@ def test_an_unused_import_of_torch_cuda_was_the_only_change_of_a_file() -> None:
     text = "import torch\nimport torch.cuda\nx = torch.ones(2)\n"
     assert ported(text) == text
     assert "import torch.cuda" not in ported(text + "torch.cuda.synchronize()\n")
+
+
+# Where the vendored file lies
+
+
+def test_a_package_that_only_a_configuration_names_imported_the_vendored_file_from_a_guessed_place(tmp_path) -> None:
+    """stablediffusion: `ldm/` and `ldm/modules/` have no __init__.py, and `encoders` alone is no name of a module."""
+    file = tmp_path / "ldm" / "modules" / "encoders" / "modules.py"
+    file.parent.mkdir(parents=True)
+    (file.parent / "__init__.py").touch()
+    file.write_text("import torch\nclass Embedder:\n    def run(self, x):\n        return x.cuda()\n")
+    (tmp_path / "other.py").write_text("import torch\n")
+    place = Tree([tmp_path], [file, file.parent / "__init__.py", tmp_path / "other.py"]).place(file)
+    assert (place.module, place.folders) == (".toprope_portable", (file.parent,))
