@@ -217,6 +217,20 @@ def test_a_device_that_had_a_way_of_its_own_was_sent_the_way_of_cuda(first) -> N
     assert "portable.is_accelerator(x.device)" in ported(refused)
 
 
+def test_a_question_for_one_make_of_gpu_was_converted_in_part() -> None:
+    """NATTEN: is_cuda and is_rocm ask torch.version.cuda and .hip, which say no on all other devices."""
+    text = """
+    import torch
+    def is_rocm(device):
+        return torch.cuda.is_available() and torch.version.hip and device.type == "cuda"
+    def move(x):
+        if torch.version.cuda and torch.cuda.is_available():
+            x = x.cuda()
+        return x
+    """
+    assert "portable" not in ported(text)
+
+
 # Numbers of cards
 
 
