@@ -505,7 +505,8 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
         whole = file.parent(node)
         if isinstance(whole, ast.BoolOp) and isinstance(whole.op, ast.And) and file.dotted(node) in _BUILDS_OF_TORCH:
             regions.append((whole, f"it is asked together with {file.text(node)}, which is for one make of GPU alone"))
-            regions += [(part, f"it stays with the condition in line {whole.lineno}") for part, _ in opened_by(file, node)]
+            why = f"it stays with the condition in line {whole.lineno}"
+            regions += [(part, why) for part, _ in opened_by(file, node)]
     regions += [(each, f"it is part of what builds an extension in line {line}") for each, line in _builders(file)]
     kernels = functions_of_kernels(file)
     regions += [(each, f"it is for {name} in line {line}, which only CUDA has") for each, name, line in kernels]
