@@ -199,6 +199,21 @@ def test_one_of_two_questions_about_a_device_was_converted(question) -> None:
     assert ported(BOTH.format(question=question)) == BOTH.format(question=question).strip("\n") + "\n"
 
 
+def test_a_question_next_to_one_for_data_parallel_is_converted() -> None:
+    """pytorch/examples: one way of imagenet/main.py is for DistributedDataParallel, the other for DataParallel."""
+    text = """
+    import torch
+    def place(model, device, many):
+        if many:
+            if device.type == "cuda":
+                model.cuda()
+        elif device.type == "cuda":
+            model = torch.nn.DataParallel(model)
+        return model
+    """
+    assert ported(text).count("portable.is_accelerator(device)") == 1
+
+
 @pytest.mark.parametrize("first", ["cuda", "cpu"])
 def test_a_device_that_had_a_way_of_its_own_was_sent_the_way_of_cuda(first) -> None:
     """torchsparse: `if cuda: elif cpu: else:` is right for an NPU in its last part."""
