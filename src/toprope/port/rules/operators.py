@@ -1,6 +1,7 @@
 """Operators that the chosen chip and release run on the host, refuse, or run slowly: from the tables, without a run.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+tests/port/test_port_operators.py.
 """
 
 from __future__ import annotations
