@@ -2,8 +2,11 @@
 //
 // The answer assumes the best for the work: any task that is no kernel ends, any running kernel ends, and members of a
 // collective that were not launched yet may still come and get their cores. Work that the host launches later is queued
-// behind the present work. Kernels that cannot go on even then never will. Called by kernels.cpp;
-// tests/sim/simulated/test_kernels.py compares it with the checker of toprope.cores.
+// behind the present work. Kernels that cannot go on even then never will.
+//
+// Called by kernels.cpp. tests/sim/simulated/test_kernels.py holds the answers and their texts, and compares them with
+// the checker of toprope.cores, whose rules must stay the same. ../../launching.py takes the lines of list_kernels
+// apart.
 #include <cstdlib>
 #include <tuple>
 #include <unordered_map>

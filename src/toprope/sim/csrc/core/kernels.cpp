@@ -1,4 +1,6 @@
 // The core scheduler: launches kernels when their cores are free; see kernels.h.
+//
+// Tests: tests/sim/simulated/test_kernels_alone.py (who gets how many cores), test_kernels.py (deadlocks).
 #include "kernels.h"
 
 #include <chrono>

@@ -1,4 +1,6 @@
 // Recording of a rehearsal; see rehearsal.h.
+//
+// Tests: tests/sim/simulated/test_rehearsal.py.
 #include "rehearsal.h"
 
 #include <fcntl.h>

@@ -1,5 +1,8 @@
 // Streams and events. Each stream has a queue and, from its first queued task on, a thread of its own, so that two
-// streams of one card make progress independently. tests/sim/simulated/test_streams.py and test_waiting.py.
+// streams of one card make progress independently. Used by all of core and torch.
+//
+// Numbers of streams are known to ../../npu/_state.py too. Tests: tests/sim/simulated/test_streams.py and
+// test_waiting.py; test_stream_kinds.py for the numbers.
 #pragma once
 #include <atomic>
 #include <condition_variable>

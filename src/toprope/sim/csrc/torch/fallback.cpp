@@ -1,5 +1,9 @@
 // Every operator without a kernel of its own: its host kernel runs over the card's bytes. Also refused dtypes, wider
-// dtypes, and operators that run on the host on a real card.
+// dtypes, and operators that run on the host on a real card. A kernel of its own, in an ops_*.cpp file, takes
+// precedence.
+//
+// Tests: tests/sim/simulated/test_samples.py with torch's own database of operators, test_samples_with_documents.py,
+// test_wider_dtypes.py.
 #include <ATen/ops/_to_copy_native.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>

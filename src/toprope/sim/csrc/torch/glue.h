@@ -1,4 +1,9 @@
-// The torch side of the simulated card: declarations that every file of this folder needs.
+// The torch side of the simulated card: declarations that every file of this folder needs, by the file that defines
+// them.
+//
+// A C function (tsg_...) that any file here adds must be declared with its types in ../../native.py. A new .cpp file is
+// compiled as it is; ../../build.py names the ones that are optimised more. Tests: tests/sim/test_simulated.py runs
+// those of the whole card, tests/sim/test_sim_build.py holds the build.
 #pragma once
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
