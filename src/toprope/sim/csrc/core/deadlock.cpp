@@ -31,8 +31,8 @@ struct Reach {
   uint64_t ticket() const { return next() != nullptr ? next()->ticket - 1 : kEnd; }
 };
 
-// Kernels that hold cores which another one lacks: those that wait for more, where there are any, since they are the
-// ones that a limit can send away.
+// Kernels that hold cores which another one lacks: those that wait for more, where there are any, since a limit of
+// their cores can avoid the deadlock.
 std::vector<const Kernel*> holders(const Kernel& kernel) {
   Cores idle = scheduler().idle(kernel.device), lacking = kernel.lacking();
   std::vector<const Kernel*> all, waiting;

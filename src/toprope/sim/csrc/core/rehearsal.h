@@ -27,7 +27,7 @@ struct Line {
 };
 
 struct Sample {
-  int64_t ns;  // of this moment on the steady clock
+  int64_t ns;  // of this moment, since the record began; 0 for an empty sample
   uint64_t bytes[kHeldKinds];
 };
 
@@ -43,7 +43,6 @@ struct CardMemory {
   uint64_t runtime;      // bytes that the runtime takes for itself: buffers of communicators
   uint64_t to_come[2];   // gradients and states of optimizers that did not exist yet when that allocation failed
   int64_t sample_ns;     // width of a sample
-  uint64_t sample_count;
   Sample samples[kSamples];  // each is the largest total in its time
   ByLine live, at_peak, at_shortage;
 };

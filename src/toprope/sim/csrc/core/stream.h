@@ -47,8 +47,8 @@ class Stream {
     bool at_head;     // whether nothing is left before it
   };
 
-  // Appends work. A task returns kOk or the code of its failure, which the next wait for the stream reports. What is
-  // to happen with its end (an event that passes, say) comes in one step with it for everyone who waits.
+  // Appends work. A task returns kOk or the code of its failure, which the next wait for the stream reports. `at_end`
+  // (an event that passes, say) happens in one step with the task's end, for everyone who waits.
   TOPROPE_API Place push(std::function<int()> task, std::function<void()> at_end = nullptr, Station station = {});
 
   // Waits for all work queued so far; the code of the first failure since the last wait, else kOk.

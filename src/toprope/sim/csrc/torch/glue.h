@@ -78,7 +78,7 @@ inline void note_site(const char* operation, bool back, bool waits) {
 
 // ---- rehearsal.cpp
 
-// Keeps what holds the memory, where a rehearsal is recorded: an allocation is about to fail.
+// Where a rehearsal is recorded, keeps what holds the memory now: an allocation is about to fail.
 void note_shortage(int device, size_t bytes);
 
 // ---- memory.cpp
