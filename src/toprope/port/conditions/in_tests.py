@@ -21,7 +21,7 @@ from toprope.port.conditions.opened import Opened, is_negative
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.patched import set_in
-from toprope.port.syntax.nodes import name_of, nodes_of
+from toprope.port.syntax.nodes import nodes_of
 
 __all__ = ["IN_A_TEST", "asked_in_tests", "hold_in_tests", "hold_patched"]
 
