@@ -51,6 +51,9 @@ PARTS = {
 _SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Examples?|Sources?):")
 _TITLES = {"Args": "Arguments", "Example": "Example", "Examples": "Examples"}
 _ITEM = re.compile(r"(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): (.*)", re.DOTALL)
+_FOR_MAINTAINERS = re.compile(r"\s*\bTests:\s+tests/.*?(?=\n\n|\Z)", re.S)
+"""The tests of a module, which its docstring names at its end."""
+
 _HEAD = "<!-- Written by scripts/reference.py: change the docstring, not this page. -->"
 
 
@@ -310,6 +313,7 @@ def _comment(module: ModuleType, name: str) -> str:
 
 def prose(text: str) -> list[str]:
     """A docstring as lines of Markdown."""
+    text = _FOR_MAINTAINERS.sub("", text)
     lines: list[str] = []
     section = ""
     block: list[str] = []

@@ -55,6 +55,24 @@ def test_a_name_with_another_meaning_is_left_alone(text):
     assert after(text) == text
 
 
+def test_a_name_that_is_bound_many_times_by_itself_is_looked_up_once():
+    """Each look asked all of its bindings again, to the eighth power: microsoft/LoRA was never done."""
+    lines = ["    x = x.part", "    y = x", "    x = y", "    amp = amp.part", "    cuda = cuda.amp"]
+    text = "import torch\nfrom torch import cuda\ndef f(x):\n" + "\n".join(lines * 60)
+    assert "portable" in after(text + "\n    x.y.z()\n    torch.cuda.synchronize()\n")
+
+
+def test_a_chain_of_names_that_is_too_long_skips_the_file_and_not_the_run():
+    """It ended the command with a RecursionError."""
+    chain = "\n".join(f"    flag{at + 1} = not flag{at}" for at in range(600))
+    text = (
+        f"import torch\ndef f(x):\n    flag0 = torch.cuda.is_available()\n{chain}\n    if flag600:\n        x.cuda()\n"
+    )
+    done = ported(text)
+    assert done.skipped
+    assert done.after == text.encode()
+
+
 @pytest.mark.parametrize(
     ("begin", "name"),
     [

@@ -19,7 +19,8 @@ from functools import partial
 
 from toprope.port.conditions import guards
 from toprope.port.conditions.compared import hold_compared
-from toprope.port.conditions.in_tests import hold_in_tests, hold_patched
+from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold_patched
+from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
 from toprope.port.finding import Finding, Ported
@@ -92,10 +93,13 @@ def port(
         _settle(file, wanted, path)
         text = _written(file, wanted, deselected, elsewhere, path)
         if foreign:
-            ported.guards = guards.guards(file, wanted, deselected, foreign)
+            ported.guards = guards.guards(file, wanted, deselected, foreign) | asked_in_tests(file, path, foreign)
         ported.after = data if text == source.text else source.encode(text)
     except UnreadableError as error:
         ported.skipped, ported.lines, ported.findings = str(error), 0, []
+        return ported
+    except RecursionError:
+        ported.skipped, ported.lines = "names that are given to each other lead too deep", 0
         return ported
     wanted = [each for each in wanted if not _is_replaced(file, each, wanted)]
     ported.findings = _folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)))
@@ -109,9 +113,8 @@ def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
     """
     if finding.converted:
         return False
-    line = f"it stays with the condition in line {finding.line}"
     if finding.rule.code == "TR101" and any(
-        each.line == finding.line and each.held_back == line and each.rule.code in guards.QUESTIONS for each in findings
+        each.line == finding.line and each.held_back == guards.SAME_CONDITION for each in findings
     ):
         return True
     start = file.source.starts[finding.line - 1] + finding.column - 1
@@ -226,6 +229,7 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
 
 def _settle(file: File, findings: list[Finding], path: str) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
+    scale_for_one(file, findings)
     hold_compared(file, findings)
     hold_patched(file, findings, path)
     for finding in findings:

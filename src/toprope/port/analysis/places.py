@@ -358,9 +358,11 @@ def is_listed(file: File, node: ast.expr) -> bool:
         return file.calls_runtime(around.left, "kind", "name")
     while isinstance(around, ast.List | ast.Tuple | ast.Set):
         inner, around = around, file.parent(around)
+    if inner is not node and isinstance(around, ast.keyword) and around.arg == _KERNEL_FOR:
+        return True  # of several, and on another one it may run
     if isinstance(around, ast.Subscript) and around.slice is inner:
         return (file.dotted(around.value) or "").rpartition(".")[2] == "Literal"
-    return isinstance(around, ast.keyword) and around.arg in ("choices", "device_types", "dest")
+    return isinstance(around, ast.keyword) and around.arg in ("choices", "dest")
 
 
 def is_argument(file: File, node: ast.expr) -> bool:
@@ -517,10 +519,15 @@ def _is_map(statement: ast.Assign) -> bool:
     return all(isinstance(each, ast.Name) and each.id == "map_location" for each in statement.targets)
 
 
+_KERNEL_FOR = "device_types"
+"""The argument of torch.library.custom_op, and of functions around it, that says for which devices a kernel is."""
+_REGISTERS = {"register_kernel", "register_autocast", "impl"}
+
+
 def _keyword_use(file: File, keyword: ast.keyword) -> Use:
     call = file.parent(keyword)
     name = file.dotted(call.func) if isinstance(call, ast.Call) else None
-    if keyword.arg is None or not device_name(keyword.arg) or name in _KNOWS_CUDA:
+    if keyword.arg is None or not device_name(keyword.arg) or name in _KNOWS_CUDA or keyword.arg == _KERNEL_FOR:
         return Use.UNKNOWN
     if isinstance(call, ast.Call) and _is_compared(file, call, keyword.arg):
         return Use.UNKNOWN
@@ -537,6 +544,8 @@ def why_unknown(file: File, node: ast.expr) -> str:
     """Return why the use of the text of a device is not known, for a reader."""
     around = file.parent(node)
     call = file.parent(around) if isinstance(around, ast.keyword) else around
+    if _registers(file, node):
+        return "says for which device a kernel is"
     if isinstance(call, ast.Call) and node is not call.func:
         argument = (
             around.arg if isinstance(around, ast.keyword) else call.args.index(node) if node in call.args else None
@@ -545,7 +554,18 @@ def why_unknown(file: File, node: ast.expr) -> str:
             return f"is compared in {file.text(call.func)}"
     if isinstance(around, ast.Compare) and isinstance(file.parent(around), ast.Assert):
         return "is asserted: where the port resolves that device, the assertion holds on CUDA alone"
+    if isinstance(around, ast.Compare) and device_name(name_of(around.left)):
+        return f"is compared with {file.text(around.left)}, the device that is asked for"
     return "is not seen to be a device"
+
+
+def _registers(file: File, node: ast.expr) -> bool:
+    """Return whether a text, or one of several, says for which device an operator is implemented."""
+    around = file.parent(node)
+    around = file.parent(around) if isinstance(around, ast.List | ast.Tuple | ast.Set) else around
+    if isinstance(around, ast.keyword) and around.arg == _KERNEL_FOR:
+        return True
+    return isinstance(around, ast.Call) and name_of(around.func) in _REGISTERS
 
 
 def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:

@@ -249,7 +249,7 @@ def _looked_up(file: File, node: ast.expr) -> str:
         package = (file.dotted(call.func) or "").partition(".")[0]
         if package in OTHER_ENGINES:
             return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
-        if decides := _decided(file, call, outer, inner):
+        if decides := _decided(file, call, outer, node if isinstance(inner, ast.Tuple) else inner):
             return f'{LOOKED_UP}compared with "cuda" in {decides}, which says by it where tensors are'
     if is_argument(file, node):
         return f"{LOOKED_UP}an argument of a command line in line {node.lineno}"
@@ -286,10 +286,14 @@ def _in_a_command(file: File, part: ast.AST) -> str:
 
 def _decided(file: File, call: ast.Call, outer: ast.AST | None, inner: ast.AST) -> str:
     """Return the function of the project that decides by the text of this argument; "" where there is none."""
-    called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    if is_outside(file.dotted(call.func) or "", file.project.modules):
-        return ""
+    function: ast.expr | None = call.func
     argument = outer.arg if isinstance(outer, ast.keyword) else call.args.index(inner) if inner in call.args else None
+    match outer:
+        case ast.keyword(arg="args", value=ast.Tuple(elts=parts)) if inner in parts:  # Process(target=f, args=(x, d))
+            function, argument = file.argument(call, None, "target"), parts.index(inner)
+    called = name_of(function) if function is not None else ""
+    if not called or function is None or is_outside(file.dotted(function) or "", file.project.modules):
+        return ""
     return called if argument is not None and (called, argument) in file.project.decided else ""
 
 

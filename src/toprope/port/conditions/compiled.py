@@ -18,7 +18,7 @@ from toprope.port.file import File
 from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import Binding
 
-__all__ = ["asks_for_package", "compiled_uses", "functions_of_kernels", "guards_a_kernel"]
+__all__ = ["asks_for_package", "compiled_uses", "functions_of_kernels", "why_asked_as_it_is"]
 
 _IMPORTS = {
     "TR077", "TR077a", "TR077b", "TR079", "TR079a", "TR080", "TR081", "TR082", "TR083", "TR084", "TR084a", "TR097",
@@ -293,10 +293,64 @@ def _of_kernels(binding: Binding) -> bool:
     return (binding.imported or "").partition(".")[0] in ("triton", "cutlass", "cupy", "tilelang", "numba")
 
 
-def guards_a_kernel(file: File, node: ast.AST) -> bool:
+_OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
+_THIRD_WAY = "the code has a way of its own for other devices: the question stays what it is"
+
+
+def why_asked_as_it_is(file: File, question: ast.expr, device: ast.expr) -> str:
+    """Return why a question about a device stays; "" where it does not.
+
+    There is a kernel for CUDA behind it, or a way for devices that are neither CUDA's nor the CPU. What is true for one
+    question is true for all in its function that ask about the same device: the answers belong together.
+
+    Args:
+        file: the file.
+        question: `x.device.type == "cuda"`, `x.is_cuda`, `str(device).startswith("cuda")`.
+        device: what it asks about, `x.device`, `x` or `device`.
+    """
+    text = ast.unparse(device)
+    forms = {f"{text}{end}" for end in ("", ".type", ".device", ".device.type", ".is_cuda")}
+    forms |= {f"str({form})" for form in forms}
+    if text.endswith(".device"):
+        forms.add(f"{text.removesuffix('.device')}.is_cuda")
+    function = file.function(question)
+    asked: list[ast.AST] = [question]
+    for each in nodes_of(function) if function is not None else ():
+        sides = [each.left, *each.comparators] if isinstance(each, ast.Compare) else [each]
+        if isinstance(each, ast.Compare) or (isinstance(each, ast.Attribute) and each.attr == "is_cuda"):
+            asked += [each] if any(ast.unparse(side) in forms for side in sides) else []
+    if any(_guards_a_kernel(file, each, replicas=each is question) for each in asked):
+        return _OF_A_KERNEL
+    return _THIRD_WAY if any(_has_third_way(file, each) for each in asked) else ""
+
+
+_CPU = re.compile(r"""['"]cpu['"]|\.is_cpu\b""")
+
+
+def _has_third_way(file: File, question: ast.AST) -> bool:
+    """Return whether a question is one of CUDA, the CPU and an else that works: `if cuda: elif cpu: else:`."""
+    statement = file.statement(question) if isinstance(question, ast.expr) else question
+    if not isinstance(statement, ast.If) or question not in nodes_of(statement.test):
+        return False
+    around, last = file.parent(statement), statement.orelse
+    match last:
+        case [ast.If(test=test, orelse=last)]:
+            is_after = bool(_CPU.search(ast.unparse(test)))
+        case _:
+            is_after = isinstance(around, ast.If) and around.orelse == [statement]
+            is_after = is_after and bool(_CPU.search(ast.unparse(around.test)))  # type: ignore[union-attr]
+    return is_after and bool(last) and not isinstance(last[-1], ast.Raise)
+
+
+def _guards_a_kernel(file: File, node: ast.AST, *, replicas: bool) -> bool:
     """Return whether the code that a question guards calls kernels for CUDA, or torch's DataParallel.
 
     Such a question asks for CUDA itself. A condition guards its block, an assertion the function around it.
+
+    Args:
+        file: the file.
+        node: the question.
+        replicas: whether DataParallel counts.
     """
     function = file.function(node)
     around: ast.AST = file.statement(node)
@@ -311,5 +365,6 @@ def guards_a_kernel(file: File, node: ast.AST) -> bool:
         told = [file.text(each) for each in (around.test, *around.body)]
     if function is not None:
         told.append(function.name)
-    text = "\n".join(line.partition("#")[0] for part in told for line in part.splitlines())
-    return bool(_KERNEL_TEXTS.search(text.replace("is_cuda", "")))
+    text = "\n".join(line.partition("#")[0] for part in told for line in part.splitlines()).replace("is_cuda", "")
+    text = text if replicas else re.sub(r"DataParallel|data_parallel", "", text)
+    return bool(_KERNEL_TEXTS.search(text))

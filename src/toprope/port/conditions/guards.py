@@ -31,7 +31,7 @@ from toprope.port.rule import Kind
 from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
-__all__ = ["QUESTIONS", "guards", "hold_back"]
+__all__ = ["QUESTIONS", "SAME_CONDITION", "foreign_answers", "guards", "hold_back"]
 
 QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024", "TR065"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
@@ -49,6 +49,7 @@ _PLACES = {"devices", "moves", "numbers", "tensors"}
 _ALSO = "decides where tensors are, as"
 
 _BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
+_BUILDS_OF_TORCH = ("torch.version.cuda", "torch.version.hip")
 _ENGINES = "TR084"
 _ENGINE_NAMES = {"tensorrt", "torch2trt", "torch_tensorrt", "pycuda"}
 """Packages of NVIDIA's that no other device has by any name: what follows their import runs on CUDA alone."""
@@ -59,6 +60,8 @@ _READS_STORAGES = "_load_from_bytes"
 _GRAPHS = re.compile(r"cuda_?graph", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+SAME_CONDITION = 'the same condition asks for "cuda" by name'
+"""The reason why a question stays that is asked together with the text of a device."""
 _HELD = "the condition "
 _SHOWN = {"print", "debug", "info", "warning", "warn", "error", "log", "write"}
 
@@ -302,7 +305,7 @@ def guards(
     wanted, left = set(map(id, findings)), set(map(id, deselected))
     stays = list(_staying(file, [(f, n) for f, n in file.places if id(f) in wanted or id(f) in left], left))
     found: dict[str, str] = {}
-    for key, node in _foreign(file, keys) if stays else ():
+    for key, node in foreign_answers(file, keys) if stays else ():
         for part, _ in Opened(file).by(node, None):
             why = next((each.why for each in stays if _within(file, each.node, part)), "")
             if why:
@@ -310,7 +313,7 @@ def guards(
     return found
 
 
-def _foreign(file: File, keys: Collection[str]) -> Iterator[tuple[str, ast.expr]]:
+def foreign_answers(file: File, keys: Collection[str]) -> Iterator[tuple[str, ast.expr]]:
     """Find where answers of other files are read: by an imported name, or as an attribute of anything."""
     for node in file.walk.scopes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -498,6 +501,12 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
             if question is not None:
                 regions += [(part, why) for part, _ in opened_by(file, question)]
                 regions += [(part, why) for part in _asked_with(file, question)]
+    for node in file.walk.scopes:
+        whole = file.parent(node)
+        if isinstance(whole, ast.BoolOp) and isinstance(whole.op, ast.And) and file.dotted(node) in _BUILDS_OF_TORCH:
+            regions.append((whole, f"it is asked together with {file.text(node)}, which is for one make of GPU alone"))
+            why = f"it stays with the condition in line {whole.lineno}"
+            regions += [(part, why) for part, _ in opened_by(file, node)]
     regions += [(each, f"it is part of what builds an extension in line {line}") for each, line in _builders(file)]
     kernels = functions_of_kernels(file)
     regions += [(each, f"it is for {name} in line {line}, which only CUDA has") for each, name, line in kernels]
@@ -513,7 +522,8 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
     for finding, node in file.places:
         if id(finding) in wanted and finding.converted and not isinstance(node, ast.alias):
             why = next((why for part, why in regions if _within(file, node, part)), "")
-            finding.held_back = why
+            is_beside = finding.rule.code in QUESTIONS and why.endswith(f" condition in line {finding.line}")
+            finding.held_back = SAME_CONDITION if is_beside else why
 
 
 def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:

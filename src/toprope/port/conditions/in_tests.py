@@ -1,9 +1,10 @@
 """Tests of the ported project: what they ask, and the names of torch.cuda that they replace.
 
 A test is skipped where there is no CUDA. What it does behind that question may be for CUDA alone without a word of it
-in the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it is,
-and nothing behind it speaks of CUDA any more; in a project that builds operators for CUDA none is. Moves of tensors are
-converted as everywhere.
+in the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it
+is, and nothing behind it speaks of CUDA any more; in a project that builds operators for CUDA none is. Moves of
+tensors are converted as everywhere. Tests: tests/port/test_port_unseen_fourth.py,
+tests/port/test_port_unseen_sixth.py.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import PurePath
 
 from toprope.port.conditions.evidence import NOTHING
-from toprope.port.conditions.guards import QUESTIONS
+from toprope.port.conditions.guards import QUESTIONS, foreign_answers
 from toprope.port.conditions.opened import Opened, is_negative
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.patched import set_in
 from toprope.port.syntax.nodes import nodes_of
 
-__all__ = ["IN_A_TEST", "hold_in_tests", "hold_patched"]
+__all__ = ["IN_A_TEST", "asked_in_tests", "hold_in_tests", "hold_patched"]
 
 IN_A_TEST = "it stays in this test: not all that it is for is seen to be converted"
 """The reason why something stays in a test."""
@@ -101,6 +102,19 @@ def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
             stays = finding.rule.code in _DEVICES and isinstance(node, ast.expr) and _is_unused(file, node)
         if stays:
             finding.held_back = IN_A_TEST
+
+
+def asked_in_tests(file: File, path: str, keys: Collection[str]) -> dict[str, str]:
+    """Find the answers of other files that a test asks for in a project with its own operators for CUDA.
+
+    Returns:
+        What it does with them, by the key of the answer.
+    """
+    if not _is_test(file, path) or not file.context.has_operators_for(file.source.text):
+        return {}
+    return dict.fromkeys(
+        (key for key, _ in foreign_answers(file, keys)), "decides about tests of the project's kernels"
+    )
 
 
 def _is_test(file: File, path: str) -> bool:

@@ -1,6 +1,7 @@
 """Knowledge beyond one file: the project's extensions built for CUDA, and the chip and release that options name.
 
-Made by `scan` and `cli.port`, passed to `engine` and `file`.
+Made by `scan` and `cli.port`, passed to `engine` and `file`. Tests: tests/port/test_port_unseen_sixth.py,
+tests/port/test_port_sources.py.
 """
 
 from __future__ import annotations
@@ -134,9 +135,8 @@ def _compiled(files: Iterable[Path]) -> Iterator[str]:
             package = next(packages, None)
             if package is not None and _SAYS_CUDA.fullmatch(package.name):
                 yield package.name
-        elif file.suffix == ".py" and file.name != "setup.py":
-            if _LOADS.search(_bytes(file)):
-                yield file.parent.name if file.name == "__init__.py" else file.stem
+        elif file.suffix == ".py" and file.name != "setup.py" and _LOADS.search(_bytes(file)):
+            yield file.parent.name if file.name == "__init__.py" else file.stem
 
 
 def _loading(files: Iterable[Path], extensions: set[str]) -> Iterator[str]:

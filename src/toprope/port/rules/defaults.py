@@ -1,6 +1,7 @@
 """Rules TR019a, TR019b and TR019d: devices as defaults of parameters and as constants, resolved where they are used.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+tests/port/test_port_conditions.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.syntax.edits import Edit
+from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["FAMILY", "resolve_in"]
@@ -35,7 +37,8 @@ _SOURCE = "PyTorch's documentation of CUDA semantics; torch.utils.data on multip
 PARAMETER = FAMILY.rule(
     "TR019a", _P, 'def f(device="cuda"): the text stays, and is resolved in the function',
     why=f"""{_IMPORT_TIME} So the default stays "cuda", and the first statement makes of it the name of the device in
-    use. On CUDA that is the same text; a device, a number, None or another text goes through as it is.""",
+    use. On CUDA that is the same text; a device, a number, None or another text goes through as it is. Where the
+    function asks for the text itself, device != "cuda", it is resolved where it is read instead.""",
     source=_SOURCE,
     examples=[
         Example(
@@ -82,6 +85,21 @@ PARAMETER = FAMILY.rule(
             from toprope.device import portable
             move = lambda x, device="cuda": x.to(portable.resolve(device))
             def run(x, device="cuda"): return x.to(portable.resolve(device))
+            """,
+        ),
+        Example(
+            """
+            def run(x, device="cuda"):
+                if device != "cuda":
+                    print("not the usual one")
+                return x.to(device)
+            """,
+            """
+            from toprope.device import portable
+            def run(x, device="cuda"):
+                if device != "cuda":
+                    print("not the usual one")
+                return x.to(portable.resolve(device))
             """,
         ),
         Example(
@@ -219,6 +237,15 @@ def resolve_in(
     body = [each for each in function.body if not _says_nothing(each)]
     if not body or any(_resolves(file, each, parameter.arg) for each in body[:8]):
         return
+    reads = file.reads(parameter.arg, parameter)
+    compared = [each for each in reads if _is_compared(file, each)]
+    if compared:  # the default means what it says there
+        others = [each for each in reads if not isinstance(file.parent(each), ast.Compare | ast.FormattedValue)]
+        asks = f"line {compared[0].lineno} asks for it as it is"
+        _wrap(file, rule, default, others, f"resolved where it is read; {asks}")
+        if not others:
+            file.report(rule, default, held_back=f"{asks}, and nothing else is done with it")
+        return
     first = min((body[0], *getattr(body[0], "decorator_list", ())), key=lambda each: each.lineno)
     start = file.source.starts[first.lineno - 1]
     indent = file.source.text[start : file.source.span(body[0])[0]] if first is body[0] else ""
@@ -231,6 +258,15 @@ def resolve_in(
     resolver = file.portable(resolver_for(parameter.arg))
     line = f"{indent}{parameter.arg} = {resolver}({parameter.arg}){file.source.newline}"
     file.report(rule, default, "resolved in the function", edits=Edit(start, start, (line,)))
+
+
+def _is_compared(file: File, read: ast.expr) -> bool:
+    """Return whether the text of a device is compared with a name of CUDA's, and not for the kind of device alone."""
+    around = file.parent(read)
+    return isinstance(around, ast.Compare) and any(
+        isinstance(each, ast.Constant) and str(each.value).partition(":")[0] == "cuda"
+        for side in (around.left, *around.comparators) for each in nodes_of(side)
+    )  # fmt: skip
 
 
 def _above_comment(file: File, start: int, line: int, indent: str) -> int:

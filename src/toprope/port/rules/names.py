@@ -1,6 +1,7 @@
 """Rules TR102 to TR102c and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+tests/port/test_port_names.py.
 """
 
 from __future__ import annotations
@@ -282,6 +283,8 @@ def _import(file: File, node: ast.Import) -> bool:
     for alias in node.names:
         if alias.name != "torch.cuda" and not alias.name.startswith("torch.cuda."):
             continue
+        if alias.asname is None and not any(file.dotted(each) == "torch.cuda" for each in file.walk.scopes):
+            continue  # nothing in the file uses it, and it can be imported everywhere
         if alias.asname is None:
             start, _ = file.source.span(alias)
             gone = _without_statement(file, node) if len(node.names) == 1 and _has_torch(file, node) else None

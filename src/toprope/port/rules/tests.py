@@ -1,6 +1,7 @@
 """Rules TR016, TR017 and TR018: questions whether something is on a GPU.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+its examples (tests/port/test_port_rules.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import ast
 
 from toprope.port.analysis.places import TWO_KINDS, is_constant_cuda, texts_of
 from toprope.port.analysis.receivers import why_left
-from toprope.port.conditions.compiled import guards_a_kernel
+from toprope.port.conditions.compiled import why_asked_as_it_is
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.asked import is_one_device
@@ -133,8 +134,8 @@ def _is_cuda(file: File, node: ast.Attribute) -> bool:
         return False
     if isinstance(node.value, ast.Name) and node.value.id == "self" and _is_assigned(file, node):
         return False
-    if guards_a_kernel(file, node):
-        file.report(IS_CUDA, node, _OF_A_KERNEL)
+    if why := why_asked_as_it_is(file, node, node.value):
+        file.report(IS_CUDA, node, why)
         return False
     edits = file.replace(node, f"{file.portable('is_accelerator')}(", node.value, ")")
     file.report(IS_CUDA, node, edits=edits, held_back=why_left(file, node.value, "is_cuda"))
@@ -251,7 +252,6 @@ TYPE = FAMILY.rule(
         Example('if event.type == "click":\n    pass', reported=False),
     ],
 )
-_OF_A_KERNEL = "the function calls kernels for CUDA, or DataParallel: the question stays what it is"
 
 
 def _tells_apart(file: File, node: ast.AST) -> bool:
@@ -320,8 +320,8 @@ def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: R
     parent = file.parent(node)
     if _tells_apart(file, node):
         file.report(rule, node, "the code tells several kinds of device apart: is this one NVIDIA's?")
-    elif guards_a_kernel(file, node):
-        file.report(rule, node, _OF_A_KERNEL)
+    elif why := why_asked_as_it_is(file, node, device):
+        file.report(rule, node, why)
     elif is_not and isinstance(parent, ast.BinOp | ast.Attribute | ast.Compare | ast.Await | ast.Starred):
         file.report(rule, node)
     else:

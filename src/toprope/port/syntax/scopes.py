@@ -1,12 +1,14 @@
 """Meaning of names in a file: one walk finds the scopes, their bindings, and the nodes that rules ask for.
 
-Made by `engine` once a file; read by `file` and the conditions. The rules of scopes are Python's.
+Made by `engine` once a file; read by `file` and the conditions. The rules of scopes are Python's. Tests:
+tests/port/test_port_names.py.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -99,6 +101,7 @@ class Walk:
         self._wanted = set(wanted)
         self._fields: dict[type[ast.AST], tuple[str, ...]] = {}
         self._assumed = dict(assumed)
+        self._asked: set[int] = set()  # bindings whose meaning is being looked for
         for statement in tree.body:
             self._visit(statement, tree, self.module)
 
@@ -149,17 +152,31 @@ class Walk:
         bindings = scope.find(name)
         if not bindings:
             return self._assumed.get(name)
-        meanings: set[str | None] = set()
+        asked = id(bindings)
+        if asked in self._asked:  # `x = x.part`, more than once: what it means is not what it meant
+            return None
+        self._asked.add(asked)
+        try:
+            return self._one_meaning(bindings, depth)
+        finally:
+            self._asked.discard(asked)
+
+    def _one_meaning(self, bindings: Sequence[Binding], depth: int) -> str | None:
+        """Return what all bindings of a name mean; None where they differ, as soon as that is seen."""
+        found: str | None = None
         for each in bindings:
             if each.imported is not None:
-                meanings.add(each.imported)
+                meaning: str | None = each.imported
             elif isinstance(each.value, ast.Constant) and each.value.value is None and len(bindings) > 1:
                 continue  # `except ImportError: amp = None`
             elif isinstance(each.value, ast.Name | ast.Attribute | ast.Call) and depth < _MAX_ALIASES:
-                meanings.add(self.dotted(each.value, depth + 1))
+                meaning = self.dotted(each.value, depth + 1)
             else:
                 return None
-        return meanings.pop() if len(meanings) == 1 else None
+            if meaning is None or (found is not None and meaning != found):
+                return None
+            found = meaning
+        return found
 
     def _visit(self, node: ast.AST, parent: ast.AST, scope: Scope) -> None:
         self.parents[node] = parent
