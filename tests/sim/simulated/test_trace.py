@@ -40,6 +40,20 @@ def test_operators_have_names_dtypes_places_and_times() -> None:
     assert recorded.trace.began_ns <= first.begin_ns
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128", "bool",
+        "bfloat16",
+    ],
+)  # fmt: skip
+def test_each_dtype_has_its_own_name(name: str) -> None:
+    x = torch.empty(2, dtype=getattr(torch, name), device="npu")
+    with toprope.sim.trace() as recorded:
+        x.zero_()
+    assert {record.dtype for record in recorded.trace.operators()} == {name}
+
+
 def test_copies_have_their_bytes_and_their_way() -> None:
     x = torch.ones(256)
     with toprope.sim.trace() as recorded:

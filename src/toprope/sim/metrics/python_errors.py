@@ -1,7 +1,7 @@
 """Counting of names that are missing and calls that are refused in Python, for the report of the run.
 
 Called where toprope.sim and the facades raise such an error; the C++ core counts its own (`Lack` of
-csrc/core/counters.h). Tests: tests/cli/test_failure.py.
+csrc/core/counters.h). Tests: tests/cli/test_run_failed.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Functions of `torch_npu._C._mstx` that `torch.npu.mstx` calls. A tool may put functions of its own in their place.
 
-Tests: tests/compat/test_torch_npu_profiler.py.
+Tests: tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Module `torch.npu.mstx`: marks and ranges for the vendor's tools.
 
 No tool is attached here, so the functions return the values that torch_npu's return without one. Tests:
-tests/sim/simulated/test_npu_names.py.
+tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations
