@@ -23,7 +23,7 @@ from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold
 from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
-from toprope.port.finding import Finding, Ported
+from toprope.port.finding import Finding, Ported, also_in
 from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.project.context import Context
 from toprope.port.project.facts import WORDS, Project, facts_of, project_of
@@ -140,14 +140,9 @@ def _folded(findings: list[Finding]) -> list[Finding]:
             kept.append(each)
         same.append(each)
     for first, *others in found.values():
-        if any(each.line != first.line for each in others):
-            lines = list(dict.fromkeys(f"line {each.line}" for each in others if each.line != first.line))
-            more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
-            first.message = f"{first.said}; also in {', '.join(lines[:_MOST_LINES])}{more}"
+        if where := also_in(first, others):
+            first.message = f"{first.said}; also in {where}"
     return kept
-
-
-_MOST_LINES = 6
 
 
 def concerns(data: bytes, rules: Table, project: Project | None, context: Context | None) -> bool:
