@@ -51,6 +51,9 @@ PARTS = {
 _SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Examples?|Sources?):")
 _TITLES = {"Args": "Arguments", "Example": "Example", "Examples": "Examples"}
 _ITEM = re.compile(r"(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): (.*)", re.DOTALL)
+_FOR_MAINTAINERS = re.compile(r"\s*\bTests: (?:tests/[\w/.]+,?\s*)+")
+"""The tests of a module, which its docstring names at its end."""
+
 _HEAD = "<!-- Written by scripts/reference.py: change the docstring, not this page. -->"
 
 
@@ -101,7 +104,7 @@ def api_page(modules: list[str]) -> str:
         level = "##" if name == modules[0] else "###"
         if name != modules[0]:
             lines += [f"## {name}", ""]
-        lines += [f'<a id="{_anchor(name)}"></a>', "", *prose(inspect.getdoc(module) or ""), ""]
+        lines += [f'<a id="{_anchor(name)}"></a>', "", *prose(_FOR_MAINTAINERS.sub("", inspect.getdoc(module) or "")), ""]
         for each in _exported(module):
             lines += [f"{level} {each}", "", *_entry(module, each), ""]
         if missing := ", ".join(f"`{each}`" for each in module.__all__ if _is_placeholder(module, each)):

@@ -1,7 +1,7 @@
 """HCCL's collectives: their kinds, the vector cores that HCCL recommends, dtypes that only newer releases take.
 
 Called by `cores` (findings, plans), `sim.distributed` and `cli.reports.failure`. The data and their sources are in
-collectives.toml.
+collectives.toml. Tests: tests/cores/test_cores_findings.py.
 """
 
 from __future__ import annotations

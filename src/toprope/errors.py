@@ -43,7 +43,8 @@
         └── InstallError          the simulator cannot be installed in this process
 
 Errors that the simulated card itself raises (107001, out of memory, ...) are the vendor's: RuntimeError and
-torch.OutOfMemoryError, with the vendor's texts, so that programs which handle them on a card handle them here.
+torch.OutOfMemoryError, with the vendor's texts, so that programs which handle them on a card handle them here. Tests:
+tests/base/test_errors.py, tests/base/test_import.py.
 """
 
 # For maintainers: raised in all packages. A class that is added here needs a page docs/errors/NAME.md (with its Chinese

@@ -1,6 +1,7 @@
 """How to install the libraries of an extra, such as `images`, for the way in which this toprope is installed.
 
-Used in the `do:` of errors about missing packages. The names of extras are those of pyproject.toml.
+Used in the `do:` of errors about missing packages. The names of extras are those of pyproject.toml. Tests:
+tests/base/test_extras.py, tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

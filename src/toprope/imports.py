@@ -3,6 +3,7 @@
 This file is read at the start of every Python process of a run: it imports nothing but the import system.
 
 Used by `sim` and `compat`. A hook finds no module itself: the other finders of sys.meta_path do, as without it.
+Tests: tests/compat/test_pytest_plugin.py.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ Example:
     'npu:0'
     >>> settings.origins["device"], settings.origins["log"]
     ('argument', 'default')
+
+Tests: tests/base/test_import.py, tests/cli/test_ci_page.py.
 """
 
 # For maintainers: read by all that a user can set: `device`, `sim`, `tiers`, `flow`, `cli`. A setting is a field, a row

@@ -1,4 +1,7 @@
-"""Deprecated name of `toprope.visible_devices`; it works for one more minor version, with a DeprecationWarning."""
+"""Deprecated name of `toprope.visible_devices`; it works for one more minor version, with a DeprecationWarning.
+
+Tests: tests/base/test_visible_devices.py.
+"""
 
 import warnings
 

@@ -1,6 +1,6 @@
 """Write a file so that a reader finds it whole: the new content or the old, never a part.
 
-Used for every file that another process may read while it is written.
+Used for every file that another process may read while it is written. Tests: tests/base/test_whole_file.py.
 """
 
 from __future__ import annotations

@@ -36,6 +36,20 @@ def test_the_release_decides():
     assert "op-plugin" in finding.message
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.ops.aten._weight_int4pack_mm(x, w, 32, s)",
+        "torch.ops.aten._weight_int4pack_mm.default(x, w, 32, s)",
+        "torch._weight_int4pack_mm(x, w, 32, s)",
+    ],
+)
+def test_an_operator_by_its_plainest_name_was_not_looked_up(call):
+    """gpt-fast calls it so; neither a card nor the CPU has it."""
+    assert codes(call) == ["TR113"]
+    assert codes("torch.ops.aten.mm(x, y)") == codes("torch._assert(x, 'text')") == []
+
+
 def test_the_chip_decides_a_dtype():
     call = "y = F.gelu(x.bfloat16())"
     assert codes(call) == []

@@ -7,6 +7,7 @@ import pytest
 
 from toprope.port import port
 from toprope.port.project.context import Context, extensions_of
+from toprope.port.runtime.placement import Tree
 from toprope.port.scan import find, port_files
 from toprope.port.syntax.source import parse
 
@@ -198,6 +199,21 @@ def test_one_of_two_questions_about_a_device_was_converted(question) -> None:
     assert ported(BOTH.format(question=question)) == BOTH.format(question=question).strip("\n") + "\n"
 
 
+def test_a_question_next_to_one_for_data_parallel_is_converted() -> None:
+    """pytorch/examples: one way of imagenet/main.py is for DistributedDataParallel, the other for DataParallel."""
+    text = """
+    import torch
+    def place(model, device, many):
+        if many:
+            if device.type == "cuda":
+                model.cuda()
+        elif device.type == "cuda":
+            model = torch.nn.DataParallel(model)
+        return model
+    """
+    assert ported(text).count("portable.is_accelerator(device)") == 1
+
+
 @pytest.mark.parametrize("first", ["cuda", "cpu"])
 def test_a_device_that_had_a_way_of_its_own_was_sent_the_way_of_cuda(first) -> None:
     """torchsparse: `if cuda: elif cpu: else:` is right for an NPU in its last part."""
@@ -214,6 +230,20 @@ def test_a_device_that_had_a_way_of_its_own_was_sent_the_way_of_cuda(first) -> N
     assert "portable" not in ported(text)
     refused = text.replace("found = three(x.cpu()).to(x.device)", "raise ValueError(x.device)")
     assert "portable.is_accelerator(x.device)" in ported(refused)
+
+
+def test_a_question_for_one_make_of_gpu_was_converted_in_part() -> None:
+    """NATTEN: is_cuda and is_rocm ask torch.version.cuda and .hip, which say no on all other devices."""
+    text = """
+    import torch
+    def is_rocm(device):
+        return torch.cuda.is_available() and torch.version.hip and device.type == "cuda"
+    def move(x):
+        if torch.version.cuda and torch.cuda.is_available():
+            x = x.cuda()
+        return x
+    """
+    assert "portable" not in ported(text)
 
 
 # Numbers of cards
@@ -244,3 +274,17 @@ def test_an_unused_import_of_torch_cuda_was_the_only_change_of_a_file() -> None:
     text = "import torch\nimport torch.cuda\nx = torch.ones(2)\n"
     assert ported(text) == text
     assert "import torch.cuda" not in ported(text + "torch.cuda.synchronize()\n")
+
+
+# Where the vendored file lies
+
+
+def test_a_package_that_only_a_configuration_names_imported_the_vendored_file_from_a_guessed_place(tmp_path) -> None:
+    """stablediffusion: `ldm/` and `ldm/modules/` have no __init__.py, and `encoders` alone is no name of a module."""
+    file = tmp_path / "ldm" / "modules" / "encoders" / "modules.py"
+    file.parent.mkdir(parents=True)
+    (file.parent / "__init__.py").touch()
+    file.write_text("import torch\nclass Embedder:\n    def run(self, x):\n        return x.cuda()\n")
+    (tmp_path / "other.py").write_text("import torch\n")
+    place = Tree([tmp_path], [file, file.parent / "__init__.py", tmp_path / "other.py"]).place(file)
+    assert (place.module, place.folders) == (".toprope_portable", (file.parent,))

@@ -1,6 +1,7 @@
 """`toprope cores explain`: codes and logs, and what they have to do with core limits.
 
 Called by `cli.cores`. What a code means is in `toprope.codes`; here is only what has to do with streams and cores.
+Tests: tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations

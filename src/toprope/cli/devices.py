@@ -1,6 +1,7 @@
 """`toprope devices`: the devices that a program would see here, and why there are no others.
 
-The facts are those of `toprope doctor` (`device.doctor`), in short; the table is in `cli.output.doctor_text`.
+The facts are those of `toprope doctor` (`device.doctor`), in short; the table is in `cli.output.doctor_text`. Tests:
+tests/device/test_doctor_cli.py.
 """
 
 from __future__ import annotations

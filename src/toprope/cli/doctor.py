@@ -1,7 +1,8 @@
 """`toprope doctor`: what is installed, what is visible and why not, what works; and what an error code means.
 
-Options, streams and exit statuses. Facts and findings are made in `device.doctor`, with `--images` in `images.doctor`;
-codes and logs are explained by `toprope.codes`; `cli.output.doctor_text` writes all of it.
+Options, streams and exit statuses. Facts and findings are made in `device.doctor`, with `--images` in
+`images.doctor`; codes and logs are explained by `toprope.codes`; `cli.output.doctor_text` writes all of it. Tests:
+tests/cli/test_wrong_use.py.
 """
 
 from __future__ import annotations

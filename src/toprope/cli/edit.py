@@ -1,7 +1,7 @@
 """`toprope edit`: pictures edited by instruction, one or many, each with the record that repeats it.
 
-Options and exit statuses; the work is in `cli.editing` (jobs, execution, console) and `toprope.images`. A knob that is
-added to `images.request` needs an option here.
+Options and exit statuses; the work is in `cli.editing` (jobs, execution, console) and `toprope.images`. A knob that
+is added to `images.request` needs an option here. Tests: tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Makers of the typer applications: one for a single verb, one for a verb with commands below it.
 
-Used by each verb's file, so that all have the same options for help, no rich tracebacks and no completion of their own.
+Used by each verb's file, so that all have the same options for help, no rich tracebacks and no completion of their
+own. Tests: tests/cli/test_cli.py.
 """
 
 from __future__ import annotations

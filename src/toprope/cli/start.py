@@ -1,6 +1,7 @@
 """`toprope start`, and `yr start` under `toprope run`: settings and cards for later programs.
 
-The deployment is written and read in `functions.deployment`; option names follow openYuanrong's `yr start`.
+The deployment is written and read in `functions.deployment`; option names follow openYuanrong's `yr start`. Tests:
+tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`toprope status`, and `yr status` under `toprope run`: the deployment, the instances, and the users of the cards.
 
-Reads what `functions.deployment` and the cards' shared memory say, and changes nothing.
+Reads what `functions.deployment` and the cards' shared memory say, and changes nothing. Tests:
+tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`toprope stop`, and `yr stop` under `toprope run`: ends the deployment of `start`.
 
-The deployment's file is `functions.deployment.state_file`.
+The deployment's file is `functions.deployment.state_file`. Tests: tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`toprope ui`: a page in the browser that edits pictures by instruction.
 
-Options and the start of the server; the work is `images.web`. docs/images.md.
+Options and the start of the server; the work is `images.web`. docs/images.md. Tests:
+tests/images/test_images_web_cards.py, tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

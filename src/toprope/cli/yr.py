@@ -2,7 +2,8 @@
 
 `toprope run` puts a launcher of this file in front of PATH, where no real `yr` is installed.
 
-Each command is handed to the verb of the same name (`cli.start`, `cli.status`, `cli.stop`); `cli.run` calls `install`.
+Each command is handed to the verb of the same name (`cli.start`, `cli.status`, `cli.stop`); `cli.run` calls
+`install`. Tests: tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

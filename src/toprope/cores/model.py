@@ -8,7 +8,7 @@ finished. What it must hold *at the same time* to finish is what matters for dea
 - any other operator is elastic: its blocks may run one after the other, so one core to run them on is enough.
 
 A member of a collective finishes only together with the members on the other cards. The proofs (docs/core_proof.md)
-rest on these rules.
+rest on these rules. Tests: tests/cores/test_cores_findings.py.
 """
 
 from __future__ import annotations

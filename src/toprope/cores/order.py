@@ -1,9 +1,10 @@
 """The order of a program without its cores: what starts after what, and what can never start; pure.
 
 Proofs, findings and plans begin with its `Graph`. Every operator has two nodes, its start and its finish; the members
-of a collective share one finish but keep their own starts, because a member takes its cores before its peers are ready.
-A start follows its own predecessors' finishes, a finish follows the starts of all of its members. A cycle in this graph
-is a deadlock that no number of cores fixes.
+of a collective share one finish but keep their own starts, because a member takes its cores before its peers are
+ready. A start follows its own predecessors' finishes, a finish follows the starts of all of its members. A cycle in
+this graph is a deadlock that no number of cores fixes. Tests: tests/cores/test_cores_order.py,
+tests/cores/test_cores_benchmark.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads schedules from files of every kind that `cores.formats` knows, and writes them as JSON.
 
 For `toprope cores` and the report of `toprope run`. The kind is found by the content of a file, not by its name;
-docs/cores.md lists them. A new format is a module of `cores.formats` and a branch of `read`.
+docs/cores.md lists them. A new format is a module of `cores.formats` and a branch of `read`. Tests:
+tests/cores/test_cores_record_csv.py, tests/cores/test_cores_record.py.
 """
 
 from __future__ import annotations

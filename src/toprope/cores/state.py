@@ -1,7 +1,7 @@
 """A moment of a program: what has finished, who holds which cores, and why nothing can go on; pure.
 
 Witnesses of deadlocks are `State`s: proofs and runs make them, the commands and pictures show them. When a moment is
-stuck is defined here once (`is_stuck`).
+stuck is defined here once (`is_stuck`). Tests: tests/cores/test_cores_state.py.
 """
 
 from __future__ import annotations

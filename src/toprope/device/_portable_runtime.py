@@ -1,10 +1,11 @@
 """Runs a program written for CUDA on an NPU, CUDA, another accelerator or the CPU. Put here by `toprope port --vendor`.
 
-The names are those of torch.cuda, with the same arguments, and a few more. The device is the one that TOPROPE_DEVICE or
-PREFERRED_DEVICE names ("npu", "npu:1", "cuda", "cpu"), else the first of NPU, CUDA, another accelerator, the CPU. It is
-chosen at the first question and stays. On CUDA every call is torch.cuda's own; on the CPU the questions have harmless
-answers (0, no-op, a stand-in). torch.compile traces it, except for what it does not trace of torch.cuda either.
-Needs torch 2.0 or newer and nothing else. It is yours: change it as you like, `toprope port` leaves it alone.
+The names are those of torch.cuda, with the same arguments, and a few more. The device is the one that TOPROPE_DEVICE
+or PREFERRED_DEVICE names ("npu", "npu:1", "cuda", "cpu"), else the first of NPU, CUDA, another accelerator, the CPU.
+It is chosen at the first question and stays. On CUDA every call is torch.cuda's own; on the CPU the questions have
+harmless answers (0, no-op, a stand-in). torch.compile traces it, except for what it does not trace of torch.cuda
+either. Needs torch 2.0 or newer and nothing else. It is yours: change it as you like, `toprope port` leaves it alone.
+Tests: tests/port/test_portable.py, tests/port/test_portable_compiled.py.
 """
 # ruff: noqa
 # fmt: off

@@ -4,7 +4,7 @@ torch.accelerator (https://docs.pytorch.org/docs/stable/accelerator.html) serves
 such as CUDA next to a simulated NPU, is asked through its own module, whose functions have the same names.
 
 The base class of `npu` and `cuda`, and the class of kinds without a file here (`kinds`). Its methods are those of
-`base.Device`.
+`base.Device`. Tests: tests/device/cuda/test_cuda_device.py, tests/device/test_device_accelerator.py.
 """
 
 from __future__ import annotations

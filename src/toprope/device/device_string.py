@@ -1,6 +1,7 @@
 """Parsing of device arguments: "npu", "npu:1", a number, a torch.device, a `Device`.
 
-Called by `select` for every argument and setting that names a device, and by `portable`.
+Called by `select` for every argument and setting that names a device, and by `portable`. Tests:
+tests/device/test_device_select.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Seeds and generators: which seed was used is always known, and where the numbers are drawn too.
 
-Used by all kinds of device, and public as `toprope.device.seed_all`.
+Used by all kinds of device, and public as `toprope.device.seed_all`. Tests: tests/device/test_device_cpu.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`import torch`, and what to do where that fails: torch loads torch_npu with it, and a broken one ends both.
 
-Called by `select` and `api` before anything else of torch.
+Called by `select` and `api` before anything else of torch. Tests: tests/device/test_device_absent.py,
+tests/device/test_doctor_wheel.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conversion of fed values into messages, and of messages into fetched values.
 
-`FlowGraph` calls it in the program's process, for `feed` and `fetch`; stages convert by `worker.calls`. Types and codes
-are those of the dataflow API (`flow.exceptions`).
+`FlowGraph` calls it in the program's process, for `feed` and `fetch`; stages convert by `worker.calls`. Types and
+codes are those of the dataflow API (`flow.exceptions`). Tests: tests/flow/test_flow_info.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The dtypes of the dataflow API (`DT_FLOAT`, ...), and descriptions of tensors; pure.
 
 Public names and numbers are the reference's; all of `toprope.flow` reads them. Imports neither numpy nor torch.
+Tests: tests/flow/test_serve_app.py, tests/flow/test_flow_tensor.py.
 """
 
 from __future__ import annotations

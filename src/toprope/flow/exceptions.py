@@ -3,7 +3,7 @@
 For users; all of `toprope.flow` raises and returns them. Names and numbers are the reference's. Building a graph
 raises; feeding and fetching return codes. If a decorator or an argument's type is refused, the error is a
 `DfException`, as the manual says, and at the same time the TypeError, ValueError or AssertionError that the reference
-raises.
+raises. Tests: tests/flow/test_flow_run.py, tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations

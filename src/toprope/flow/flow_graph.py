@@ -2,7 +2,7 @@
 
 Public API with the reference's names, codes and quirks, and toprope's own calls (`submit`, `stream`, `results`, ...);
 the HTTP service and `toprope serve` call it, too. What runs is `executor.runner`; conversion of values is
-`flow.convert`.
+`flow.convert`. Tests: tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Location of the calling stage: its card, its instance number, and the number of instances.
 
-For users, in functions of a stage (`get_running_device_id`, ...). The stage's process sets it for its threads.
+For users, in functions of a stage (`get_running_device_id`, ...). The stage's process sets it for its threads. Tests:
+tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

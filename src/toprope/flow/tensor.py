@@ -1,6 +1,7 @@
 """Tensors of the dataflow API on the host: an array with a description.
 
-For users (`Tensor`, `alloc_tensor`); stages and the service use it for tensors that are not torch's.
+For users (`Tensor`, `alloc_tensor`); stages and the service use it for tensors that are not torch's. Tests:
+tests/flow/test_flow_tensor.py, tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Both backends take references out where a call is made (`lift`), and put the objects in where it runs (`lower`).
 References inside of lists, tuples, dictionaries and objects stay references, as in openYuanrong and Ray: the callee
-gets them when it needs them, with `yr.get`. (openYuanrong's dependency_resolver.cpp waits for them too before a call.)
+gets them when it needs them, with `yr.get`. (openYuanrong's dependency_resolver.cpp waits for them too before a
+call.) Tests: tests/functions/test_functions_ray_mapping.py.
 """
 
 from __future__ import annotations

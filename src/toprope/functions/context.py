@@ -1,6 +1,7 @@
 """The backend in use in this process: the driver's session, or a worker's relay to it.
 
-`yr.init` and the start of a worker set it; every call of the API asks for it, and gets a clear error if there is none.
+`yr.init` and the start of a worker set it; every call of the API asks for it, and gets a clear error if there is
+none. Tests: tests/functions/test_functions_instances.py, tests/functions/test_functions_objects.py.
 """
 
 from __future__ import annotations

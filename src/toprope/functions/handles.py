@@ -1,6 +1,7 @@
 """Count of the handles to each instance in this process.
 
-The proxies of `functions.api` count; both backends ask, and end an instance that nobody can call any more.
+The proxies of `functions.api` count; both backends ask, and end an instance that nobody can call any more. Tests:
+tests/functions/test_functions_ray_manager.py.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 Sessions on this machine and graphs of `toprope.flow` install its handler of SIGINT. Python raises KeyboardInterrupt
 wherever the main thread happens to be: for example after bytes were read from a socket and before they are stored. A
-program that catches it and goes on, as notebooks do, would wait for ever for the results that were lost. While there is
-a session, the handler looks where the main thread is: in the user's code and in functions marked as `interruptible`,
-the interrupt is raised at once; else it looks again a moment later. Calls pay nothing for it. A new function of the
-session that waits has to be marked, or Ctrl-C is delayed in it by `_LONGEST` seconds.
+program that catches it and goes on, as notebooks do, would wait for ever for the results that were lost. While there
+is a session, the handler looks where the main thread is: in the user's code and in functions marked as
+`interruptible`, the interrupt is raised at once; else it looks again a moment later. Calls pay nothing for it. A new
+function of the session that waits has to be marked, or Ctrl-C is delayed in it by `_LONGEST` seconds. Tests:
+tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

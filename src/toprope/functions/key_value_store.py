@@ -1,6 +1,7 @@
 """Key-value store of a session; pairs may have a limited lifetime.
 
-The local session has one in the driver, a session on Ray one in its manager. Knows nothing of either.
+The local session has one in the driver, a session on Ray one in its manager. Knows nothing of either. Tests:
+tests/functions/test_functions_pairs.py.
 """
 
 from __future__ import annotations

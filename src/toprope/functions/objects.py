@@ -1,7 +1,8 @@
 """References to objects (`yr.ObjectRef`), and the session's entry for each object.
 
 Users hold references; an `Entry` has the value or error, or those who wait for it. `ObjectBackend` is the part of
-`Backend` that references need. On Ray, `ray.refs` has entries of its own.
+`Backend` that references need. On Ray, `ray.refs` has entries of its own. Tests:
+tests/functions/test_functions_ray_mapping.py.
 """
 
 from __future__ import annotations

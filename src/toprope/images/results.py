@@ -1,7 +1,8 @@
 """Result of an edit: pictures, and the record with everything needed to repeat it.
 
-Made by `images.engine`, written by `images.runs.output`, read again by `images.repeat`, `toprope edit --repeat` and the
-page. They read records of earlier versions too, so names in it are added and never changed.
+Made by `images.engine`, written by `images.runs.output`, read again by `images.repeat`, `toprope edit --repeat` and
+the page. They read records of earlier versions too, so names in it are added and never changed. Tests:
+tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations

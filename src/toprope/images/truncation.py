@@ -1,6 +1,7 @@
 """Report the parts of texts that are too long for a text encoder, instead of cutting them silently.
 
-Called by `images.resolve`; each family names its tokenizers in `Family.readers`.
+Called by `images.resolve`; each family names its tokenizers in `Family.readers`. Tests:
+tests/images/test_images_samplers.py.
 """
 
 from __future__ import annotations

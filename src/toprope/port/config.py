@@ -1,6 +1,7 @@
 """The table [tool.toprope.port] of pyproject.toml: defaults of the options of `toprope port`.
 
-Called by `cli.port`. A key that is added is documented in docs/port.md; unknown keys are an error.
+Called by `cli.port`. A key that is added is documented in docs/port.md; unknown keys are an error. Tests:
+tests/port/test_port_folders.py.
 """
 
 from __future__ import annotations

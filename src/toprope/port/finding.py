@@ -1,7 +1,7 @@
 """Findings: what the port found and did at one place of a file, and for a whole file.
 
 Made by `file`, `files` and `engine`; read by `report`, `write`, `cli.port` and benchmarks. Fields are in the JSON of
-the report, so names stay.
+the report, so names stay. Tests: tests/port/test_port_operators.py, tests/port/test_port_reports.py.
 """
 
 from __future__ import annotations

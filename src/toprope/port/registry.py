@@ -1,6 +1,7 @@
 """All rules: the families of `toprope/port/rules`, a dispatch table of their functions, and rules of other files.
 
-Used by `engine`, `scan` and `pages`. A file in `port/rules` with a `FAMILY` is found by being there.
+Used by `engine`, `scan` and `pages`. A file in `port/rules` with a `FAMILY` is found by being there. Tests:
+tests/port/test_port_rules.py, tests/port/test_port_reported.py.
 """
 
 from __future__ import annotations

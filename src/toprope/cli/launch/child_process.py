@@ -1,7 +1,8 @@
 """The program of `toprope run` as a child process: its environment variables, signals, and exit status.
 
-Called by `cli.run`. The variables are what the parts read in the child: `toprope.sim.launching`, `compat` and programs
-written for CANN. A new one also belongs into `_SET_BY_RUN`, for a run inside a run.
+Called by `cli.run`. The variables are what the parts read in the child: `toprope.sim.launching`, `compat` and
+programs written for CANN. A new one also belongs into `_SET_BY_RUN`, for a run inside a run. Tests:
+tests/cli/test_run.py, tests/cli/test_probe.py.
 """
 
 from __future__ import annotations

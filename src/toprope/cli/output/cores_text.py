@@ -1,7 +1,7 @@
 """Output of `toprope cores`: the verdict with its proof or its witness, findings, plans. Pure.
 
 Called by `cli.cores`, and by `cli.reports.run_cores` for `toprope run --check-cores`. `as_dict` is the JSON that
-docs/cores.md describes.
+docs/cores.md describes. Tests: tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Output of `toprope doctor` and `toprope devices`, made to be pasted into an issue. Pure.
 
-Called by `cli.doctor` and `cli.devices`. The facts are `device.host.machine.Facts`; a new one needs its row here. Texts
-are translated: locale/zh.po.
+Called by `cli.doctor` and `cli.devices`. The facts are `device.host.machine.Facts`; a new one needs its row here.
+Texts are translated: locale/zh.po. Tests: tests/cli/test_language.py.
 """
 
 from __future__ import annotations

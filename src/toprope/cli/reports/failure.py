@@ -1,7 +1,8 @@
 """The operator whose error ended a program, and the vendor's documents about it; pure but for `read_fatal_errors`.
 
-Called by `cli.run` for a program that failed. The records are written by `sim` in the program's processes; the vendor's
-documents are those of `toprope.support` and `toprope.collectives`.
+Called by `cli.run` for a program that failed. The records are written by `sim` in the program's processes; the
+vendor's documents are those of `toprope.support` and `toprope.collectives`. Tests: tests/cli/test_failure.py,
+tests/cli/test_run_failed.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The page of `toprope run --report FILE.html`: the facts of a rehearsal, in the order in which users ask. Pure.
 
 Called by `rehearsal_file`. The drawing is `toprope.drawing`, the facts are `sim.rehearsal.facts`, so a fact that is
-added there shows up only when a part of the page is written for it here.
+added there shows up only when a part of the page is written for it here. Tests: tests/cli/test_rehearsal_file.py.
 """
 
 from __future__ import annotations

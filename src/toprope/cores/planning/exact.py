@@ -6,7 +6,7 @@ limits that give each stream of that deadlock at least as much are ruled out (a 
 The search begins with the plan by sums, and returns that one if nothing better is found in time.
 
 Not modelled: operators that get their cores at chosen times (a moldable-task schedule). A card has nothing that would
-keep to such a schedule; limits it does keep.
+keep to such a schedule; limits it does keep. Tests: tests/cores/test_cores_plan_exact.py.
 """
 
 from __future__ import annotations

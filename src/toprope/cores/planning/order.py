@@ -1,6 +1,7 @@
 """The order of a program, for a plan: how long it takes, and which streams never run together; pure.
 
-For the planners of a whole program. What starts after what is `cores.order`'s; here times are added to it.
+For the planners of a whole program. What starts after what is `cores.order`'s; here times are added to it. Tests:
+tests/cores/test_cores_planning_order.py, tests/cores/test_cores_plan_exact.py.
 """
 
 from __future__ import annotations

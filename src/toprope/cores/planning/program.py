@@ -1,6 +1,7 @@
 """Limits for the streams of a program, by sums: their demands are taken from the program's operators; pure.
 
 `plan_by_sums`, for users; the other planners (`safe`, `exact`) take demands, names and their first plan from here.
+Tests: tests/cores/test_cores_plan.py, tests/cores/test_cores_plan_safe.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Times of work by number of cores: measured tables, profiles of others, estimates; pure.
 
-`Times`, `Work` and `Demand` are the input of every planner. Each time has its source: measured, profile (profiles.toml)
-or estimate.
+`Times`, `Work` and `Demand` are the input of every planner. Each time has its source: measured, profile
+(profiles.toml) or estimate. Tests: tests/cores/test_cores_plan.py.
 """
 
 from __future__ import annotations

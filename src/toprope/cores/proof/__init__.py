@@ -1,7 +1,7 @@
 """Proofs: sums that make a program safe, and exact tests for whether it can get stuck.
 
 Internal: `cores.check` calls them one after the other. docs/core_proof.md has the theorems; code and page change
-together.
+together. Tests: tests/cores/test_cores_check.py.
 """
 
 __all__: list[str] = []

@@ -3,7 +3,7 @@
 `cores.check` calls it if the test under D0 (`proof.exact`) does not answer for D0b. Under D0b an operator takes all
 that it can use and is idle at once, so that what can be held depends on what went before: the moments themselves have
 to be searched. An operator without a barrier may run on any of its blocks; while it runs it may hold many, which
-decides what is idle for others.
+decides what is idle for others. Tests: tests/cores/test_cores_exact.py.
 """
 
 from __future__ import annotations

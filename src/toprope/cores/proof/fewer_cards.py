@@ -2,10 +2,10 @@
 
 `cores.check` decides the smaller program, and shows its witness on the cards of the whole one. Cards that are alike
 (`bounds.alike`) run the same streams in the same collectives. All of them have finished equally many collectives of
-each of their streams, so that, together, at most as many collectives are under way as streams carry any: K. Of a moment
-in which nothing can go on, keep for each of these collectives one card that lacks its cores: what is left is still such
-a moment, of at most K cards of each sort. The other way round, a card may be doubled: the copy waits for what the first
-waits for. So K cards of each sort decide the program.
+each of their streams, so that, together, at most as many collectives are under way as streams carry any: K. Of a
+moment in which nothing can go on, keep for each of these collectives one card that lacks its cores: what is left is
+still such a moment, of at most K cards of each sort. The other way round, a card may be doubled: the copy waits for
+what the first waits for. So K cards of each sort decide the program. Tests: tests/cores/test_cores_exact.py.
 """
 
 from __future__ import annotations

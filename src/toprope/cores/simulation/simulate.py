@@ -8,6 +8,8 @@ whatever a proof says. What it does not find may still be there; only `toprope.c
 - A collective, or an operator with a barrier over its blocks, runs once it (and its peers) hold all of their cores.
 - Any other operator runs on what it holds, one block at least, and takes more as cores get idle: its time is the one of
   the record, times its blocks, divided by the blocks that it holds.
+
+Tests: tests/cores/test_cores_simulate.py.
 """
 
 from __future__ import annotations

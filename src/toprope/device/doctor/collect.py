@@ -1,7 +1,8 @@
 """Collect the facts for `toprope doctor`: package metadata, variables, files, npu-smi. Imports no torch.
 
-Called by `cli.doctor` and `cli.devices`. What is read from files is in `device.host`, what torch says in `torch_probe`.
-A further fact needs a field in `host.machine.Facts` and a row in `cli.output.doctor_text`.
+Called by `cli.doctor` and `cli.devices`. What is read from files is in `device.host`, what torch says in
+`torch_probe`. A further fact needs a field in `host.machine.Facts` and a row in `cli.output.doctor_text`. Tests:
+tests/device/test_doctor_collect.py, tests/device/test_doctor_threads.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of installed software that does not fit together: torch_npu, CANN, NNAL, Python. Pure.
 
 Called by `diagnosis`. Which releases fit is the vendor's table, device/host/versions.toml; which packages exist and
-what they need is device/host/software.toml.
+what they need is device/host/software.toml. Tests: tests/device/test_doctor.py.
 """
 
 from __future__ import annotations

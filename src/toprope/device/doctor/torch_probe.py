@@ -4,7 +4,7 @@ One child imports torch without its backends and loads them one by one; where ot
 one does what a program does, `import torch` alone. A crash or a driver that hangs ends a child and nothing else.
 
 Called by `collect`, and by `cli.launch.detect` for `toprope run`. The child is `_torch_probe_child`; the facts become
-`host.machine.Examination`.
+`host.machine.Examination`. Tests: tests/device/test_doctor_cli.py, tests/device/test_doctor_collect.py.
 """
 
 from __future__ import annotations

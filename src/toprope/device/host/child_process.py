@@ -1,6 +1,7 @@
 """Child process of this Python that reports facts on a pipe, with a time limit. Imports no torch.
 
 Used by the two probes, `device.doctor.torch_probe` and `images.doctor.checks`, and by their children for `say`.
+Tests: tests/device/test_doctor_collect.py.
 """
 
 from __future__ import annotations

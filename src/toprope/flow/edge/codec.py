@@ -6,7 +6,8 @@ uses the block any more: giving a block back costs no message. Segments are mapp
 several readers must not be written to: arrays in it are read-only, as a sign.
 
 Pickles are only ever read from sockets in the graph's private folder, which this user alone can enter, and from
-connections to other machines that have authenticated with the graph's secret.
+connections to other machines that have authenticated with the graph's secret. Tests: tests/flow/test_flow_edge.py,
+tests/flow/test_flow_far.py.
 """
 
 from __future__ import annotations

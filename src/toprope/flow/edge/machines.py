@@ -1,7 +1,8 @@
 """Graph on several machines: the folder of each of its processes, and the counters that they send to the driver.
 
 Called where a graph and its processes begin (`executor.runner`, `worker.process`). The other half of several machines
-is in `edge.links` (remote ends) and `edge.connections` (TCP); placement on machines is Ray's.
+is in `edge.links` (remote ends) and `edge.connections` (TCP); placement on machines is Ray's. Tests:
+tests/flow/test_flow_far.py.
 """
 
 from __future__ import annotations

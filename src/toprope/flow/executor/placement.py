@@ -1,7 +1,7 @@
 """Placement of the stages of a graph in processes; pure but for the masks of this process.
 
-The runner calls `place` once, when a graph starts; the result is the plan of every process (`stage.plan`). Rules of the
-deploy file are in `graph.deploy_file`.
+The runner calls `place` once, when a graph starts; the result is the plan of every process (`stage.plan`). Rules of
+the deploy file are in `graph.deploy_file`. Tests: tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations

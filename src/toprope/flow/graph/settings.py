@@ -1,7 +1,7 @@
 """Settings of a graph: its options and those of `init`, the deploy file, and setters until it is first fed.
 
 The base class of `FlowGraph`; its result is `RunOptions` (`stage.spec`) for the runner. Option names are the
-reference's.
+reference's. Tests: tests/flow/test_flow_deploy.py.
 """
 
 from __future__ import annotations

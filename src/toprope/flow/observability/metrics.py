@@ -1,7 +1,8 @@
 """Metrics of a graph's edges and stages, read from shared memory without a request to any process.
 
 For users (`FlowGraph.metrics`) and for Prometheus (`service.prometheus`). Counters of edges are those of
-`edge.ring_buffer`, those of stages of `stage.status`: a new one is added there first.
+`edge.ring_buffer`, those of stages of `stage.status`: a new one is added there first. Tests:
+tests/flow/test_serve_parts.py, tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Export of models for stages that run without the user's Python (optimize_level 2 of `npu_model`).
 
-`npu_models` calls it while a graph is built; the stage loads the file by `model_files`.
+`npu_models` calls it while a graph is built; the stage loads the file by `model_files`. Tests:
+tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Stages that run model files: programs of torch.export, and ONNX by onnxruntime.
 
-`process_points` calls it for the file of a `GraphProcessPoint`, `closures` for a model that a function runs.
+`process_points` calls it for the file of a `GraphProcessPoint`, `closures` for a model that a function runs. Tests:
+tests/flow/test_flow_onnx.py, tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Numbers of a function's inputs and outputs, from its parameters, `num_returns` and its annotation.
 
-`decorators` and `python_points` count by it; with `strict` as the reference counts, quirks included.
+`decorators` and `python_points` count by it; with `strict` as the reference counts, quirks included. Tests:
+tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Template of a class of the UDF interface: a beginning that users fill in.
 
 For users, by the facade's command `python -m dataflow.tools.create_func_ws`. Names and files are the reference's,
-without the CMake project.
+without the CMake project. Tests: tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

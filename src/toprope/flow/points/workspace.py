@@ -1,7 +1,7 @@
 """Workspace of a stage: its folder `<node>_ws`, and the description in it, with the reference's names.
 
 Written while a graph is built, by `python_points` and `process_points`, for people and the reference's tools: nothing
-of toprope reads it back.
+of toprope reads it back. Tests: tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bodies of requests and responses: JSON, safetensors, forms and raw bytes as values of a graph, and back.
 
-`service.app` calls it. Input comes from strangers: every check of sizes, types and names is here, and each refusal is a
-`Problem` with the place of the mistake. Formats are public: docs/serve.md.
+`service.app` calls it. Input comes from strangers: every check of sizes, types and names is here, and each refusal is
+a `Problem` with the place of the mistake. Formats are public: docs/serve.md. Tests: tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The server of a service: uvicorn, with an end in which accepted requests are answered.
 
-`toprope serve` calls it; a program with its own server mounts `Service.app` instead.
+`toprope serve` calls it; a program with its own server mounts `Service.app` instead. Tests:
+tests/flow/test_serve_http.py.
 """
 
 from __future__ import annotations

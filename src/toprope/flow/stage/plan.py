@@ -1,6 +1,7 @@
 """Plans that are sent to the processes of a graph: their stages, and the targets of their outputs; pure.
 
-Made by `executor.placement` in the driver, read by `worker.process`. Both are the same version of toprope.
+Made by `executor.placement` in the driver, read by `worker.process`. Both are the same version of toprope. Tests:
+tests/flow/test_flow_far.py, tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Specification of stages, and messages between them: types that building and running a graph share; pure.
 
-A process point (`flow.points`) describes its stage with `StageSpec`. In the stage's process (`flow.worker`) the `code`
-of it is unpickled and called with a `StageContext`; what it returns, a `StageObject`, has the functions to run and
-knows how Python values become messages. So the running half needs to know nothing of decorators, tensors and
-registries. Numbers of message types and flags are the reference's.
+A process point (`flow.points`) describes its stage with `StageSpec`. In the stage's process (`flow.worker`) the
+`code` of it is unpickled and called with a `StageContext`; what it returns, a `StageObject`, has the functions to run
+and knows how Python values become messages. So the running half needs to know nothing of decorators, tensors and
+registries. Numbers of message types and flags are the reference's. Tests: tests/flow/test_flow_edge.py,
+tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

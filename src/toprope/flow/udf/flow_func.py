@@ -10,7 +10,8 @@
             array = input_flow_msgs[0].get_tensor().numpy()
             return run_context.set_output(0, array * 2)  # 0 is the o0 of proc_wrapper
 
-Names and codes are the reference's. `FuncProcessPoint` makes a stage of such a class by `make_stage`.
+Names and codes are the reference's. `FuncProcessPoint` makes a stage of such a class by `make_stage`. Tests:
+tests/flow/test_flow_func.py, tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Start parameters and run context, which functions of the UDF interface get in addition to messages.
 
-For users; `flow_func` makes them in the stage's process. Methods and codes are the reference's.
+For users; `flow_func` makes them in the stage's process. Methods and codes are the reference's. Tests:
+tests/flow/test_flow_func.py, tests/flow/test_flow_balance.py.
 """
 
 from __future__ import annotations

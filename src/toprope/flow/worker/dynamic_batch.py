@@ -1,9 +1,9 @@
 """Dynamic batching: inputs of several requests in one call, and the results split back to their requests; pure.
 
-`worker.loop` collects by it, `worker.calls` divides by it; the decorators check their options by `check_batch`. A stage
-with `batch=8, wait="5ms"` takes up to 8 inputs in one call, and waits at most 5 ms after the first of them. Models
-(`npu_model`) are given tensors joined along their first axis, of rows of equal shape and dtype; functions (`pyflow`)
-are given lists and return lists. The order of the inputs is kept.
+`worker.loop` collects by it, `worker.calls` divides by it; the decorators check their options by `check_batch`. A
+stage with `batch=8, wait="5ms"` takes up to 8 inputs in one call, and waits at most 5 ms after the first of them.
+Models (`npu_model`) are given tensors joined along their first axis, of rows of equal shape and dtype; functions
+(`pyflow`) are given lists and return lists. The order of the inputs is kept. Tests: tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reservations of cards among the programs of a user, after `toprope start`: a file that all of them read and write.
 
 `local.scheduling.scheduler` keeps it up to date. Without `toprope start` programs are independent. With it they share
-the cards that were started: a card that one program has granted to a function or an instance is granted by another one
-once it is free. Entries of programs that have ended are ignored.
+the cards that were started: a card that one program has granted to a function or an instance is granted by another
+one once it is free. Entries of programs that have ended are ignored. Tests: tests/functions/test_functions_claims.py.
 """
 
 from __future__ import annotations

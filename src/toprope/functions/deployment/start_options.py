@@ -1,8 +1,9 @@
 """Options of `toprope start`, in the spellings of both generations of openYuanrong; pure.
 
-Options, texts and defaults are openYuanrong's (0.5.1, where settings are options, and master of 2026-08, where they are
-`-s KEY=VALUE` with a TOML value). What belongs to a cluster of openYuanrong is accepted and without effect. The result,
-`Deployment`, is kept in the state file and describes this machine to sessions of both backends.
+Options, texts and defaults are openYuanrong's (0.5.1, where settings are options, and master of 2026-08, where they
+are `-s KEY=VALUE` with a TOML value). What belongs to a cluster of openYuanrong is accepted and without effect. The
+result, `Deployment`, is kept in the state file and describes this machine to sessions of both backends. Tests:
+tests/functions/test_functions_security.py, tests/functions/test_functions_claims.py.
 """
 
 from __future__ import annotations

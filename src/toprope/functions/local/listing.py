@@ -1,7 +1,7 @@
 """The instances of a session in a file, which `toprope status` reads.
 
 The instance manager writes it after changes (`Listing`), the command reads it (`listed`): both are here, so that the
-format is in one place.
+format is in one place. Tests: tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

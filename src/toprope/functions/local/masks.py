@@ -1,7 +1,8 @@
 """Environment variables that show a worker only the cards that it was granted.
 
-The instance manager and the pools set them for local workers, `ray.worker.process` for those on Ray. Names are those of
-the vendors' runtimes (ASCEND_RT_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES) and of openYuanrong (NPU-DEVICE-IDS).
+The instance manager and the pools set them for local workers, `ray.worker.process` for those on Ray. Names are those
+of the vendors' runtimes (ASCEND_RT_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES) and of openYuanrong (NPU-DEVICE-IDS).
+Tests: tests/functions/test_functions_threads.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Translation of Ray's errors into errors of the yr API.
 
-Drivers and workers on Ray call it wherever Ray may raise. A user's error travels as a `RaisedError`. A new error class
-of Ray goes into `translated`.
+Drivers and workers on Ray call it wherever Ray may raise. A user's error travels as a `RaisedError`. A new error
+class of Ray goes into `translated`. Tests: tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

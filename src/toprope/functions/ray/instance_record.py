@@ -1,6 +1,7 @@
 """State of one instance on Ray in a process that knows it: its handle, options and life cycle.
 
-`ray.instances` makes and changes it; groups and the scheduler read it. `local.instance` is its counterpart.
+`ray.instances` makes and changes it; groups and the scheduler read it. `local.instance` is its counterpart. Tests:
+tests/functions/test_functions_ray_manager.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Instances on Ray, in a process that created them or holds references to them.
 
 `RayBackend` calls it; `ray.worker.actor` is the instance itself. What happens on an event is decided by
-`functions.lifecycle`; here its commands are carried out, as `local.instance_manager` does on one machine.
+`functions.lifecycle`; here its commands are carried out, as `local.instance_manager` does on one machine. Tests:
+tests/functions/test_functions_ray_manager.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Shared state of the processes of a session on Ray: named instances, places, saved states, ends and key-value pairs.
 
 The session actor is one (`ray.session_actor`), one for each session; all processes of the session call it by
-`RayBackend.ask` and `tell`, so each public method here is a remote call.
+`RayBackend.ask` and `tell`, so each public method here is a remote call. Tests:
+tests/functions/test_functions_ray_manager.py.
 """
 
 from __future__ import annotations

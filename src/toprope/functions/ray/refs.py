@@ -1,6 +1,7 @@
 """References to Ray's objects, and how they travel in arguments, results and objects that are put.
 
-`RayBackend` and its parts use it where calls are made, `functions.arguments` where they run.
+`RayBackend` and its parts use it where calls are made, `functions.arguments` where they run. Tests:
+tests/functions/test_functions_ray_mapping.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bundles of resources, and the checks of groups and their sizes; pure.
 
-Called by the API and by resource groups of both backends. A resource group is a list of bundles that are all granted or
-none. Rules, defaults and messages are openYuanrong's (its documentation of resource groups and its Python API, master
-of 2026-08).
+Called by the API and by resource groups of both backends. A resource group is a list of bundles that are all granted
+or none. Rules, defaults and messages are openYuanrong's (its documentation of resource groups and its Python API,
+master of 2026-08). Tests: tests/functions/test_functions_groups.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The cards of a node: their use, and the choice of cards for a request; pure.
 
-A part of `scheduling.ledger`, which keeps a `Use` for each card. Messages are in openYuanrong's words.
+A part of `scheduling.ledger`, which keeps a `Use` for each card. Messages are in openYuanrong's words. Tests:
+tests/functions/test_functions_ledger.py, tests/functions/test_functions_claims.py.
 """
 
 from __future__ import annotations

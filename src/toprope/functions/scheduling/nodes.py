@@ -1,6 +1,7 @@
 """Nodes with their resources, grants, and reasons of shortages; pure.
 
-The types that `scheduling.ledger` and its callers share. Texts of shortages are in openYuanrong's words.
+The types that `scheduling.ledger` and its callers share. Texts of shortages are in openYuanrong's words. Tests:
+tests/functions/test_functions_ledger.py, tests/functions/test_functions_security.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Placement strategies for several requests: pack on few nodes, spread over many, or strictly one; pure.
 
-`scheduling.ledger` calls it for requests that are granted together. The names are those of resource groups.
+`scheduling.ledger` calls it for requests that are granted together. The names are those of resource groups. Tests:
+tests/functions/test_functions_groups.py.
 """
 
 from __future__ import annotations

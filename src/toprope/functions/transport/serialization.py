@@ -1,8 +1,9 @@
 """Serialization of values between processes: pickles whose large buffers are in shared memory.
 
 Sessions on this machine and `toprope.flow` use it; Ray has its own, which gets our reducers. Arrays and tensors of at
-least `INLINE` bytes are copied into shared memory once and read there by every receiver; what a receiver writes to them
-stays private (arrays are marked read-only). Pickles are only ever read from sockets that this session made itself.
+least `INLINE` bytes are copied into shared memory once and read there by every receiver; what a receiver writes to
+them stays private (arrays are marked read-only). Pickles are only ever read from sockets that this session made
+itself. Tests: tests/functions/test_functions_arena.py, tests/functions/test_functions_exception_library.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Doctor's check of image editing: packages, and one tiny edit in a separate process. Imports no torch.
 
-Called by `cli.doctor`; the findings are those of `device.doctor.finding`, so that one report shows both.
+Called by `cli.doctor`; the findings are those of `device.doctor.finding`, so that one report shows both. Tests:
+tests/images/test_images_doctor.py.
 """
 
 from __future__ import annotations

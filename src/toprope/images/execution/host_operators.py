@@ -4,6 +4,7 @@ A card refuses an operator for a dtype with an error code (EZ1001), or torch fin
 (NotImplementedError). A refusal that a card reports only later, at a synchronisation, cannot be caught here.
 
 Used by `images.engine` with the option `host_operators` alone. The codes of refusals follow torch_npu's messages.
+Tests: tests/images/simulated/test_images_engine.py.
 """
 
 from __future__ import annotations

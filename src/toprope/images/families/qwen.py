@@ -1,6 +1,7 @@
 """Qwen-Image-Edit: a transformer whose instruction is read by a language model that sees the picture too.
 
 Found by `families.finding` and called by the engine. Rounding and bounds follow diffusers' QwenImageEditPipeline.
+Tests: tests/images/test_images_qwen.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The tensors on the host are kept meanwhile, so that going back restores the same tensors without a copy.
 
-Used by `images.memory.offload_policies` alone; the streaming itself is `toprope.tiers.attach`.
+Used by `images.memory.offload_policies` alone; the streaming itself is `toprope.tiers.attach`. Tests:
+tests/images/test_images_memory.py, tests/images/simulated/test_images_memory.py.
 """
 
 from __future__ import annotations

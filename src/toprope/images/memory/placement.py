@@ -3,7 +3,8 @@
 The engine leaves everything about memory to a `Placement`. This module has the plain one, "none": all parts on the
 device. The others are in `toprope.images.memory.offload_policies`.
 
-`images.pipeline_manager` chooses the placement; the engine calls `encoding` and `running` around its work.
+`images.pipeline_manager` chooses the placement; the engine calls `encoding` and `running` around its work. Tests:
+tests/images/test_images_memory.py.
 """
 
 from __future__ import annotations

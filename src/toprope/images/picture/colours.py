@@ -3,7 +3,8 @@
 Models are trained on numbers that mean sRGB. Phones write Display P3, cameras Adobe RGB, print shops CMYK; the profile
 in the file says so. Without a profile, numbers are taken as sRGB, with a note where other metadata says otherwise.
 
-Called by `picture.files` for each picture that is opened. Profiles are converted by Pillow's LittleCMS.
+Called by `picture.files` for each picture that is opened. Profiles are converted by Pillow's LittleCMS. Tests:
+tests/images/test_images_colours.py.
 """
 
 from __future__ import annotations

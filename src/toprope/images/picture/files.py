@@ -1,7 +1,7 @@
 """Open pictures of any format as RGB, upright and complete, and save results atomically.
 
 The only place that opens pictures for the engine, the command line and the page. What a record in a PNG looks like is
-decided in `images.results`.
+decided in `images.results`. Tests: tests/images/test_images_masks.py, tests/images/test_images_pictures.py.
 """
 
 from __future__ import annotations

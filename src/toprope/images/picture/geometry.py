@@ -4,7 +4,8 @@ A `Frame` describes both directions: a box of the source is mapped to a box of t
 the model's result is mapped back to the same pixels of the source.
 
 Called by `images.resolve` for each request; `picture.files` and `picture.masks` carry the frame out. `Script` follows
-the authors' scripts of HiDream-E1 and may not be changed otherwise.
+the authors' scripts of HiDream-E1 and may not be changed otherwise. Tests: tests/images/test_images_authors.py,
+tests/images/test_images_pictures.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Masks: the part of a picture that may change. Outside it the result is the source, to the bit.
 
-`images.resolve` opens the mask of a request, `images.engine` applies it to the result.
+`images.resolve` opens the mask of a request, `images.engine` applies it to the result. Tests:
+tests/images/test_images_masks.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Options follow a question mark: `openai:http://localhost:8000/v1?model=qwen&time
 After any failure the user's own instruction is used, and the record has the reason.
 
 Called by `images.engine`. A further kind of model is a class with the methods of `provider.Provider`, and a line in
-`open_refiner`.
+`open_refiner`. Tests: tests/images/test_images_refine.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The answer may be JSON or three lines. Anything else raises NoAnswer with a reason; a parsed instruction is never empty.
 
-Used by `opening`, and by both providers for the prompt.
+Used by `opening`, and by both providers for the prompt. Tests: tests/images/test_images_refine.py,
+tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

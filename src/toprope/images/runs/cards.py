@@ -1,7 +1,7 @@
 """Run jobs on several cards: one engine per card, each in its own process, which `toprope.functions` starts.
 
 Called by `toprope edit --cards` and `toprope ui --cards` (for `check_cards`); `runs.running` has the same for one
-engine.
+engine. Tests: tests/images/test_images_cards.py, tests/images/test_images_jobs.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The folder with results: pictures with free numbers, each with its sidecar, and records of failed jobs.
 
 Used by everything that saves results: `runs.running`, `runs.cards`, the page. Names follow `runs.jobs`, records
-`images.results`.
+`images.results`. Tests: tests/images/test_images_loading.py, tests/images/test_images_page.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Results with their settings, for display and for the form.
 
-Used by the controller and the page. It reads the records of `images.results`, also those of earlier versions.
+Used by the controller and the page. It reads the records of `images.results`, also those of earlier versions. Tests:
+tests/images/test_images_web.py, tests/images/test_images_messages.py.
 """
 
 from __future__ import annotations

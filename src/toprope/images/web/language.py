@@ -4,7 +4,7 @@ Gradio reads `navigator.language` when the page is loaded. Therefore a script at
 chosen language. The server's own texts follow the header Accept-Language, which is replaced too.
 
 `web.serving` puts it around the Gradio application. A further language needs its texts in `web.texts` and
-`web.messages`.
+`web.messages`. Tests: tests/images/test_images_messages.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Load the model in a separate thread while pages are served, and report the progress.
 
-Used by `web.worker`; what pages show of it is `Controller.facts`.
+Used by `web.worker`; what pages show of it is `Controller.facts`. Tests: tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Serve the page and the HTTP API, with limits; nothing is fetched from other servers.
 
 Called by `toprope ui` (`cli.ui`). A request passes, in this order: `http_bodies.RestReader`, `web.access_control`,
-`web.language`, and Gradio or the API.
+`web.language`, and Gradio or the API. Tests: tests/images/test_images_api.py, tests/images/test_images_page.py.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ def why_asked_as_it_is(file: File, question: ast.expr, device: ast.expr) -> str:
         sides = [each.left, *each.comparators] if isinstance(each, ast.Compare) else [each]
         if isinstance(each, ast.Compare) or (isinstance(each, ast.Attribute) and each.attr == "is_cuda"):
             asked += [each] if any(ast.unparse(side) in forms for side in sides) else []
-    if any(_guards_a_kernel(file, each) for each in asked):
+    if any(_guards_a_kernel(file, each, replicas=each is question) for each in asked):
         return _OF_A_KERNEL
     return _THIRD_WAY if any(_has_third_way(file, each) for each in asked) else ""
 
@@ -342,10 +342,15 @@ def _has_third_way(file: File, question: ast.AST) -> bool:
     return is_after and bool(last) and not isinstance(last[-1], ast.Raise)
 
 
-def _guards_a_kernel(file: File, node: ast.AST) -> bool:
+def _guards_a_kernel(file: File, node: ast.AST, *, replicas: bool) -> bool:
     """Return whether the code that a question guards calls kernels for CUDA, or torch's DataParallel.
 
     Such a question asks for CUDA itself. A condition guards its block, an assertion the function around it.
+
+    Args:
+        file: the file.
+        node: the question.
+        replicas: whether DataParallel counts.
     """
     function = file.function(node)
     around: ast.AST = file.statement(node)
@@ -360,5 +365,6 @@ def _guards_a_kernel(file: File, node: ast.AST) -> bool:
         told = [file.text(each) for each in (around.test, *around.body)]
     if function is not None:
         told.append(function.name)
-    text = "\n".join(line.partition("#")[0] for part in told for line in part.splitlines())
-    return bool(_KERNEL_TEXTS.search(text.replace("is_cuda", "")))
+    text = "\n".join(line.partition("#")[0] for part in told for line in part.splitlines()).replace("is_cuda", "")
+    text = text if replicas else re.sub(r"DataParallel|data_parallel", "", text)
+    return bool(_KERNEL_TEXTS.search(text))

@@ -49,6 +49,7 @@ _PLACES = {"devices", "moves", "numbers", "tensors"}
 _ALSO = "decides where tensors are, as"
 
 _BUILD = re.compile(r"[\"'](?:[\w.]*-(?:gpu|cpu|macos|cuda\d+x?|cu\d+)(?=[<>=!~\"'\[])|cu1[0-3]\d[\"'])")
+_BUILDS_OF_TORCH = ("torch.version.cuda", "torch.version.hip")
 _ENGINES = "TR084"
 _ENGINE_NAMES = {"tensorrt", "torch2trt", "torch_tensorrt", "pycuda"}
 """Packages of NVIDIA's that no other device has by any name: what follows their import runs on CUDA alone."""
@@ -500,6 +501,12 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
             if question is not None:
                 regions += [(part, why) for part, _ in opened_by(file, question)]
                 regions += [(part, why) for part in _asked_with(file, question)]
+    for node in file.walk.scopes:
+        whole = file.parent(node)
+        if isinstance(whole, ast.BoolOp) and isinstance(whole.op, ast.And) and file.dotted(node) in _BUILDS_OF_TORCH:
+            regions.append((whole, f"it is asked together with {file.text(node)}, which is for one make of GPU alone"))
+            why = f"it stays with the condition in line {whole.lineno}"
+            regions += [(part, why) for part, _ in opened_by(file, node)]
     regions += [(each, f"it is part of what builds an extension in line {line}") for each, line in _builders(file)]
     kernels = functions_of_kernels(file)
     regions += [(each, f"it is for {name} in line {line}, which only CUDA has") for each, name, line in kernels]

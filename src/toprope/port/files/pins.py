@@ -1,6 +1,7 @@
 """Versions of torch and its libraries that a project asks for, where they are older than ported code needs.
 
-Used by `text` and `rules.builds`; the oldest torch is the one that `device._portable_runtime` names.
+Used by `text` and `rules.builds`; the oldest torch is the one that `device._portable_runtime` names. Tests:
+tests/port/test_port_releases.py, tests/port/test_port_files.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Facts from all files of a project: its classes with their methods, and the functions that TorchScript compiles.
 
-Made by `scan` for all files; rules and conditions ask it through `file`. A fact must not depend on the order of files.
+Made by `scan` for all files; rules and conditions ask it through `file`. A fact must not depend on the order of
+files. Tests: tests/port/test_port_unseen_second.py, tests/port/test_port_unseen.py.
 """
 
 from __future__ import annotations

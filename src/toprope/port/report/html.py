@@ -1,6 +1,6 @@
 """The findings as a page: totals, filters, and each file's diff side by side. One file that loads nothing. Pure.
 
-Called by `cli.port --format html`; the drawing of pages is `toprope.drawing`.
+Called by `cli.port --format html`; the drawing of pages is `toprope.drawing`. Tests: tests/port/test_port_reports.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The findings as SARIF 2.1.0, which CI systems show next to the code. Pure.
 
-Called by `cli.port --format sarif`. The form is OASIS SARIF 2.1.0.
+Called by `cli.port --format sarif`. The form is OASIS SARIF 2.1.0. Tests: tests/port/test_port_reports.py.
 """
 
 from __future__ import annotations

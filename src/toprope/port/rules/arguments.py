@@ -1,6 +1,7 @@
 """Rule TR019: options of the command line whose default names CUDA.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+its examples (tests/port/test_port_rules.py).
 """
 
 from __future__ import annotations

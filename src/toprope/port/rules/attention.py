@@ -1,6 +1,7 @@
 """Attention: where the card's fused kernel is reached, and where products and a softmax are written out instead.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+its examples (tests/port/test_port_rules.py).
 """
 
 from __future__ import annotations

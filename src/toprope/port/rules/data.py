@@ -1,6 +1,7 @@
 """Rules TR093, TR094 and TR094a: pinned memory, and copies that do not wait.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+its examples (tests/port/test_port_rules.py).
 """
 
 from __future__ import annotations

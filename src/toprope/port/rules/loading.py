@@ -1,4 +1,7 @@
-"""Rows 57 to 60: where what is loaded goes."""
+"""Rows 57 to 60: where what is loaded goes.
+
+Tests: its examples (tests/port/test_port_rules.py).
+"""
 
 from __future__ import annotations
 

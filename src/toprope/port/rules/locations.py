@@ -1,6 +1,7 @@
 """Rule TR057a: None as map_location where there is CUDA, "cpu" where there is none.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+its examples (tests/port/test_port_rules.py).
 """
 
 from __future__ import annotations

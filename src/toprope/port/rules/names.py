@@ -1,6 +1,7 @@
 """Rules TR102 to TR102c and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+tests/port/test_port_names.py.
 """
 
 from __future__ import annotations

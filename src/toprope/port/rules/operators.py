@@ -1,11 +1,13 @@
 """Operators that the chosen chip and release run on the host, refuse, or run slowly: from the tables, without a run.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+tests/port/test_port_operators.py.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 
 from toprope import chips
 from toprope.port.analysis.tensor_facts import dtype_of, is_tensor, on_host
@@ -109,6 +111,8 @@ def _called(file: File, node: ast.Call) -> bool:
         calls = torch_operators.method(name.removeprefix("Tensor."))
     else:
         name, calls = _function(name)
+    if name.startswith("_") and calls is not None and _is_unknown(file, calls):
+        return False  # torch._assert is no operator
     if calls is None:
         if torch_operators.is_function(name):
             file.operators[name] += 1
@@ -123,6 +127,10 @@ def _called(file: File, node: ast.Call) -> bool:
 def _function(name: str) -> tuple[str, Calls | None]:
     """A function, in whichever of its places the table has it: torch.relu is torch.nn.functional.relu."""
     found = torch_operators.function(name)
+    own = re.fullmatch(r"ops\.aten\.(\w+)(?:\.(\w+))?|(_[a-z]\w+)", name)  # torch.ops.aten.mm.out, torch._private
+    if found is None and own is not None:
+        overload = own[2] if own[2] not in (None, "default") else ""
+        return name, Calls((f"aten::{own[1] or own[3]}{f'.{overload}' if overload else ''}",), ())
     if found is None and name.startswith("nn.functional."):
         found = torch_operators.function(name.removeprefix("nn.functional."))
     elif found is None and "." not in name:
@@ -130,6 +138,11 @@ def _function(name: str) -> tuple[str, Calls | None]:
             torch_operators.method(name) if name.endswith("_") else None
         )
     return name, found
+
+
+def _is_unknown(file: File, calls: Calls) -> bool:
+    card = file.context.target
+    return any(status(each, release=card.release, chip=card.chip).kind is Place.UNKNOWN for each in calls.every)
 
 
 def _method(file: File, node: ast.Call, function: ast.Attribute) -> None:
@@ -144,10 +157,10 @@ def _method(file: File, node: ast.Call, function: ast.Attribute) -> None:
 def _look_up(file: File, node: ast.Call, name: str, calls: Calls, operands: list[ast.expr]) -> None:
     """Report what the tables say of a call, and count it."""
     card = file.context.target
-    places = [status(each, release=card.release, chip=card.chip) for each in calls.every]
-    if any(each.kind is Place.UNKNOWN for each in places):
+    if _is_unknown(file, calls):
         file.operators[name] += 1
         return
+    places = [status(each, release=card.release, chip=card.chip) for each in calls.every]
     pairs = zip(calls.every, places, strict=True)
     host = next(((operator, each) for operator, each in pairs if each.kind is Place.HOST), None)
     file.operators[KNOWN if host is not None or not _depends(file, calls, places) else DEPENDS] += 1

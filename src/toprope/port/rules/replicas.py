@@ -1,6 +1,7 @@
 """Rules TR069 and TR069a: torch's DataParallel and its parts, which copy between the GPUs of one process.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`).
+Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
+its examples (tests/port/test_port_rules.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """toprope as a requirement of ported code: which list of the project has to name it.
 
-Called by `cli.port` after a port without `--vendor`.
+Called by `cli.port` after a port without `--vendor`. Tests: tests/port/test_port_reported.py,
+tests/port/test_port_unseen_second.py.
 """
 
 from __future__ import annotations

@@ -141,7 +141,8 @@ class Tree:
         if package is not None and facts.own:
             return _absolute(min(facts.own), min(facts.own).parent)
         if package is not None and (_is_installed(package) if facts.runs else not facts.roots and not facts.depth):
-            return _absolute(package, package.parent)
+            is_on_path = package.parent == self.top or facts.runs or _is_installed(package)
+            return _absolute(package, package.parent) if is_on_path else _relative(facts, 1)
         is_part = bool(facts.depth) and not facts.runs and not facts.notebook
         if is_part and facts.importers:
             return _relative(facts, facts.depth)

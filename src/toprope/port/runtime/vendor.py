@@ -1,6 +1,7 @@
 """The one file of `--vendor`: where its copies go, and under which names ported programs import it.
 
 Called by `scan` and `cli.port --vendor`; `placement` finds the folders. The file is `device/_portable_runtime.py`.
+Tests: tests/port/test_port_options.py, tests/port/test_port_releases.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Offloaded weights for the optimizer step: read and written in place, tile by tile.
 
 `Handle` makes it when training begins. It implements the interface `tiers.training.weights.Weights`, through which
-`tiers.training` reaches the weights of an attached model without knowing homes or slots.
+`tiers.training` reaches the weights of an attached model without knowing homes or slots. Tests:
+tests/tiers/test_tiers_faults.py.
 """
 
 from __future__ import annotations

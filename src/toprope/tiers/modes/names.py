@@ -1,6 +1,7 @@
 """The four modes by name, their effects, and the variables that ask for one. Pure.
 
 Read by `modes.switch` and, without torch, by `toprope run`. A new mode is a row of `MODES`, and of docs/tiers.md.
+Tests: tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

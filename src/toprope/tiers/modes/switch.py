@@ -1,7 +1,8 @@
 """Enable and disable modes: torch's global hooks for modules and optimizers, and a wrapper of Module._apply.
 
 The implementation of `toprope.tiers.modes`. It notices models that are built, moved, called or stepped, and has
-`modes.models.Managed` act on each; it decides nothing about a single model itself.
+`modes.models.Managed` act on each; it decides nothing about a single model itself. Tests:
+tests/tiers/test_tiers_modes.py, tests/tiers/test_tiers_modes_benchmark.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 `attach` calls it with a model's groups, `toprope tiers plan` with those of a folder. `model` has input and result,
 `units` the parts that are placed, `search` the search, `placement` and `clock` the predicted time of one placement,
 `budgets` the values of "auto", `layout` the groups of a model folder, `links` measured bandwidths, `report` the table
-and the picture.
+and the picture. Tests: tests/tiers/test_tiers_plan.py, tests/tiers/test_tiers_layout.py.
 """
 
 import warnings

@@ -1,6 +1,7 @@
 """Resolve the budget "auto" of the device, the host or the disk from the free bytes. Pure.
 
-Called by `attach`, `toprope tiers plan` and the modes, each of which measures the free bytes itself (`Free`).
+Called by `attach`, `toprope tiers plan` and the modes, each of which measures the free bytes itself (`Free`). Tests:
+tests/cli/test_cli_tiers.py.
 """
 
 from __future__ import annotations

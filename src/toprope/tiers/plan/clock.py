@@ -1,8 +1,9 @@
 """The loads of a step, and a virtual clock that runs them: jobs on links, the disk and the device. Pure.
 
-`placement` gives it the jobs and reads the predicted time; `report` draws its spans. A resource does one job at a time:
-of those that are ready, the job for the earliest use. The transfer threads (`tiers.store.transfer`) take loads in the
-same order: one that changes needs the other to change, or predictions become wrong.
+`placement` gives it the jobs and reads the predicted time; `report` draws its spans. A resource does one job at a
+time: of those that are ready, the job for the earliest use. The transfer threads (`tiers.store.transfer`) take loads
+in the same order: one that changes needs the other to change, or predictions become wrong. Tests:
+tests/tiers/test_tiers_placement.py.
 """
 
 from __future__ import annotations

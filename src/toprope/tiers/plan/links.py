@@ -2,7 +2,7 @@
 
 `attach`, `toprope tiers plan` and the image pipelines give its result to the planner. Not pure: reads a file, copies
 memory, copies to a device. Every figure has its source (`Link.word`). Measurements while other programs use the same
-disk or memory are slower; so would be a run at the same time.
+disk or memory are slower; so would be a run at the same time. Tests: tests/tiers/test_tiers_full_device.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Input and result of the planner: groups, budgets, links, loads. Pure: names, bytes and seconds, no tensors.
 
-A *group* is a set of weights that are loaded to the device together, such as one block of a transformer. A *use* is one
-run of a group, forward or backward; the uses of one step make the *order*, which repeats. Groups that do not stay on
-the device are loaded into a *ring* of equal slots in its memory. These types are the border between `tiers.plan` and
-its callers (`tiers.engine`, `toprope tiers plan`); those in `tiers.plan.__all__` are public.
+A *group* is a set of weights that are loaded to the device together, such as one block of a transformer. A *use* is
+one run of a group, forward or backward; the uses of one step make the *order*, which repeats. Groups that do not stay
+on the device are loaded into a *ring* of equal slots in its memory. These types are the border between `tiers.plan`
+and its callers (`tiers.engine`, `toprope tiers plan`); those in `tiers.plan.__all__` are public. Tests:
+tests/tiers/test_tiers_plan.py, tests/tiers/test_tiers_placement.py.
 """
 
 from __future__ import annotations

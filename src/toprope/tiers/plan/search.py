@@ -1,11 +1,11 @@
 """Search for the placement of units and the number of slots, and the errors if none fits. Pure.
 
 Called by `planner` alone. With uses in a cycle, keeping any fixed set on the device gives the most hits (Belady's
-choice); sets differ only in how well loads overlap with computation. A few sets are made, each as large as fits: spread
-over the order, from its beginning, from its end, and the largest units first. This is done for some slot sizes (larger
-units stay on the device), and for each number of slots up to the one that hides the longest load behind the shortest
-computation. The virtual clock then decides which set is best. Sets whose lower limit is above the best time so far are
-skipped. For a model with few units every set is a candidate.
+choice); sets differ only in how well loads overlap with computation. A few sets are made, each as large as fits:
+spread over the order, from its beginning, from its end, and the largest units first. This is done for some slot sizes
+(larger units stay on the device), and for each number of slots up to the one that hides the longest load behind the
+shortest computation. The virtual clock then decides which set is best. Sets whose lower limit is above the best time
+so far are skipped. For a model with few units every set is a candidate. Tests: tests/tiers/test_tiers_plan.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure once per process if products with quantised weights are faster on a device.
 
-The modes quantise only where they are (`verdict`); users call `tiers.pages.measure`. It times the same code as a layer
-runs, so it needs no change when the kernels change.
+The modes quantise only where they are (`verdict`); users call `tiers.pages.measure`. It times the same code as a
+layer runs, so it needs no change when the kernels change. Tests: tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

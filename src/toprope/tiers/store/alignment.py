@@ -1,9 +1,10 @@
 """Alignment of weights in memory with which operators give the same bits as with torch's own alignment.
 
-`store.backing` asks `needed` before it lets a weight lie where it is in a file. torch aligns tensors to 64 bytes; in a
-safetensors file they begin anywhere. Libraries of linear algebra may take another code path for a matrix with another
-alignment, which adds numbers in another order: oneMKL's documentation of conditional numerical reproducibility asks for
-64 bytes; on one CPU, fp32 with one row needed 16, and bf16 none. So it is measured once per process and dtype.
+`store.backing` asks `needed` before it lets a weight lie where it is in a file. torch aligns tensors to 64 bytes; in
+a safetensors file they begin anywhere. Libraries of linear algebra may take another code path for a matrix with
+another alignment, which adds numbers in another order: oneMKL's documentation of conditional numerical
+reproducibility asks for 64 bytes; on one CPU, fp32 with one row needed 16, and bf16 none. So it is measured once per
+process and dtype. Tests: tests/tiers/test_tiers_alignment.py.
 """
 
 from __future__ import annotations

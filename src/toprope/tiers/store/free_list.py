@@ -1,6 +1,6 @@
 """Free list: allocates ranges of a file or of memory. Pure: offsets and lengths.
 
-`store.spill` and, through it, stacks allocate their files by it.
+`store.spill` and, through it, stacks allocate their files by it. Tests: tests/tiers/test_tiers_stores.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 For the planner (`plan.layout`), which must not import torch, for homes in files (`engine.model.weight_files`) and for
 checkpoints. A safetensors file is eight bytes for the size of a header, the header in JSON, then the tensors' bytes.
-Which of several files of a folder is loaded follows transformers and diffusers (`_loaded`).
+Which of several files of a folder is loaded follows transformers and diffusers (`_loaded`). Tests:
+tests/tiers/test_tiers_layout.py, tests/tiers/test_tiers_threads.py.
 """
 
 from __future__ import annotations

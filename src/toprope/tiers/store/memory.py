@@ -1,8 +1,8 @@
 """Memory of the host and of devices, pinned or plain, and tensors without memory.
 
 Used by all of `tiers`: a `Memory` is a range of bytes that loads write to, wherever it is. `free_memory` is public
-(`toprope.tiers.free_memory`). `DTYPES` follows the safetensors format; `store.headers.BITS` has the same names for code
-without torch.
+(`toprope.tiers.free_memory`). `DTYPES` follows the safetensors format; `store.headers.BITS` has the same names for
+code without torch. Tests: tests/tiers/test_tiers_stores.py, tests/tiers/test_tiers_absent.py.
 """
 
 from __future__ import annotations

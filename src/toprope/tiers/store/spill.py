@@ -1,7 +1,8 @@
 """Spill file: an unnamed file for tensors that do not fit into memory. It is deleted whenever the process ends.
 
 `SpillFile` has weights (made by `engine.migrate`) and the levels of stacks on a disk; `SpillStore` is a store of
-`tiers.training` on such a file, which writes in the background.
+`tiers.training` on such a file, which writes in the background. Tests: tests/tiers/test_tiers_stores.py,
+tests/tiers/test_tiers_benchmark.py.
 """
 
 from __future__ import annotations

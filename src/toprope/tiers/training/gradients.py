@@ -1,10 +1,10 @@
 """Move gradients out of the device as soon as they are made.
 
 A parameter's gradient is moved to the store when autograd has accumulated it; `parameter.grad` is then a
-`StoredTensor`: the next backward pass adds to it tile by tile; GradScaler and `torch.nn.utils.clip_grad_norm_` work on
-it, with one gradient on the device at a time. `zero_grad` and `parameter.grad = None` free its room. Made by
+`StoredTensor`: the next backward pass adds to it tile by tile; GradScaler and `torch.nn.utils.clip_grad_norm_` work
+on it, with one gradient on the device at a time. `zero_grad` and `parameter.grad = None` free its room. Made by
 `training.training`, which also has this module's `clip_grad_norm_`: its result has the bits of torch's, so it follows
-the order in which torch adds norms.
+the order in which torch adds norms. Tests: tests/tiers/test_tiers_training_optimizer.py.
 """
 
 from __future__ import annotations

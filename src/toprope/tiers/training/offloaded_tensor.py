@@ -2,7 +2,8 @@
 
 Users meet them as `parameter.grad` and in `optimizer.state`; `training.gradients` and `training.optimizer` make them.
 An operation reads the values to the device for its duration, and writes them back if they were changed. Operations on
-lists (`torch._foreach_*`, GradScaler) are done one tensor at a time, so that only one is on the device.
+lists (`torch._foreach_*`, GradScaler) are done one tensor at a time, so that only one is on the device. Tests:
+tests/tiers/test_tiers_training_optimizer.py.
 """
 
 from __future__ import annotations

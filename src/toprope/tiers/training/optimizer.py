@@ -3,7 +3,8 @@
 `Handle.optimizer` and the hooks of `Handle` and of the modes come here; a step itself is in `training.stepping`. The
 optimizer stays the same object and gets a subclass of its class, so that schedulers and GradScaler work with it, made
 before or after. Its states are `StoredTensor`s in `optimizer.state`. An optimizer of a new release of torch goes into
-`_ELEMENTWISE` or `_BY_PARAMETER`; until then it is stepped as a whole.
+`_ELEMENTWISE` or `_BY_PARAMETER`; until then it is stepped as a whole. Tests:
+tests/tiers/test_tiers_training_optimizer.py.
 """
 
 from __future__ import annotations

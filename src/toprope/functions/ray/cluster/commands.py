@@ -1,7 +1,7 @@
 """Ray for `toprope start`, `status` and `stop`: a node on this machine, with its cards, that outlives them.
 
-Imported by name in `deployment.state_file.cluster`, as the commands must work without Ray. It runs `ray start` and ends
-exactly the processes that this has started.
+Imported by name in `deployment.state_file.cluster`, as the commands must work without Ray. It runs `ray start` and
+ends exactly the processes that this has started. Tests: tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

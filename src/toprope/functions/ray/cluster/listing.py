@@ -1,6 +1,7 @@
 """Living instances of all sessions of a Ray cluster, for `toprope status`.
 
-Asks the manager of each session (`ray.manager.Manager.holders`), without becoming a part of one.
+Asks the manager of each session (`ray.manager.Manager.holders`), without becoming a part of one. Tests:
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

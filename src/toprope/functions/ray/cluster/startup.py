@@ -1,7 +1,8 @@
 """Start of a session on Ray: on a running cluster, or on one that is started here for this program.
 
 `yr.init` with an address of a Ray comes here. It checks the address and the token, connects, and makes the session
-actor and the driver's `RayBackend`.
+actor and the driver's `RayBackend`. Tests: tests/functions/test_functions_ray.py,
+tests/functions/test_functions_ray_auth.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Resources that this machine offers to a Ray cluster: cores, memory, cards and labels; and its token.
 
-Used where a Ray is started or joined (`ray.cluster`). Variables, files and modes of the token are Ray's.
+Used where a Ray is started or joined (`ray.cluster`). Variables, files and modes of the token are Ray's. Tests:
+tests/functions/test_functions_ray_auth.py, tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mapping of requests to Ray's resources, and of cards to node labels; pure.
 
 Ray knows no models, no memory of cards and no named kinds of request. Nodes that toprope starts or joins carry the
-labels below; of other nodes Ray's own resources are read. What is written here is read by `nodes.cluster_view`, perhaps
-on another machine with another version: change both.
+labels below; of other nodes Ray's own resources are read. What is written here is read by `nodes.cluster_view`,
+perhaps on another machine with another version: change both. Tests: tests/functions/test_functions_ray_mapping.py.
 """
 
 from __future__ import annotations

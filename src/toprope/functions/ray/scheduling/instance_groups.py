@@ -1,7 +1,8 @@
 """Groups of instances on Ray: a placement group has the resources of all members, or of none.
 
 A part of `ray.instances`; implements the backend's `InstanceGroups`. Decisions are `lifecycle.GroupLife`'s; as Ray
-reports nothing by itself, groups are polled. `local.scheduling.instance_groups` does the same on one machine.
+reports nothing by itself, groups are polled. `local.scheduling.instance_groups` does the same on one machine. Tests:
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

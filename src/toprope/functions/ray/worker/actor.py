@@ -1,7 +1,7 @@
 """Instance on Ray: one actor class that creates and calls an instance of any user class.
 
 `ray.instances` has Ray start it; its methods are called by name from there. The process is set up by `worker.process`
-before anything of the user's is unpickled.
+before anything of the user's is unpickled. Tests: tests/functions/test_functions_ray_mapping.py.
 """
 
 from __future__ import annotations

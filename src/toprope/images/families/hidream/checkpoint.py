@@ -3,7 +3,7 @@
 At first only the headers of the files are read. `check` compares names and shapes with the transformer's; then tensors
 are read one by one.
 
-Called by `loading`, and by `stages` for the tensors themselves.
+Called by `loading`, and by `stages` for the tensors themselves. Tests: tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Three repositories make one model: HiDream-I1-Full (the base, with all parts but
 Llama is in `text_encoder_4` and `tokenizer_4` of that folder, or in a folder of its own name in it or next to it.
 Without the base a model still edits, but cannot refine.
 
-Called by `family` and `loading`, and by `images.tiny`, which writes such folders. docs/hidream.md shows users the same
-layouts.
+Called by `family` and `loading`, and by `images.tiny`, which writes such folders. docs/hidream.md shows users the
+same layouts. Tests: tests/images/test_images_hidream.py, tests/images/simulated/test_images_hidream.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The live panel: device, model and memory use, as HTML.
 
-Called by `web.page.app` every second or two; facts come from `Controller.facts`, texts from `web.texts`.
+Called by `web.page.app` every second or two; facts come from `Controller.facts`, texts from `web.texts`. Tests:
+tests/images/test_images_web.py, tests/images/test_images_texts.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tables and texts of the page, as HTML: pictures of a batch, parameters of a picture, a refiner's result.
 
-Called by `web.page.app`. Everything that a user wrote is escaped here.
+Called by `web.page.app`. Everything that a user wrote is escaped here. Tests: tests/images/test_images_web.py,
+tests/images/test_images_messages.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Theme of the page, with fonts that every machine has, and CSS of our own components.
 
 Used by `web.serving` when it starts Gradio. The identifiers in the CSS are those that `web.page.app` gives its
-components.
+components. Tests: tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

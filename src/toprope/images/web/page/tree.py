@@ -1,6 +1,6 @@
 """The tree of a session's steps, in the order and with the words in which a page shows it. Pure.
 
-Used by `web.page.app`; the steps come from `web.sessions`.
+Used by `web.page.app`; the steps come from `web.sessions`. Tests: tests/images/test_images_web.py.
 """
 
 from __future__ import annotations
