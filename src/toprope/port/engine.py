@@ -101,7 +101,7 @@ def port(
     except RecursionError:
         ported.skipped, ported.lines = "names that are given to each other lead too deep", 0
         return ported
-    wanted = [each for each in wanted if not _is_replaced(file, each, wanted)]
+    wanted = [each for each in wanted if not _is_replaced(file, each, wanted) and not _is_needed_import(each)]
     ported.findings = _folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)))
     return ported
 
@@ -124,6 +124,14 @@ def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
         if edit.start <= start < end <= edit.end and not any(low < end and start < high for low, high in kept):
             return not edit.says(finding.before)
     return False
+
+
+_NEEDED = "what stays needs it"
+
+
+def _is_needed_import(finding: Finding) -> bool:
+    """Return whether it is `import torch.cuda`, which stays for what stays, and which every machine can import."""
+    return finding.held_back == _NEEDED and finding.before.startswith("torch.cuda")
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
@@ -300,7 +308,7 @@ def _written(
             lost = {finding.before for finding in taken}
         if lost and taken:
             for finding in taken:
-                finding.held_back = "what stays needs it"
+                finding.held_back = _NEEDED
             _hold_back(file, findings, deselected, elsewhere, path)
             continue
         for finding in findings:

@@ -13,6 +13,7 @@ from toprope.port.analysis.places import Use, resolver_for, use
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.facts import chooses_device, is_options, last_name, option_of
+from toprope.port.project.own_options import is_set_to_device, only_numbers, takes_numbers
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
 from toprope.port.syntax.nodes import nodes_of
@@ -141,6 +142,10 @@ def _argument(file: File, node: ast.Call) -> bool:
     default = file.keyword(node, "default")
     value = default.value if default is not None else None
     choices = file.keyword(node, "choices")
+    if isinstance(value, ast.List | ast.Tuple) and only_numbers(file, option_of(node)):
+        for each in value.elts:
+            if isinstance(each, ast.Constant) and re.fullmatch(r"cuda:\d+", str(each.value)):
+                file.done(each)
     if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
         if not chooses_device(node):
             return False
@@ -195,6 +200,8 @@ def _is_to_resolve(file: File, node: ast.AST) -> bool:
     if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return False
     is_option = node.attr in file.project.options and _is_parsed(file, node.value)
+    if is_option and (takes_numbers(file, node.attr) or is_set_to_device(file, node)):
+        return False
     if not is_option and not file.project.names_setting(node):
         return False
     resolved = file.calls_runtime(file.parent(node), "resolve", "resolve_kind", "device", "name", "kind")
