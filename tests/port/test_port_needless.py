@@ -147,3 +147,121 @@ def test_imports_of_xformers_that_say_the_same_are_one_line():
 def test_a_package_of_kernels_for_cuda_is_seen_without_another_word_of_cuda(name):
     (line,) = ported(f"try:\n    import {name}\nexcept ImportError:\n    {name} = None\n")[1]
     assert line.startswith("TR121")
+
+
+@pytest.mark.parametrize("use", [
+    "if args.device is None:\n    run()", "if not args.device:\n    run()", "x = 1 if args.device else 2",
+    "if args.device and ready:\n    run()", "ready = not args.device", "assert args.device",
+])  # fmt: skip
+def test_an_option_that_is_only_asked_whether_it_is_given_is_not_resolved(tmp_path, use):
+    text = program(tmp_path, f"args = parser.parse_args()\nx = torch.ones(2).to(args.device)\n{use}\n")
+    assert text.count("portable.resolve(args.device)") == 1
+    assert use in text
+
+
+@pytest.mark.parametrize("use", ["y = args.device or pick()", "run(args.device and 3 or args.device)"])
+def test_an_option_that_is_given_on_is_resolved_where_it_is_asked_too(tmp_path, use):
+    text = program(tmp_path, f"args = parser.parse_args()\n{use}\n")
+    assert "portable.resolve(args.device)" in text
+
+
+SUBMITS = """
+import argparse
+import submitit
+{more}
+parser = argparse.ArgumentParser()
+parser.add_argument("--device", type=str, help="type of GPU to use"{default})
+args = parser.parse_args()
+submitit.AutoExecutor().update_parameters({name}=args.device)
+"""
+
+
+def test_an_option_of_a_script_without_torch_for_a_scheduler_is_not_resolved(tmp_path):
+    text = program(tmp_path, "", SUBMITS.format(more="", default="", name="slurm_constraint"))
+    assert "slurm_constraint=args.device" in text
+    assert "portable" not in text
+
+
+@pytest.mark.parametrize(("more", "default", "name"), [
+    ("import torch", "", "slurm_constraint"), ("", ', default="cuda"', "slurm_constraint"), ("", "", "device"),
+])  # fmt: skip
+def test_an_option_that_may_be_a_device_is_resolved(tmp_path, more, default, name):
+    text = program(tmp_path, "", SUBMITS.format(more=more, default=default, name=name))
+    assert f"{name}=portable.resolve(args.device)" in text
+
+
+def test_the_device_of_a_tensor_with_a_name_of_one_letter_is_not_resolved(tmp_path):
+    text = program(tmp_path, "def repackage(h):\n    return torch.tensor(h.data, device=h.device)\n")
+    assert "device=h.device" in text
+    text = program(tmp_path, "def make(h):\n    return torch.tensor(1, device=h.device)\n")
+    assert "device=portable.resolve(h.device)" in text
+
+
+FLOATS = """
+import numpy as np
+import torch
+import torch.distributed as dist
+
+def run(x):
+    t = {made}
+    dist.all_reduce(t)
+"""
+
+
+@pytest.mark.parametrize(("made", "is_reported"), [
+    ("torch.from_numpy(np.zeros((3, 3))).cuda()", True), ("torch.tensor(np.array([1.0, 2])).cuda()", True),
+    ("torch.as_tensor(np.full(3, 0.5)).cuda()", True), ("torch.from_numpy(np.linspace(0, 1, 5)).cuda()", True),
+    ("torch.from_numpy(x.astype(np.float64)).cuda()", True), ("torch.from_numpy(np.ones(3, float)).cuda()", True),
+    ("torch.from_numpy(np.eye(3).reshape(-1)).cuda()", True), ('torch.from_numpy(x.astype("float64")).cuda()', True),
+    ("torch.from_numpy(np.zeros(3, dtype=np.float32)).cuda()", False),
+    ("torch.from_numpy(np.zeros(3, int)).cuda()", False),
+    ("torch.from_numpy(np.array([1, 2])).cuda()", False), ("torch.from_numpy(np.zeros(3)).float().cuda()", False),
+    ("torch.from_numpy(x).cuda()", False), ("torch.tensor(np.zeros(3), dtype=torch.float32).cuda()", False),
+    ("torch.from_numpy(np.zeros(3).astype(np.float32)).cuda()", False),
+    ("torch.from_numpy(np.full(3, 2)).cuda()", False),
+])  # fmt: skip
+def test_a_float64_tensor_of_numpy_that_is_reduced_is_reported(made, is_reported):
+    lines = ported(FLOATS.format(made=made))[1]
+    assert any(each.startswith("TR098a") for each in lines) == is_reported
+
+
+@pytest.mark.parametrize(("given", "is_reported"), [("np.zeros(3)", True), ("np.zeros(3, dtype=np.float32)", False)])
+def test_a_float64_tensor_that_a_function_of_the_file_reduces_is_reported(given, is_reported):
+    lines = ported(
+        f"""
+        import numpy as np
+        import torch
+        import torch.distributed as dist
+
+        def reduce_tensor(inp):
+            dist.reduce(inp, dst=0)
+            return inp
+
+        def validate():
+            counts = {given}
+            counts = reduce_tensor(torch.from_numpy(counts).cuda()) if False else counts
+            return reduce_tensor(torch.from_numpy({given}).cuda())
+        """
+    )[1]
+    assert any(each.startswith("TR098a") for each in lines) == is_reported
+
+
+def test_torch_from_a_star_import_of_an_installed_package_is_torch_in_all_that_is_converted():
+    text, _ = ported(
+        """
+        from fastai.vision.all import *
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            model = model.cuda()
+            torch.cuda.synchronize()
+        """
+    )
+    assert "torch.cuda" not in text
+    assert "device = portable.name()" in text
+    assert "model.to(portable.device())" in text
+
+
+def test_a_name_torch_of_the_files_own_is_not_torch_for_all_a_star_import():
+    text, _ = ported("from lib import *\nfrom mine import torch\n\ntorch.cuda.synchronize()\n")
+    assert "torch.cuda.synchronize()" in text

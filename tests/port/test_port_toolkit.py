@@ -22,7 +22,8 @@ def said(text, name):
     ("run.sh", "module load ${CUDA_MODULE}", "${CUDA_MODULE}"), ("run.sh", "spack load nvhpc@22", "nvhpc@22"),
     ("run.sh", "nsys profile python t.py", "nsys"), ("run.sh", "srun ncu python t.py", "ncu"),
     ("run.sh", "echo quit | nvidia-cuda-mps-control", "nvidia-cuda-mps-control"),
-    ("run.sh", "export NCCL_IB_DISABLE=1", "export NCCL_IB_DISABLE=1"), ("run.sh", "FORCE_CUDA=1 pip install .", "FORCE_CUDA=1"),
+    ("run.sh", "export NCCL_IB_DISABLE=1", "export NCCL_IB_DISABLE=1"),
+    ("run.sh", "FORCE_CUDA=1 pip install .", "FORCE_CUDA=1"),
     ("Dockerfile", "RUN apt-get install -y libnccl2 curl", "libnccl2"),
     ("CMakeLists.txt", "enable_language(CUDA)", "enable_language(CUDA)"),
     ("CMakeLists.txt", "project(natten LANGUAGES CXX CUDA)", "project(natten LANGUAGES CXX CUDA)"),
@@ -39,7 +40,8 @@ def test_the_toolkit_of_cuda_is_seen(name, line, before):
 
 @pytest.mark.parametrize(("name", "line"), [
     ("run.sh", "module load gcc/9.2 openmpi"), ("run.sh", "module unload cuda"), ("run.sh", "module purge"),
-    ("run.sh", "echo nsys ncu"), ("run.sh", "html cuda"), ("run.sh", "python --ncu 3"), ("run.sh", "python train.py --nv 3"),
+    ("run.sh", "echo nsys ncu"), ("run.sh", "html cuda"), ("run.sh", "python --ncu 3"),
+    ("run.sh", "python train.py --nv 3"),
     ("CMakeLists.txt", "find_package(Torch REQUIRED)"), ("CMakeLists.txt", "project(barracuda LANGUAGES CXX)"),
     ("Makefile", "all: notnvcc nvcc.txt"), ("meson.build", "project('barracuda', 'cpp')"),
 ])  # fmt: skip
@@ -50,9 +52,12 @@ def test_what_only_looks_like_the_toolkit_is_left_alone(name, line):
 @pytest.mark.parametrize(("name", "line", "before"), [
     ("run.sh", "singularity exec --nv a.sif python t.py", "--nv"), ("run.sh", "srun apptainer run --nv a.sif", "--nv"),
     ("run.sh", "    --nv \\", "--nv"), ("run.sh", "podman run --device nvidia.com/gpu=all a", "nvidia.com/gpu"),
-    ("pod.yaml", "          nvidia.com/gpu: 1", "nvidia.com/gpu"), ("pod.yaml", "image: nvidia/cuda:11", "nvidia/cuda:11"),
-    ("pod.yaml", "nvidia.com/mig-1g.5gb: 1", "nvidia.com/mig-1g.5gb"), ("sky.yaml", "accelerators: V100:4", "accelerators: V100:4"),
-    ("image.def", "From: nvidia/cuda:11", "nvidia/cuda:11"), ("Singularity", "From: nvcr.io/nvidia/pytorch", "nvcr.io/nvidia/pytorch"),
+    ("pod.yaml", "          nvidia.com/gpu: 1", "nvidia.com/gpu"),
+    ("pod.yaml", "image: nvidia/cuda:11", "nvidia/cuda:11"),
+    ("pod.yaml", "nvidia.com/mig-1g.5gb: 1", "nvidia.com/mig-1g.5gb"),
+    ("sky.yaml", "accelerators: V100:4", "accelerators: V100:4"),
+    ("image.def", "From: nvidia/cuda:11", "nvidia/cuda:11"),
+    ("Singularity", "From: nvcr.io/nvidia/pytorch", "nvcr.io/nvidia/pytorch"),
     ("job.pbs", "#PBS -l select=1:ngpus=4", "ngpus=4"), ("job.lsf", '#BSUB -gpu "num=1"', "-gpu"),
     ("job.sub", "#SBATCH -G 4", "-G 4"), ("run.qsub", "#$ -l gpu=1", "gpu=1"),
     ("Makefile", "\tdocker run --gpus all a", "--gpus all"),

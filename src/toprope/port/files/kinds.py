@@ -33,8 +33,9 @@ class FileKind(StrEnum):
 _SUFFIXES = {
     ".py": FileKind.PYTHON, ".pyi": FileKind.PYTHON, ".pyw": FileKind.PYTHON, ".ipynb": FileKind.NOTEBOOK,
     ".sh": FileKind.SHELL, ".bash": FileKind.SHELL, ".slurm": FileKind.SHELL, ".sbatch": FileKind.SHELL,
-    ".pbs": FileKind.SHELL, ".lsf": FileKind.SHELL, ".qsub": FileKind.SHELL, ".job": FileKind.SHELL, ".sub": FileKind.SHELL,
-    ".zsh": FileKind.SHELL, ".cmake": FileKind.BUILD, ".mk": FileKind.BUILD, ".def": FileKind.IMAGE,
+    ".pbs": FileKind.SHELL, ".lsf": FileKind.SHELL, ".qsub": FileKind.SHELL, ".job": FileKind.SHELL,
+    ".sub": FileKind.SHELL, ".zsh": FileKind.SHELL,
+    ".cmake": FileKind.BUILD, ".mk": FileKind.BUILD, ".def": FileKind.IMAGE,
     ".cu": FileKind.CUDA, ".cuh": FileKind.CUDA, ".c": FileKind.CPP, ".cc": FileKind.CPP, ".cpp": FileKind.CPP,
     ".cxx": FileKind.CPP, ".h": FileKind.CPP, ".hh": FileKind.CPP, ".hpp": FileKind.CPP,
     ".md": FileKind.DOCUMENT, ".rst": FileKind.DOCUMENT, ".json": FileKind.CONFIG, ".toml": FileKind.CONFIG,

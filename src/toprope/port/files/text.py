@@ -426,7 +426,7 @@ def _requirements(line: str, start: int) -> _Found:
 
 
 def _toolkit(line: str, start: int, kind: FileKind) -> _Found:
-    """CUDA's toolkit in a script, an image or a build, and the cards that a container of Singularity or a job is given."""
+    """CUDA's toolkit in a script, an image or a build, and the cards that a container or a job is given."""
     places = list(build_commands(line) if kind is FileKind.BUILD else toolkit(line))
     for low, high in places:
         if not re.search(r"(?:^|\s)#", line[:low]):

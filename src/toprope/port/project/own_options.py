@@ -12,7 +12,9 @@ from toprope.port.file import File
 from toprope.port.project.facts import last_name, option_of
 from toprope.port.syntax.nodes import nodes_of
 
-__all__ = ["is_set_to_device", "only_numbers", "takes_numbers"]
+__all__ = [
+    "is_of_another_program", "is_only_asked", "is_set_to_device", "is_used_as_tensor", "only_numbers", "takes_numbers",
+]  # fmt: skip
 
 _NUMBERS = re.compile(r"\s*(?:\d+(?:\s*,\s*\d+)*)?\s*")
 _HELP_OF_NUMBERS = re.compile(r"\b0\s*,\s*1\b|\bi\.?e\.?\s+0\b")
@@ -101,3 +103,49 @@ def _is_number_of(file: File, node: ast.expr) -> bool:
     if not isinstance(part, ast.Subscript) or not isinstance(separator, ast.Constant) or separator.value != ":":
         return False
     return ast.unparse(part.slice) in ("-1", "1")
+
+
+def is_only_asked(file: File, node: ast.expr) -> bool:
+    """Return whether it is only asked whether an option is given: `args.device is None`, `if not args.device:`."""
+    inner: ast.AST = node
+    around = file.parent(node)
+    if isinstance(around, ast.Compare):
+        return isinstance(around.ops[0], ast.Is | ast.IsNot)
+    while (isinstance(around, ast.UnaryOp) and isinstance(around.op, ast.Not)) or isinstance(around, ast.BoolOp):
+        inner, around = around, file.parent(around)
+    if isinstance(inner, ast.UnaryOp):
+        return True
+    return isinstance(around, ast.If | ast.While | ast.IfExp | ast.Assert) and inner is around.test
+
+
+def is_of_another_program(file: File, node: ast.Attribute) -> bool:
+    """Return whether a file without torch gives its own option, which has no default, to an argument of another name.
+
+    `executor.update_parameters(slurm_constraint=args.device)` of a script that hands in a job.
+    """
+    around = file.parent(node)
+    if not isinstance(around, ast.keyword) or "device" in (around.arg or "device"):
+        return False
+    own = [
+        each for each in file.walk.scopes
+        if isinstance(each, ast.Call) and getattr(each.func, "attr", "") == "add_argument"
+        and option_of(each) == node.attr
+    ]  # fmt: skip
+    has_torch = any(
+        (each.imported or "").partition(".")[0] == "torch"
+        for bindings in file.walk.module.bindings.values() for each in bindings
+    )  # fmt: skip
+    return bool(own) and not has_torch and not any(file.keyword(each, "default") for each in own)
+
+
+_OF_TENSORS = {"data", "shape", "size", "dtype", "grad", "detach", "view", "dim", "numel", "requires_grad"}
+
+
+def is_used_as_tensor(file: File, node: ast.Name) -> bool:
+    """Return whether the function around a name also uses it as a tensor: `torch.tensor(h.data, device=h.device)`."""
+    around = file.function(node)
+    return around is not None and any(
+        isinstance(each, ast.Attribute) and each.attr in _OF_TENSORS
+        and isinstance(each.value, ast.Name) and each.value.id == node.id
+        for each in nodes_of(around)
+    )  # fmt: skip

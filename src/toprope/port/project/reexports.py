@@ -113,7 +113,7 @@ def star_names(tree: ast.Module, exports: Mapping[str, Mapping[str, str]]) -> tu
     """The names of torch that a file has through star imports.
 
     Returns:
-        Those of the project's modules; and the one module of torch ("torch", "torch.nn") from which all names come that
+        Those of the project's modules, and torch itself, which an installed package may give; and the one module of torch ("torch", "torch.nn") from which all names come that
         the file does not bind otherwise, "" where there is none or where another package may have them as well.
     """
     found: dict[str, str] = {}
@@ -125,4 +125,5 @@ def star_names(tree: ast.Module, exports: Mapping[str, Mapping[str, str]]) -> tu
             found |= exports[star.rpartition(".")[2]]
         else:
             modules.append("")
+            found.setdefault("torch", "torch")  # where an installed package gives the name, it is torch
     return found, modules[0] if len(modules) == 1 else ""

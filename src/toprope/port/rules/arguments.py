@@ -13,7 +13,14 @@ from toprope.port.analysis.places import Use, resolver_for, use
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.facts import chooses_device, is_options, last_name, option_of
-from toprope.port.project.own_options import is_set_to_device, only_numbers, takes_numbers
+from toprope.port.project.own_options import (
+    is_of_another_program,
+    is_only_asked,
+    is_set_to_device,
+    is_used_as_tensor,
+    only_numbers,
+    takes_numbers,
+)
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
 from toprope.port.syntax.nodes import nodes_of
@@ -200,7 +207,10 @@ def _is_to_resolve(file: File, node: ast.AST) -> bool:
     if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return False
     is_option = node.attr in file.project.options and _is_parsed(file, node.value)
-    if is_option and (takes_numbers(file, node.attr) or is_set_to_device(file, node)):
+    if is_option and (
+        takes_numbers(file, node.attr) or is_set_to_device(file, node) or is_only_asked(file, node)
+        or is_of_another_program(file, node)
+    ):  # fmt: skip
         return False
     if not is_option and not file.project.names_setting(node):
         return False
@@ -313,6 +323,8 @@ def _is_other(file: File, node: ast.expr) -> bool:
     """Return whether a name of one letter is a loop's, or gets what is no options: `p = next(model.parameters())`."""
     if not isinstance(node, ast.Name) or len(node.id) > 1:
         return False
+    if is_used_as_tensor(file, node):
+        return True
     for each in file.bindings(node):
         call = each.value
         if isinstance(call, ast.Call) and not _MAKES_OPTIONS.search(last_name(call.func)):
