@@ -6,7 +6,7 @@ Part of `facts`; `file` asks it for the meaning of a name.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["Exports", "exports_of", "full_name", "star_names", "together"]
@@ -109,12 +109,20 @@ def full_name(name: str, exports: Mapping[str, Mapping[str, str]]) -> str:
     return name
 
 
-def star_names(tree: ast.Module, exports: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], str]:
+def star_names(
+    tree: ast.Module, exports: Mapping[str, Mapping[str, str]], own: Collection[str] = ()
+) -> tuple[dict[str, str], str]:
     """The names of torch that a file has through star imports.
 
+    Args:
+        tree: the file.
+        exports: names of torch by the project's modules.
+        own: the names under which programs may import the project's files.
+
     Returns:
-        Those of the project's modules, and torch itself, which an installed package may give; and the one module of torch ("torch", "torch.nn") from which all names come that
-        the file does not bind otherwise, "" where there is none or where another package may have them as well.
+        Those of the project's modules, and torch itself, which an installed package may give; and the one module of
+        torch ("torch", "torch.nn") from which all names come that the file does not bind otherwise, "" where there is
+        none or where another package may have them as well.
     """
     found: dict[str, str] = {}
     modules: list[str] = []
@@ -125,5 +133,6 @@ def star_names(tree: ast.Module, exports: Mapping[str, Mapping[str, str]]) -> tu
             found |= exports[star.rpartition(".")[2]]
         else:
             modules.append("")
-            found.setdefault("torch", "torch")  # where an installed package gives the name, it is torch
+            if star.partition(".")[0] not in own and not star.startswith("."):
+                found.setdefault("torch", "torch")  # where an installed package gives the name, it is torch
     return found, modules[0] if len(modules) == 1 else ""
