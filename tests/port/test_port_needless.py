@@ -265,3 +265,10 @@ def test_torch_from_a_star_import_of_an_installed_package_is_torch_in_all_that_i
 def test_a_name_torch_of_the_files_own_is_not_torch_for_all_a_star_import():
     text, _ = ported("from lib import *\nfrom mine import torch\n\ntorch.cuda.synchronize()\n")
     assert "torch.cuda.synchronize()" in text
+
+
+def test_torch_through_a_star_import_of_the_project_and_one_of_an_installed_package_is_torch(tmp_path):
+    (tmp_path / "common.py").write_text("from fastai.vision.all import *\n")
+    (tmp_path / "main.py").write_text("from common import *\n\nif torch.cuda.is_available():\n    model.cuda()\n")
+    (done,) = [each for each in port_files(find([tmp_path])) if each.path.endswith("main.py")]
+    assert done.after.endswith(b"if portable.is_available():\n    model.to(portable.device())\n")

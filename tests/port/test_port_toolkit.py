@@ -97,7 +97,7 @@ def test_a_recipe_of_make_is_a_command_and_an_assignment_of_make_is_not():
 
 
 @pytest.mark.parametrize("line", [
-    "pip install torch -f https://download.pytorch.org/whl/cu113/torch_stable.html", "pip install natten",
+    "pip install torch -f https://download.pytorch.org/whl/cu113/torch_stable.html", "pip install apex",
 ])  # fmt: skip
 def test_what_a_recipe_of_make_installs_is_looked_at(line):
     assert [each.rule.code for each in port_of(f"a:\n\t{line}\n", "Makefile").findings] == (

@@ -179,7 +179,7 @@ def _look(
     if project is None and WORDS.search(source.data):
         project = project_of([facts_of(tree)])
     if b"import" in source.data and b"*" in source.data:
-        exports, modules = ({}, ()) if project is None else (project.exports, project.modules)
+        exports, modules = ({}, frozenset()) if project is None else (project.exports, project.modules)
         walk.assume(*star_names(tree, exports, modules))
     file = File(source, walk, runtime, project, context)
     index = 0

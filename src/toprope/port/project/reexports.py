@@ -6,7 +6,7 @@ Part of `facts`; `file` asks it for the meaning of a name.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 __all__ = ["Exports", "exports_of", "full_name", "star_names", "together"]
@@ -73,6 +73,7 @@ def together(files: Sequence[tuple[str, Exports]]) -> dict[str, dict[str, str]]:
     Of modules that share their last name a name counts where it means the same in each that has it.
     """
     found: dict[str, dict[str, str]] = {}
+    modules = {name for name, _ in files}
     for _ in range(5):  # through up to five files
         before = {name: dict(each) for name, each in found.items()}
         for module, exports in files:
@@ -83,6 +84,8 @@ def together(files: Sequence[tuple[str, Exports]]) -> dict[str, dict[str, str]]:
                     own[name] = meant
             for star in exports.stars:
                 if star.partition(".")[0] not in _ROOTS:
+                    if is_installed(star, modules):
+                        own.setdefault("torch", "torch")
                     own = {**before.get(star.rpartition(".")[2], {}), **own}
             own = {
                 name: full
@@ -95,6 +98,11 @@ def together(files: Sequence[tuple[str, Exports]]) -> dict[str, dict[str, str]]:
         if found == before:
             break
     return {name: {key: full for key, full in each.items() if full} for name, each in found.items() if each}
+
+
+def is_installed(star: str, own: Set[str]) -> bool:
+    """Return whether a star import is of an installed package: where such a one gives the name torch, it is torch."""
+    return not star.startswith(".") and not own & {star.partition(".")[0], star.rpartition(".")[2]}
 
 
 def full_name(name: str, exports: Mapping[str, Mapping[str, str]]) -> str:
@@ -110,7 +118,7 @@ def full_name(name: str, exports: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def star_names(
-    tree: ast.Module, exports: Mapping[str, Mapping[str, str]], own: Collection[str] = ()
+    tree: ast.Module, exports: Mapping[str, Mapping[str, str]], own: Set[str] = frozenset()
 ) -> tuple[dict[str, str], str]:
     """The names of torch that a file has through star imports.
 
@@ -133,6 +141,6 @@ def star_names(
             found |= exports[star.rpartition(".")[2]]
         else:
             modules.append("")
-            if star.partition(".")[0] not in own and not star.startswith("."):
-                found.setdefault("torch", "torch")  # where an installed package gives the name, it is torch
+            if is_installed(star, own):
+                found.setdefault("torch", "torch")
     return found, modules[0] if len(modules) == 1 else ""

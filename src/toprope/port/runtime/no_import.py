@@ -49,8 +49,14 @@ def is_unbound_torch(file: File, node: ast.AST) -> bool:
     """
     match node:
         case ast.Attribute(value=ast.Name(id="torch") as name, attr=attribute) if attribute in _OF_DEVICES:
-            return not file.bindings(name) and file.dotted(name) is None
+            return not file.bindings(name) and file.dotted(name) is None and not _has_star(file)
     return False
+
+
+def _has_star(file: File) -> bool:
+    """Return whether `from module import *` may bind more names than are seen."""
+    imports = (each for each in file.walk.parents if isinstance(each, ast.ImportFrom))
+    return any(each.names[0].name == "*" for each in imports)
 
 
 def _bindings(file: File) -> list[Binding]:
