@@ -8,6 +8,8 @@ The programs are random, from a fixed seed: streams that hand their cores on by 
 
 S1 and S2 are the checker's two sums (docs/cores.md). Run by hand and by benchmarks/run.py; docs/benchmarks.md has the
 figures, benchmarks/growth.py calls `growth`.
+
+Tests: tests/cores/test_cores_benchmark.py.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ meet at events, or run independent operators. A verdict "deadlock" is therefore 
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. D0 to D2 are the
 disciplines by which a card may hand out cores (`toprope.cores.model`).
+
+Tests: tests/cores/test_cores_benchmark.py.
 """
 
 from __future__ import annotations

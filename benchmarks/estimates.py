@@ -5,6 +5,8 @@ the range over all chips of that family.
 
 Run by hand after a change of rates or formulas of `toprope.estimate`; docs/time.md has the table. The
 measurements are other people's, each with its source: rows are added, never adapted.
+
+Tests: tests/project/test_benchmarks.py.
 """
 
 import argparse

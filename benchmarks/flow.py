@@ -9,6 +9,8 @@
 Each stage returns what it is given, in a process of its own on both sides. Ray is the extra `cluster`.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Turns and rows are in `parts.turns`.
+
+Tests: tests/flow/test_flow_benchmark.py.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ not the network. Decision to make with it: whether edges between machines stay o
 objects.
 
 Run by hand; docs/benchmarks.md has the figures.
+
+Tests: tests/project/test_benchmarks.py.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@
 Ray is the extra `cluster`. The card is a simulated one: a real card's own start comes on top of both sides.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. `--old` uses `parts.versions`.
+
+Tests: tests/functions/test_functions_benchmark.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The measurements are those of benchmarks/measurements/models.toml that are held 
 the program, or the options of `toprope estimate`. Takes about five minutes.
 
 Run by hand after a change of `toprope.estimate`; docs/time.md has the table. Nothing is ever fitted to these rows.
+
+Tests: tests/project/test_benchmarks.py.
 """
 
 import json

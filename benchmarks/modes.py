@@ -14,6 +14,8 @@ The target holds for the speed mode, where the CPU has instructions for bf16: at
 at batch 1 and at batch 32.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
+
+Tests: tests/tiers/test_tiers_modes_benchmark.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The cases are those of benchmarks/measurements/other_model.toml. That model is n
 is agreement and no accuracy. Takes about five minutes.
 
 Run by hand; docs/time.md has the table.
+
+Tests: tests/project/test_benchmarks.py.
 """
 
 import json

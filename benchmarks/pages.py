@@ -13,6 +13,8 @@ one thread in the time that the CPU gave it, which a loaded machine disturbs les
 the minima count. torchao and bitsandbytes are measured where they are installed.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
+
+Tests: tests/tiers/test_tiers_benchmark.py.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ the fastest within the limit is measured. In each round all take turns; the othe
 whose processes answer each other. The target: 1.5 times the better of the two, the confidence interval excluding 1.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. The three services are in `parts.services`.
+
+Tests: tests/flow/test_serve_benchmark.py.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 The figures say what the simulation costs on top of the host's own work; they say nothing about a real card.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
+
+Tests: tests/project/test_benchmarks.py.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ A timed pass follows another one, so that nothing is read ahead for it between r
 cache before; `/proc/self/io` says whether a pass has read what it should.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
+
+Tests: tests/tiers/test_tiers_benchmark.py.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ The others run without streams of their own. All take turns in each round; a fig
 to the faster one of the others, with an interval of 95 %. All outputs are equal to the bit.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
+
+No test runs it. docs/benchmarks.md has its command; tests/project/test_benchmarks.py holds what the benchmarks share.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ columns:
   two disturb each other, as they share cores and memory.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
+
+Tests: tests/tiers/test_tiers_benchmark.py.
 """
 
 from __future__ import annotations

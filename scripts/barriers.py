@@ -8,6 +8,8 @@ file of the vendor that it includes waits for other blocks. It counts as "all bl
 types says so, or where it belongs to MC2. Others, such as a matrix product with a barrier in one of its tilings, are in
 neither list and stay unknown. Run by hand for a new release of the vendor's operators; the other half of the table is
 written by hand.
+
+No test runs it. It is run by hand; tests/project holds the pages that have its figures.
 """
 
 import collections

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Run the named parts of the contract, a set of checks in the folder next to this checkout. Called by `make contract`.
 # Without names the contract's own `run` would run every part; here nothing is run then.
+# Tests: tests/project/test_project.py.
 set -eu
 cd "$(dirname "$0")/.."
 run=../shared/contract/run

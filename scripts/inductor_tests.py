@@ -9,6 +9,8 @@ scripts/library_tests, and runs what is not in them.
 
 Run by hand; docs/simulator.md and docs/soak.md have the figures. `work` is this same file in a child process, and
 scripts/library_tests calls it for its sample of Inductor.
+
+No test runs it. It is run by hand; tests/project holds the pages that have its figures.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@
 A change is killed when a test fails, or does not end within the limit. The survivors are printed with their lines: a
 test is missing there, or the change makes no difference. The exit status is 1 where fewer than 90 % of a module's
 changes are killed. Run by hand. `MODULES` names each module's tests: a test file that is renamed has to follow there.
+
+No test runs it. It is run by hand; tests/project holds the pages that have its figures.
 """
 
 from __future__ import annotations

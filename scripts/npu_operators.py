@@ -7,6 +7,8 @@ one is enough). The operators of the namespace `atb` are defined in C++ of that 
 
 Run by hand for a new release of torch_npu. `toprope.support.npu_operators` reads the table; `toprope.compat` takes the
 operators' schemas from it, and docs/npu_operators.md lists them.
+
+No test runs it. tests/support holds the tables that it writes.
 """
 
 from __future__ import annotations

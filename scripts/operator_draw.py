@@ -5,6 +5,8 @@
 The clones are those of scripts/operator_support, whose code is not used: the vendor's lists are read as lines of text
 here. Half of the operators, drawn by a seed, have a kernel in some release, half have none. Prints each disagreement,
 and a sentence for docs/operators_by_release.md. Run by hand after scripts/operator_support.
+
+No test runs it. It is run by hand; tests/project holds the pages that have its figures.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ VENDOR holds clones named OWNER+NAME, as for scripts/vendor_tests; a missing one
 weighs the same: an operator's share in it is its files among the files of all operators there.
 
 Run by hand; nothing reads the page but people who decide which operator comes next.
+
+No test runs it. It is run by hand; tests/project holds the pages that have its figures.
 """
 
 from __future__ import annotations

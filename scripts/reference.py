@@ -51,7 +51,7 @@ PARTS = {
 _SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Examples?|Sources?):")
 _TITLES = {"Args": "Arguments", "Example": "Example", "Examples": "Examples"}
 _ITEM = re.compile(r"(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): (.*)", re.DOTALL)
-_FOR_MAINTAINERS = re.compile(r"\s*\bTests: (?:tests/[\w/.]+,?\s*)+")
+_FOR_MAINTAINERS = re.compile(r"\s*\bTests:\s+tests/.*?(?=\n\n|\Z)", re.S)
 """The tests of a module, which its docstring names at its end."""
 
 _HEAD = "<!-- Written by scripts/reference.py: change the docstring, not this page. -->"
@@ -104,7 +104,7 @@ def api_page(modules: list[str]) -> str:
         level = "##" if name == modules[0] else "###"
         if name != modules[0]:
             lines += [f"## {name}", ""]
-        lines += [f'<a id="{_anchor(name)}"></a>', "", *prose(_FOR_MAINTAINERS.sub("", inspect.getdoc(module) or "")), ""]
+        lines += [f'<a id="{_anchor(name)}"></a>', "", *prose(inspect.getdoc(module) or ""), ""]
         for each in _exported(module):
             lines += [f"{level} {each}", "", *_entry(module, each), ""]
         if missing := ", ".join(f"`{each}`" for each in module.__all__ if _is_placeholder(module, each)):
@@ -313,6 +313,7 @@ def _comment(module: ModuleType, name: str) -> str:
 
 def prose(text: str) -> list[str]:
     """A docstring as lines of Markdown."""
+    text = _FOR_MAINTAINERS.sub("", text)
     lines: list[str] = []
     section = ""
     block: list[str] = []

@@ -2,6 +2,7 @@
 # Run the tests of the simulated card many times in a row, to find rare crashes; part of `make soak`.
 # A round is one process for all modules that can share one, and one each for those that need a card nobody has used
 # (they count its memory, or fork before the backward pass has threads).
+# Tests: none runs it; its modules are those of tests/sim/simulated.
 # usage: scripts/repeat.sh ROUNDS [MODULE ...]     (no module: all of tests/*/simulated that need no cards of their own)
 set -eu
 cd "$(dirname "$0")/.."

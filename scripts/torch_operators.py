@@ -7,6 +7,8 @@ gradients, and a dispatch mode notes the operators. An operator of every sample 
 samples depends on the arguments.
 
 Run by hand for a new torch. `toprope.support` reads the table, to say which operators a program will need.
+
+Tests: tests/port/test_port_operators.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Footprint of a session of `toprope.functions`: memory, open descriptors and processes of driver and fork server.
 
 Used by benchmarks/functions.py, to see that ended instances leave nothing behind. Reads /proc.
+
+No test runs it. docs/benchmarks.md has its command; tests/project/test_benchmarks.py holds what the benchmarks share.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 A process of its own, without a library of HTTP: the client shall not be what is measured.
 
 Started by `parts.services` for benchmarks/serve.py.
+
+Tests: tests/flow/test_serve_benchmark.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Measured times as multiples of the shortest time that the machine allows, and their summary over several runs.
 
 Used by benchmarks/tiers.py and benchmarks/tiers_training.py.
+
+Tests: tests/project/test_benchmarks.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Each process holds one row at a time, and is stopped while the other one measure
 
 Used by the benchmarks of `tiers` (pages, tiers, tiers_offload, tiers_training); `parts.versions` does the same for
 benchmarks/functions.py with times that the benchmark takes itself.
+
+Tests: tests/tiers/test_tiers_benchmark.py.
 """
 
 from __future__ import annotations

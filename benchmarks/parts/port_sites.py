@@ -7,6 +7,8 @@ that the program gives itself, and the uses of what an import of another library
 more than there is to port, on purpose: `benchmarks/data` has a reader's verdict on its places.
 
 Used by `parts.port_corpus` and `parts.port_oracle`. It shares no code with `toprope.port`, and must not.
+
+Tests: tests/port/test_port_corpus.py.
 """
 
 from __future__ import annotations

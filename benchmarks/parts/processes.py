@@ -1,6 +1,8 @@
 """Processor time and memory of processes, and a context that stops them meanwhile. Reads /proc.
 
 Used where two sides take turns: `parts.turns`, `parts.old_code`, benchmarks/flow.py, benchmarks/serve.py.
+
+Tests: tests/functions/test_functions_benchmark.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The same model as three services: `toprope serve`, LitServe, Ray Serve. Each is a program of its own.
 
 Used by benchmarks/serve.py, which starts, measures and stops them.
+
+Tests: tests/flow/test_serve_benchmark.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Rounds in which pipelines of ours, of Ray and of older code are measured in turns, and their rows of results.
 
 Used by benchmarks/flow.py.
+
+Tests: tests/tiers/test_tiers_benchmark.py.
 """
 
 from __future__ import annotations

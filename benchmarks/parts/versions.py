@@ -1,6 +1,8 @@
 """This version of toprope and an older one, each in a process of its own, measured in turns: ratios with intervals.
 
 Used by benchmarks/functions.py with `--old FOLDER`, which names a work tree.
+
+Tests: tests/project/test_benchmarks.py.
 """
 
 from __future__ import annotations

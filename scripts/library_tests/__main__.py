@@ -12,6 +12,8 @@ their table to docs/compat.md.
 
 Run by hand, for hours. Suites and the known reasons of differences are in suites.toml, how a process records its tests
 in `ends`; clones and limits come from scripts/vendor_tests.
+
+Tests: tests/project/test_library_tests.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ which ENDS names. Each line is JSON: [test, "begins"], [test, "finished"], or [t
 
 Loaded by pytest in the processes that `__main__` starts, and by scripts/inductor_tests.py for its reader. A change of
 the lines makes kept files unreadable: run with `--again`.
+
+Tests: tests/project/test_library_tests.py.
 """
 
 from __future__ import annotations

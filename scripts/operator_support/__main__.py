@@ -9,6 +9,8 @@ WHEEL published torch-npu wheels, which are read and never imported. A release i
 
 Run by hand. `repository` reads git, `kernels` the vendor's lists, `host_code` his C++, `structure` the installed torch.
 `toprope.support.operators_on_card` reads the table; scripts/operator_draw.py checks it with another parser.
+
+No test runs it. tests/support holds the tables that it writes.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ meant. Where the copy is inside an `if`, the condition is sorted: dtypes, the ch
 arguments.
 
 Called by `__main__`. An "interface" is `acl_op` or `op_api`, see `kernels`; op-plugin has a folder for each.
+
+No test runs it. tests/support holds the tables that it writes.
 """
 
 from __future__ import annotations

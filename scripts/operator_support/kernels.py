@@ -2,6 +2,8 @@
 
 Called by `__main__` and `host_code`. An "interface" is one of the two of CANN for which op-plugin has kernels: `acl_op`
 (aclop, the older one) or `op_api` (aclnn). The lists' form changes between the vendor's branches: each is a case here.
+
+No test runs it. tests/support holds the tables that it writes.
 """
 
 from __future__ import annotations

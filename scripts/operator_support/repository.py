@@ -1,6 +1,8 @@
 """Reading of a bare git repository: files at a commit, and the commits that branches and submodules name.
 
 Used by the modules next to it, for clones of Ascend/op-plugin and Ascend/pytorch.
+
+No test runs it. tests/support holds the tables that it writes.
 """
 
 from __future__ import annotations

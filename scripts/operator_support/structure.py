@@ -1,6 +1,8 @@
 """How torch's dispatcher treats an operator that a backend has no kernel for, from the torch that is installed.
 
 Called by `__main__`: an operator without a kernel still works on a card where torch composes it of others.
+
+No test runs it. tests/support holds the tables that it writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The command line: print what differs from the published torch-npu, or write it into a page.
 
 The package's docstring has the usage; all work is in `report`.
+
+Tests: tests/compat/test_compat_torch_npu.py, of the page that it writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The names of `torch.npu` here, read in a process of its own that has the simulated card.
 
 Called by `report`. The process prints JSON, in the form that `published` has for the wheel.
+
+Tests: tests/compat/test_compat_torch_npu.py, of the page that it writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The comparison as Markdown, for docs/compat.md.
 
 Called by `report`; `__main__` writes the result between the page's marks.
+
+Tests: tests/compat/test_compat_torch_npu.py, of the page that it writes.
 """
 
 from __future__ import annotations

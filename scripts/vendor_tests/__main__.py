@@ -13,6 +13,8 @@ einops and torchvision, which are no requirement of toprope.
 Called as `make vendor VENDOR=FOLDER`, by hand, for hours. Suites and left-out tests are in suites.toml; `suites` runs
 files, `tests` counts them, `blocks` and `programs` run documents and samples, `functions` has openYuanrong's
 surroundings.
+
+Tests: tests/project/test_vendor_tests.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Surroundings for openYuanrong's tests: a deployment that was started, and a `ps` that knows its workers.
 
 Called by `__main__` for the suites of that repository.
+
+Tests: tests/project/test_vendor_tests.py.
 """
 
 from __future__ import annotations

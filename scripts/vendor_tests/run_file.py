@@ -3,6 +3,8 @@
 python run_file.py OPTION ... FILE
 
 Started by `__main__` for each file of tests, in the copy of the repository.
+
+Tests: tests/project/test_vendor_tests.py.
 """
 
 import sys

@@ -1,6 +1,8 @@
 """Files of a repository at one commit, and processes that run them with a limit of time.
 
 Used by scripts/library_tests too. `Suite` has the fields of a suite in suites.toml.
+
+Tests: tests/project/test_vendor_tests.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The tests of a file: those in its source, and how they ended in a run.
 
 Called by `__main__`. Counted from the source, so that a test that never ran is missed too.
+
+Tests: tests/project/test_vendor_tests.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Packages with many modules have sub-packages, and no name of a module occurs in five packages."""
+"""Packages with many modules have sub-packages, no name of a module is in five packages, and files name their tests."""
 
+import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -31,3 +33,27 @@ def test_a_package_with_many_modules_has_sub_packages():
 def test_no_name_of_a_module_is_in_five_packages():
     own = [path for path in modules() if not str(path).startswith(FOREIGN)]
     assert [stem for stem, count in Counter(path.stem for path in own).items() if count >= 5] == []
+
+
+def head_of(path):
+    """The docstring of a file, or the comment at its top; None where it has no code of its own."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return text[:2500]
+    tree = ast.parse(text)
+    code = [
+        each for each in tree.body
+        if not isinstance(each, ast.Import | ast.ImportFrom | ast.Expr) and "__all__" not in ast.unparse(each)
+    ]  # fmt: skip
+    return (ast.get_docstring(tree) or "") if code else None
+
+
+def test_each_file_names_the_tests_that_hold_it():
+    """Who changes a file must know what tells that it is broken; of ten strangers' files five said nothing of it."""
+    root = PACKAGE.parents[1]
+    files = [each for name in ("src/toprope", "scripts", "benchmarks") for each in (root / name).rglob("*")]
+    heads = {each: head_of(each) for each in files if each.suffix in (".py", ".cpp", ".h", ".sh")}
+    without = [
+        each for each, head in heads.items() if head is not None and not re.search(r"\btests/\w|No test\b", head)
+    ]
+    assert [str(each.relative_to(root)) for each in without] == []

@@ -2,6 +2,8 @@
 
 A program of benchmarks/measurements/models.toml: benchmarks/model_estimates.py runs it on the simulated card, and
 compares the estimate with the time that this issue reports. It does what is described there and is not tuned.
+
+No test runs it: it is what was measured.
 """
 
 import os

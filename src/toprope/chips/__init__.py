@@ -2,7 +2,7 @@
 
 `get("910B3")` is the call; the simulator, estimates, tiers, doctor and cli use it. Data in TOML, one file per chip
 family; nothing here imports torch, and the files are read when a chip is first asked for. `python -m toprope.chips`
-prints the table. A new chip is one TOML entry (docs/adding.md).
+prints the table. A new chip is one TOML entry (docs/adding.md). Tests: tests/base/test_chips.py.
 """
 
 from importlib import import_module

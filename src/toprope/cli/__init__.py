@@ -1,6 +1,7 @@
 """The command line, `toprope VERB ...`: one file per verb, loaded when it is named.
 
-The entry point of pyproject.toml is `main`, which `app` has. A verb is a row of `app.VERBS` and a file here.
+The entry point of pyproject.toml is `main`, which `app` has. A verb is a row of `app.VERBS` and a file here. Tests:
+tests/cli/test_cli.py.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """`toprope images`: commands for models to try editing with.
 
-The models are written by `images.demo` and `images.tiny`.
+The models are written by `images.demo` and `images.tiny`. Tests: tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Quiet imports: diffusers and transformers log errors alone, unless the user asked for more.
 
-Called by the verbs that edit pictures, before they import these libraries.
+Called by the verbs that edit pictures, before they import these libraries. Tests: tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

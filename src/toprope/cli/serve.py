@@ -1,6 +1,7 @@
 """`toprope serve`: a graph of `toprope.flow` as an HTTP service.
 
-Options and finding the graph in a file; the server is `toprope.flow.service`. docs/serve.md.
+Options and finding the graph in a file; the server is `toprope.flow.service`. docs/serve.md. Tests:
+tests/flow/test_serve_http.py, tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM for work that ends at a safe point: the first asks for it, the second ends at once.
 
-Used by `cli.edit` around its run.
+Used by `cli.edit` around its run. Tests: tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Meaning of the vendor's error codes and messages: usual causes, what to try, and the public sources of it.
 
-For `toprope doctor` and `toprope cores explain`. Data in TOML; nothing here imports torch, and the files are read when
-a code is first asked for.
+For `toprope doctor` and `toprope cores explain`. Data in TOML; nothing here imports torch, and the files are read
+when a code is first asked for. Tests: tests/base/test_codes.py.
 """
 
 # Tests: tests/base/test_codes.py, tests/device/test_doctor_families.py.

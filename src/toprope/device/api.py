@@ -1,6 +1,7 @@
 """Calls of `toprope.device` that take a device by name: load a file, seed all, best dtype, why not.
 
-Public through `toprope.device`; each calls `select` for the device, and then its method of the same name.
+Public through `toprope.device`; each calls `select` for the device, and then its method of the same name. Tests:
+tests/device/test_device_cpu.py, tests/device/test_device_boundary.py.
 """
 
 from __future__ import annotations

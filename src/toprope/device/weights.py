@@ -2,7 +2,8 @@
 
 The mapped pages are given back as they are copied, so that a file larger than the host's memory can be loaded too.
 
-Called by `Device.load` and `toprope.device.load`. The files are read by safetensors and torch.load.
+Called by `Device.load` and `toprope.device.load`. The files are read by safetensors and torch.load. Tests:
+tests/device/test_device_weights.py.
 """
 
 from __future__ import annotations

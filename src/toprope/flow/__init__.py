@@ -13,6 +13,8 @@ Example:
     graph.feed({data: image})
     (result,), code = graph.fetch()
     df.finalize()
+
+Tests: tests/base/test_import.py.
 """
 
 from toprope.flow import exports

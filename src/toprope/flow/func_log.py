@@ -1,6 +1,7 @@
 """The log of functions in stages (`FlowFuncLogger`), with the reference's names and levels.
 
-For functions of the UDF interface. Log lines of `toprope.flow` itself go to `flow.session.logger`.
+For functions of the UDF interface. Log lines of `toprope.flow` itself go to `flow.session.logger`. Tests:
+tests/flow/test_flow_info.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Helper of the dataflow API: writes a template of a deploy file.
 
-For users, under the reference's name; the format is in `graph.deploy_file`.
+For users, under the reference's name; the format is in `graph.deploy_file`. Tests: tests/flow/test_flow_graph.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Results of generator functions and methods: references to the items, in order.
 
 Users iterate over an `ObjectRefGenerator`; each backend has a class of `Items` that waits for the next reference.
+Tests: tests/functions/test_functions_generators.py.
 """
 
 from __future__ import annotations

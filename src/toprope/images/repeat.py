@@ -1,6 +1,7 @@
 """Comparison of a record with the engine that repeats it: the model's files, the device, versions.
 
-`Engine.differences` calls it for `toprope edit --repeat`. The record is made in `images.results`.
+`Engine.differences` calls it for `toprope edit --repeat`. The record is made in `images.results`. Tests:
+tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

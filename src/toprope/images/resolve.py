@@ -1,6 +1,7 @@
 """Choose all values that a request leaves open: the family's defaults, the picture, its frame, seed, instruction.
 
-Called by `images.engine` once for each request of a call; what it chose is in the record.
+Called by `images.engine` once for each request of a call; what it chose is in the record. Tests:
+tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

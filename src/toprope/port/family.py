@@ -1,6 +1,7 @@
 """A family of rules: the rules of one file, and the functions that find their places in a tree.
 
-Every file of `port.rules` makes one; `registry` collects them, `engine` calls their functions.
+Every file of `port.rules` makes one; `registry` collects them, `engine` calls their functions. Tests:
+tests/port/test_port_rules.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rule: a code such as TR012, a kind, the reason, and examples that are both its test and its page.
 
 Made by the files of `port.rules` and `port.files.rules`. Codes are an interface: users name them in comments and
-options, so a code keeps its meaning.
+options, so a code keeps its meaning. Tests: tests/port/test_port_rules.py.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 Every process of a run that imports torch imports this package, so what only some programs use is loaded when it is
 named. The device itself is C++ and is built at the first use.
-"""
 
-# csrc/ is the C++, build.py builds it, installation/installer.py puts the device into torch. toprope.compat and the
-# entry point torch.backends import this package. Users' page: docs/simulator.md.
+Users' page: docs/simulator.md. For contributors: csrc/ is the C++, build.py builds it, installation/installer.py puts
+the device into torch; toprope.compat and the entry point torch.backends import this package. Tests:
+tests/sim/test_sim_install.py, and tests/base/test_import.py for what an import loads.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

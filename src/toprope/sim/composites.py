@@ -1,8 +1,8 @@
 """Recording of torch_npu's operators that are composed of torch operators: a trace has each as one kernel.
 
 Called by the registry of the torch_npu facade around each such operator, and by graphs when they replay one. The trace
-is the C++ core's (csrc/core/trace.h); the work of a call comes from toprope.estimate.cost. Tests:
-tests/sim/simulated/test_timing.py.
+is the C++ core's (csrc/core/trace.h), roles and forms of tensors are numbers of csrc/core/signatures.h; the work of a
+call comes from toprope.estimate.cost. Tests: tests/sim/simulated/test_timing.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numbers and names that torch's C++ side (c10::ScalarType) gives to dtypes; pure.
 
-The C++ core knows dtypes by these numbers: files for it, traces and counters use them. Tests:
-tests/sim/test_documents.py.
+The C++ core knows dtypes by these numbers: files for it, traces and counters use them. A dtype of a newer torch is
+appended, in torch's order. Tests: tests/sim/test_documents.py, and tests/sim/simulated/test_trace.py on a card.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 Each function is a context manager; the card fails so inside the block. For a program that is not to be changed,
 TOPROPE_SIM_FAULTS names the same functions, separated by semicolons, for the whole process:
 `TOPROPE_SIM_FAULTS="fail(aten::add, 507015, after=3); slow_link(2GB)"`.
-"""
 
-# csrc/core/faults.h carries the failures out. Tests: tests/sim/simulated/test_faults.py; page: docs/faults.md.
+Users' page: docs/faults.md. The card's side is csrc/core/faults.h. Tests: tests/sim/simulated/test_faults.py, and
+tests/sim/test_faults_setting.py for the variable.
+"""
 
 from __future__ import annotations
 

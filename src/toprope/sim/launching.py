@@ -1,7 +1,8 @@
 """Kernels of one's own on the simulated card, `toprope.sim.launch`: queued work that takes cores of a stream.
 
 For programs that study how streams compete for cores (docs/simulator.md, examples/core_deadlock.py). The C++ scheduler
-grants the cores (csrc/core/kernels.h). Tests: tests/sim/simulated/test_kernels.py.
+grants the cores: csrc/core/kernels.h has the disciplines in the same order, csrc/core/deadlock.cpp writes the lines
+that `kernels` reads. Tests: tests/sim/simulated/test_kernels_alone.py and test_kernels.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Collective", "KernelState", "collective", "dispatch", "kernels", "launch"]
 
-_KINDS = {"cube": "cube", "vector": "vector", "mix": "mix"}
+_KINDS = ("cube", "vector", "mix")
 _DISCIPLINES = ("D0", "D0b", "D1", "D2")
 _BUDGETS = ("opbase", "strict")
 _LONGEST_NAME = 40

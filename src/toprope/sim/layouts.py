@@ -495,7 +495,6 @@ class CardMemory(ctypes.LittleEndianStructure):
     runtime: int
     to_come: ctypes.Array[ctypes.c_uint64]
     sample_ns: int
-    sample_count: int
     samples: ctypes.Array[Sample]
     live: ctypes.Array[ctypes.Array[ctypes.c_uint64]]
     at_peak: ctypes.Array[ctypes.Array[ctypes.c_uint64]]
@@ -511,7 +510,6 @@ class CardMemory(ctypes.LittleEndianStructure):
         ("runtime", ctypes.c_uint64),
         ("to_come", ctypes.c_uint64 * 2),
         ("sample_ns", ctypes.c_int64),
-        ("sample_count", ctypes.c_uint64),
         ("samples", Sample * SAMPLES),
         ("live", (ctypes.c_uint64 * HELD_KINDS) * MAX_LINES),
         ("at_peak", (ctypes.c_uint64 * HELD_KINDS) * MAX_LINES),

@@ -1,7 +1,7 @@
 """The C functions of the simulator's native part, with their types: `native()` loads both shared objects.
 
 All of toprope.sim that talks to C++ calls it, and so does every test on a card. A new C function in csrc/core/api.cpp
-or csrc/torch needs its types here.
+or csrc/torch needs its types here. Tests: tests/sim/test_simulated.py, whose every module calls them on a card.
 """
 
 from __future__ import annotations

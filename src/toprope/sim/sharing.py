@@ -4,7 +4,8 @@ Registered with torch.multiprocessing when the card is installed; the memory wor
 device memory moves into a file without a name when it is first shared; the receiver opens that file by the sender's
 process and number, and maps it. The sender does not reuse a block while a receiver holds it. A receiver keeps its view
 when the sender ends. The pickled form has torch_npu's layout, since programs that send it themselves replace the device
-in it (`torch_npu/multiprocessing/reductions.py`). Tests: tests/sim/simulated/test_sharing.py.
+in it (`torch_npu/multiprocessing/reductions.py`). toprope.flow shares the tensors of its edges by the same calls.
+Tests: tests/sim/simulated/test_sharing.py.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def share_storage(storage: torch.UntypedStorage) -> tuple[int, bytes | None, int
     Returns:
         The device; what `map_storage` finds the memory by, None for a storage without bytes; the bytes of the storage;
         its first byte's place in that memory; what `release_counter` takes, twice; an event's handle, and whether the
-        receiver waits for it, which it never need.
+        receiver waits for it, which it never has to.
 
     Raises:
         RuntimeError: the storage is not on a card, or the system does not let its memory be shared.

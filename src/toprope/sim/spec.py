@@ -1,6 +1,7 @@
 """`SimSpec`: the simulated cards that a process is to have; reading and writing of the variable TOPROPE_SIM; pure.
 
-`toprope.sim.install`, `toprope run --sim` and the child processes of a run read it. Tests: tests/sim/test_sim_spec.py.
+`toprope.sim.install` and `toprope run` make it, the processes of a run read it from the variable. A new option goes
+into `make`, `parse` and `format`, and into docs/simulator.md. Tests: tests/sim/test_sim_spec.py.
 """
 
 from __future__ import annotations

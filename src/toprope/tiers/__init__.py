@@ -6,7 +6,7 @@
     stack.put("activations", tensor)   # level 0; tensors without room there go to the host, then to a file
     stack.access("activations")        # on the card again
 
-`toprope.tiers.plan` needs no torch, and importing this imports none.
+`toprope.tiers.plan` needs no torch, and importing this imports none. Tests: tests/base/test_import.py.
 """
 
 from importlib import import_module

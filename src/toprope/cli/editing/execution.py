@@ -1,6 +1,7 @@
 """The work of `toprope edit`: on a device of this process, or on several cards.
 
-Called by `cli.edit`. One engine is opened here; several cards are the work of `images.runs.cards`.
+Called by `cli.edit`. One engine is opened here; several cards are the work of `images.runs.cards`. Tests:
+tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Jobs of `toprope edit` from its arguments: pictures, folders and patterns, a jobs.jsonl, or a record to repeat.
 
-Called by `cli.edit`. What a job is, and which are done, is decided in `images.runs.jobs`.
+Called by `cli.edit`. What a job is, and which are done, is decided in `images.runs.jobs`. Tests:
+tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The result of a check of cores as SARIF 2.1.0, which CI systems show next to the code. Pure.
 
-Called by `cli.cores` with `--sarif FILE`. The form is OASIS SARIF 2.1.0.
+Called by `cli.cores` with `--sarif FILE`. The form is OASIS SARIF 2.1.0. Tests: tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations

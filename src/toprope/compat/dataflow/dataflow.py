@@ -1,6 +1,7 @@
 """Facade module `dataflow.dataflow`: graph building of toprope.flow, as in `dataflow.dataflow.FlowOutput`.
 
-Programs import it by this name, which is the vendor's, and so are the names in it.
+Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
+tests/flow/test_flow_graph.py, tests/compat/test_vendor_names.py.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""Facade module `torch_npu.version`: the facade's version, which follows torch's. It is no build of a commit."""
+"""Facade module `torch_npu.version`: the facade's version, which follows torch's. It is no build of a commit.
+
+Tests: tests/compat/test_torch_npu_facade.py.
+"""
 
 from ._facade import version
 

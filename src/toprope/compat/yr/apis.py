@@ -1,6 +1,7 @@
 """Facade module `yr.apis`: all calls of toprope.functions, under the module that defines them in openYuanrong.
 
-Programs import it by this name, which is the vendor's, and so are the names in it.
+Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
+tests/compat/test_vendor_names.py.
 """
 
 from toprope import functions

@@ -1,6 +1,7 @@
 """Queues of operators as a record fills them: events become what operators wait for and what they record; pure.
 
-Shared by the two readers of records in the order of a program, `formats.trace` and `formats.fx_graph`.
+Shared by the two readers of records in the order of a program, `formats.trace` and `formats.fx_graph`. Tests:
+tests/cores/test_cores_record_csv.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The run of a program on a virtual clock, as data: when each operator held which cores, and how it ended; pure.
 
-`simulation.simulate` makes it; users and the picture (`simulation.timeline`) read it.
+`simulation.simulate` makes it; users and the picture (`simulation.timeline`) read it. Tests:
+tests/cores/test_cores_simulate.py.
 """
 
 from __future__ import annotations

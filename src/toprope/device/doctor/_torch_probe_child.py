@@ -4,6 +4,7 @@ Run by `toprope.device.doctor.torch_probe`, never imported. Each fact is written
 descriptor of its own, as soon as it is known, so that a crash leaves what was found before it.
 
 `torch_probe.examination` reads the facts and `host.machine` has their classes: a fact that is added here needs both.
+Tests: tests/device/test_doctor_wheel.py, tests/device/test_doctor_threads.py.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """Checks of the variables that choose cards: which cards they show and hide. Pure.
 
-Called by `diagnosis`; the rules of the variables themselves are in `toprope.visible_devices`.
+Called by `diagnosis`; the rules of the variables themselves are in `toprope.visible_devices`. Tests:
+tests/device/test_doctor_families.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Device tensors between the processes of a graph: by reference where both see the card, never by way of the host.
 
 A part of `edge.codec`. On simulated cards the receiver maps the sender's memory. The sender keeps a block from reuse
-while a receiver holds it; the counts lie in the memory itself. On CUDA and on real NPUs torch's own handles are passed,
-as torch.multiprocessing does it: torch, and torch_npu, keep the memory until the receiver has released it.
+while a receiver holds it; the counts lie in the memory itself. On CUDA and on real NPUs torch's own handles are
+passed, as torch.multiprocessing does it: torch, and torch_npu, keep the memory until the receiver has released it.
+Tests: tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

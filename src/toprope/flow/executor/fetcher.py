@@ -1,6 +1,7 @@
 """Fetching: assembles the results that have arrived at the driver, and returns them.
 
-A part of `executor.runner`. Results are put together like inputs of a stage, by `worker.input_matching`.
+A part of `executor.runner`. Results are put together like inputs of a stage, by `worker.input_matching`. Tests:
+tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations

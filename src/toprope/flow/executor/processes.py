@@ -1,7 +1,8 @@
 """Processes of a graph in the driver: creation, supervision, restarts and end.
 
 A part of `executor.runner`. A process is an instance of `toprope.functions` whose class is `worker.process.Host`;
-without a session of the program's, a graph begins one of its own.
+without a session of the program's, a graph begins one of its own. Tests: tests/flow/test_flow_faults.py,
+tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Metrics, traces and drawings of a running graph.
 
-Behind `FlowGraph.metrics`, `trace` and `picture`, and the service's /metrics.
+Behind `FlowGraph.metrics`, `trace` and `picture`, and the service's /metrics. Tests: tests/flow/test_serve_graph.py.
 """
 
 __all__: list[str] = []

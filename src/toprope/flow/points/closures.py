@@ -1,7 +1,7 @@
 """Models and graphs that a function of a stage runs by `run_flow_model`.
 
 `process_points` makes them for the stage; there `udf.run_context` runs them. Unlike stages, they run when they are
-called, inside of the stage.
+called, inside of the stage. Tests: tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

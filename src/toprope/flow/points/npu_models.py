@@ -1,7 +1,7 @@
 """`npu_model`: functions and models whose inputs and outputs stay on the device.
 
-For users. It is `pyflow` with tensors on the card: the nodes are made by `python_points`, or, with optimize_level 2, by
-`model_export` and `process_points`.
+For users. It is `pyflow` with tensors on the card: the nodes are made by `python_points`, or, with optimize_level 2,
+by `model_export` and `process_points`. Tests: tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Process points other than decorated functions: UDF classes, model files, and graphs as closures.
 
 For users; `FlowNode.add_process_point` takes them. Each describes its stage as a `StageSpec` (`stage.spec`). Classes,
-arguments and configuration files are the reference's.
+arguments and configuration files are the reference's. Tests: tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

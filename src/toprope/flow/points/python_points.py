@@ -1,7 +1,8 @@
 """Process points that run Python: a decorated function, and a class with decorated methods.
 
 `decorators` and `npu_models` make nodes by it. Half of it runs while a graph is built, half (`_make_function`,
-`_make_actor`) in the stage's process, where `worker.calls` calls the function.
+`_make_actor`) in the stage's process, where `worker.calls` calls the function. Tests:
+tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The OpenAPI description of a service, with the inputs and outputs of its graph; pure.
 
-`service.app` serves it. What clients may send and get is decided in `service.bodies`: change both.
+`service.app` serves it. What clients may send and get is decided in `service.bodies`: change both. Tests:
+tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations

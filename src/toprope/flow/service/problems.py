@@ -1,6 +1,7 @@
 """Errors of a service as clients see them: problem details for HTTP (RFC 9457).
 
-`bodies` and `app` raise a `Problem`; `app` sends it. `openapi` lists the status codes.
+`bodies` and `app` raise a `Problem`; `app` sends it. `openapi` lists the status codes. Tests:
+tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Functions of the UDF interface by the names of their module and class, as `proc_wrapper` registers them.
 
-For users (`FlowFuncRegister`, `FlowFuncInfos`), who may register functions without decorators; `FuncProcessPoint` reads
-it.
+For users (`FlowFuncRegister`, `FlowFuncInfos`), who may register functions without decorators; `FuncProcessPoint`
+reads it. Tests: tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Messages of the UDF interface (`FlowMsg`), as its functions see them.
 
 The run context makes one of each internal `Message` (`stage.spec`). Attributes and methods are the reference's.
+Tests: tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

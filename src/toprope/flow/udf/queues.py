@@ -1,6 +1,7 @@
 """Queues of messages for functions with stream input.
 
 A stage gives one to a function for each input that it declares as a stream; `worker.calls.InputQueue` is behind it.
+Tests: tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls of a stage's functions, and their context objects.
 
 `worker.loop` has an input and calls; here values are taken out of messages and results become messages. The functions
-come from `flow.points`, by way of `stage.spec.StageObject`.
+come from `flow.points`, by way of `stage.spec.StageObject`. Tests: tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations

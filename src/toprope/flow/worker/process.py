@@ -1,6 +1,7 @@
 """A process of a graph: the stages that run in it, each function of them in a loop of its own.
 
 `executor.processes` creates it as an instance of `toprope.functions`; the driver talks to it by `edge.connections`.
+Tests: tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

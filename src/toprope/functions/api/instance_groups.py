@@ -1,6 +1,7 @@
 """Groups of instances of the yr API (`yr.Group`): members start all or none, and end together.
 
-For users; a thin layer over the backend's `InstanceGroups`. `suspend` and `resume` exist in the API only.
+For users; a thin layer over the backend's `InstanceGroups`. `suspend` and `resume` exist in the API only. Tests:
+tests/functions/test_functions_groups.py.
 """
 
 from __future__ import annotations

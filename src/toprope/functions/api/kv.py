@@ -1,6 +1,7 @@
 """Key-value calls of the yr API (`yr.kv_set`, ...): checks of the arguments; the backend keeps the pairs.
 
 For users. Most options of a cluster have no effect and are accepted. Names, defaults and messages are openYuanrong's.
+Tests: tests/functions/test_functions_semantics.py, tests/functions/test_functions_security.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Resource groups of the yr API: bundles of resources, granted all together, for instances to use.
 
-For users; checks the arguments (`functions.scheduling.bundles`) and calls the backend's `ResourceGroups`.
+For users; checks the arguments (`functions.scheduling.bundles`) and calls the backend's `ResourceGroups`. Tests:
+tests/functions/test_functions_resource_groups.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`yr.init`, `yr.get`, `yr.put`, `yr.wait` and the other calls of the yr API on sessions, objects, state and resources.
 
 For users, and for `toprope.flow`. `init` chooses the backend by the server address: `functions.local` or
-`functions.ray`; every other call checks its arguments and passes them to that backend. Names, defaults and messages are
-openYuanrong's; docs/functions.md lists them.
+`functions.ray`; every other call checks its arguments and passes them to that backend. Names, defaults and messages
+are openYuanrong's; docs/functions.md lists them. Tests: tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

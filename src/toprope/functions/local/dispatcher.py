@@ -1,7 +1,8 @@
 """Dispatch of calls to workers, and of their results: a part of the local session.
 
 Instances and pools call `send`; the reactor calls `handle` with the messages that it has read. The messages are those
-of `transport.wire`; the worker's side is in `local.worker.worker_process`.
+of `transport.wire`; the worker's side is in `local.worker.worker_process`. Tests:
+tests/functions/test_functions_wire.py, tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Instances of a local session: resource requests, start, calls, restarts and end.
 
 The session, its workers' requests and the instance groups call it. What happens on an event is decided by
-`functions.lifecycle`; here its commands are carried out. `ray.instances` does the same on Ray.
+`functions.lifecycle`; here its commands are carried out. `ray.instances` does the same on Ray. Tests:
+tests/functions/test_functions_instances.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Object store of a local session: packs and unpacks values, and counts the readers of their shared memory.
 
 A part of the session, in the driver. Blocks are `transport.arena`'s, pickles `transport.serialization`'s; a block is
-given back to its creator once no process reads it.
+given back to its creator once no process reads it. Tests: tests/functions/test_functions_objects.py.
 """
 
 from __future__ import annotations

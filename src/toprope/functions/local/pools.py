@@ -1,7 +1,8 @@
 """Function calls of a local session: pools of workers that run them, one pool for each set of options.
 
 The session calls `add` for each call of a function; the scheduler has pools make room. What happens on an event is
-decided by `lifecycle.PoolLife`; here its commands are carried out.
+decided by `lifecycle.PoolLife`; here its commands are carried out. Tests: tests/functions/test_functions_faults.py,
+tests/functions/test_functions_lifecycle.py.
 """
 
 from __future__ import annotations

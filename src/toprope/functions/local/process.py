@@ -1,6 +1,7 @@
 """The driver's view of a worker process, and of the calls that are on their way to it.
 
-Plain records that the parts of a local session share: the reactor makes a `Process`, instances and pools make `Call`s.
+Plain records that the parts of a local session share: the reactor makes a `Process`, instances and pools make
+`Call`s. Tests: tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

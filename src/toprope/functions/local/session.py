@@ -2,7 +2,8 @@
 
 `yr.init` without an address makes it; it is the `Backend` of the program. It joins the parts: dispatcher, instances,
 pools, scheduler, object store, reactor and the requests of workers. One lock guards them all, and no code waits while
-it holds the lock: a part that is added keeps to that.
+it holds the lock: a part that is added keeps to that. Tests: tests/functions/test_functions_semantics.py,
+tests/functions/test_functions_threads.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Start of a session on this machine: `yr.init` without an address of a Ray comes here.
 
-It collects the resources of the machine, from `toprope start` if that was called, and makes the `Session`.
+It collects the resources of the machine, from `toprope start` if that was called, and makes the `Session`. Tests:
+tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

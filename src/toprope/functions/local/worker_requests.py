@@ -1,6 +1,7 @@
 """Requests of workers to the driver: each is a method of `Requests`, which `Relay` names by itself.
 
 A part of the local session. A worker waits for the answer, but no method here may wait: it registers a callback.
+Tests: tests/functions/test_functions_semantics.py, tests/functions/test_functions_threads.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Names that all processes of a session on Ray share, and the backend of a process that Ray has started.
 
-A worker has no `yr.init`: `attached` gives it a backend when a reference or a call first needs one.
+A worker has no `yr.init`: `attached` gives it a backend when a reference or a call first needs one. Tests:
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`RayBackend`: the backend of the yr API on Ray, for drivers and workers; calls go directly from process to process.
 
-`ray.cluster.startup` makes the driver's, `ray.worker.worker_backend` is a worker's. Functions, instances and groups are
-in modules of their own; state that processes share is in the manager (`ray.manager`).
+`ray.cluster.startup` makes the driver's, `ray.worker.worker_backend` is a worker's. Functions, instances and groups
+are in modules of their own; state that processes share is in the manager (`ray.manager`). Tests:
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

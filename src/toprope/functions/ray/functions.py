@@ -1,6 +1,7 @@
 """Calls of functions on Ray: `RayBackend.invoke` comes here, `ray.worker.task` runs them.
 
-Ray has the queue and the workers; what it lacks are the time limits of requests, which `_Late` keeps.
+Ray has the queue and the workers; what it lacks are the time limits of requests, which `_Late` keeps. Tests:
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

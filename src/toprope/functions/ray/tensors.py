@@ -1,6 +1,7 @@
 """Serialization of tensors for Ray: their data as a separate buffer, also from and to simulated cards.
 
 Every process of a session on Ray registers it (`know_tensors`); the reducers are those of `transport.serialization`.
+Tests: tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

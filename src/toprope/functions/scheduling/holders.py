@@ -1,6 +1,7 @@
 """Holders of the resources of a session: instances, with or without a handle, and workers for functions.
 
-Data for messages about shortages, `yr.list_instances` and `toprope status`; both backends make them.
+Data for messages about shortages, `yr.list_instances` and `toprope status`; both backends make them. Tests:
+tests/functions/test_functions_claims.py.
 """
 
 from __future__ import annotations

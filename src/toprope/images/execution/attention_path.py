@@ -4,7 +4,8 @@
 a card, the difference between a fused kernel and the plain one is memory that grows with the square of the pixels.
 
 `images.engine` wraps every edit in it; the result is "attention" in the record and in the page's panel. A new fused
-operator of torch or of a vendor needs a row in the table of names below.
+operator of torch or of a vendor needs a row in the table of names below. Tests:
+tests/images/simulated/test_images_attention.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Choose the dtype in which a model is loaded, and a safer one if its numbers overflow.
 
 `read_dtype` is called when the engine is opened, `safer_dtype` by `images.pipeline_manager` after a bad result.
+Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

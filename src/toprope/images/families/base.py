@@ -4,8 +4,8 @@ Each family is one class in its own file, found by the pipeline's name in model_
 turns texts into embeddings, and runs the steps. The engine places the pipeline on a device, through `toprope.device`,
 draws seeds and writes files, in the same way for all families.
 
-Called by `images.engine` and what it is made of. A method that is added here needs an implementation for all families,
-or a default; a new knob belongs into `images.request` first.
+Called by `images.engine` and what it is made of. A method that is added here needs an implementation for all
+families, or a default; a new knob belongs into `images.request` first. Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

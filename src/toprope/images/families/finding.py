@@ -1,7 +1,7 @@
 """Find the family of a model's folder; each family is a module next to this one.
 
 Called when an engine is opened, and by `toprope edit` to check knobs before loading. A new module that is no family
-(such as `base`, `loading`, `sizes`) has to be named in `families` below.
+(such as `base`, `loading`, `sizes`) has to be named in `families` below. Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """InstructPix2Pix, over Stable Diffusion and over SDXL.
 
-Found by `families.finding` and called by the engine. Defaults follow the pages of the pipelines of diffusers.
+Found by `families.finding` and called by the engine. Defaults follow the pages of the pipelines of diffusers. Tests:
+tests/images/test_images_demo.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Refiner that asks a local chat model of transformers, with or without vision.
 
-Made by `refining.opening` for a name such as `local:FOLDER`.
+Made by `refining.opening` for a name such as `local:FOLDER`. Tests: tests/images/test_images_refine.py.
 """
 
 from __future__ import annotations

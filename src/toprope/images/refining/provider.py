@@ -1,6 +1,7 @@
 """Interface of the models that reword an instruction.
 
-Implemented by `refining.openai` and `refining.local`, called by `refining.opening`.
+Implemented by `refining.openai` and `refining.local`, called by `refining.opening`. Tests:
+tests/images/test_images_refine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Writing a tiny pipeline of a family into a folder: the files of this folder are the list of families.
 
 Called by `toprope images tiny`, doctor and tests. A new tiny model is a file here with a function `make(folder)`.
+Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

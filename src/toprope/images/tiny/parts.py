@@ -1,6 +1,6 @@
 """Parts that tiny pipelines share: tokenizers without files, and small text encoders.
 
-Used by the files next to it and by tests.
+Used by the files next to it and by tests. Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies of results for pages; the folder with results itself is not served, as it may have other files.
 
-Used by the controller; paths of results never leave it, only those of copies.
+Used by the controller; paths of results never leave it, only those of copies. Tests: tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

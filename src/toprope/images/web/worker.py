@@ -1,6 +1,6 @@
 """A worker of the server: an engine that loads in the background, with the LoRAs that it has now.
 
-The controller has one for each card.
+The controller has one for each card. Tests: tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

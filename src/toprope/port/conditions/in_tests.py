@@ -1,9 +1,10 @@
 """Tests of the ported project: what they ask, and the names of torch.cuda that they replace.
 
 A test is skipped where there is no CUDA. What it does behind that question may be for CUDA alone without a word of it
-in the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it is,
-and nothing behind it speaks of CUDA any more; in a project that builds operators for CUDA none is. Moves of tensors are
-converted as everywhere.
+in the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it
+is, and nothing behind it speaks of CUDA any more; in a project that builds operators for CUDA none is. Moves of
+tensors are converted as everywhere. Tests: tests/port/test_port_unseen_fourth.py,
+tests/port/test_port_unseen_sixth.py.
 """
 
 from __future__ import annotations

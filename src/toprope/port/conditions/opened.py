@@ -1,6 +1,6 @@
 """Code that runs only because a condition on CUDA holds: followed through names, attributes, functions and constants.
 
-Called by `guards`.
+Called by `guards`. Tests: tests/port/test_port_conditions.py.
 """
 
 from __future__ import annotations

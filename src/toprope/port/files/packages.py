@@ -1,6 +1,7 @@
 """Names of packages that are for CUDA alone, as lists of requirements, commands and a setup.py have them.
 
-Used by `text` and `rules.builds`. A package that is added needs an example in one of their tests.
+Used by `text` and `rules.builds`. A package that is added needs an example in one of their tests. Tests:
+tests/port/test_port_packages.py.
 """
 
 from __future__ import annotations

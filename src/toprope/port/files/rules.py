@@ -1,6 +1,7 @@
 """Rules TR106 to TR110, for files that are not Python: what is reported there, and what is rewritten.
 
-Used by `text`; their pages are docs/port/TR106.md and so on, written by `port.pages`.
+Used by `text`; their pages are docs/port/TR106.md and so on, written by `port.pages`. Tests:
+tests/port/test_port_files.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `def start(device): if device == "cuda": ...` stays as it is, since "cuda:1" is another text on CUDA. So what is given
 to it must stay, too, where the answer says where tensors are: the name of another card is taken for the CPU there.
 
-Part of `facts`; used by `rules.tests`.
+Part of `facts`; used by `rules.tests`. Tests: tests/port/test_port_compared.py.
 """
 
 from __future__ import annotations

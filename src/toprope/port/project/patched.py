@@ -1,4 +1,7 @@
-"""Names of torch that tests replace: `mock.patch("torch.cuda.is_available")`, `monkeypatch.setattr`."""
+"""Names of torch that tests replace: `mock.patch("torch.cuda.is_available")`, `monkeypatch.setattr`.
+
+Tests: tests/port/test_port_unseen_second.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Names of torch that files import from each other: `from utils import *`, `from common import torch`.
 
-Part of `facts`; `file` asks it for the meaning of a name.
+Part of `facts`; `file` asks it for the meaning of a name. Tests: tests/port/test_port_names.py.
 """
 
 from __future__ import annotations

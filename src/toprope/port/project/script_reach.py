@@ -2,7 +2,7 @@
 
 A name is looked for where the file imports it from. Only where that is not known all functions of the name count.
 
-Called by `facts` with what `scripted` found in each file.
+Called by `facts` with what `scripted` found in each file. Tests: tests/port/test_port_options.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A place is identified by its file, its rule and its text, so lines may move. If a file has the same place more often
 than the baseline, the rest is new. Hints are not in a baseline, as CI does not fail for them.
 
-Called by `cli.port --baseline`; the form of the file is an interface with CI, see docs/port.md.
+Called by `cli.port --baseline`; the form of the file is an interface with CI, see docs/port.md. Tests:
+tests/port/test_port_cli.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A place that the port found itself is marked with the number of calls. If it found none, since a device's name came from
 a file or an argument, the line that asked becomes a place of its own.
 
-Called by `cli.port --with-trace`; the file is written by `compat.cuda` in a run.
+Called by `cli.port --with-trace`; the file is written by `compat.cuda` in a run. Tests:
+tests/port/test_port_recorded.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Insert the import of the runtime module.
 
-Called by `engine` for a file with edits; the place follows PEP 8, docstrings and `__future__` imports.
+Called by `engine` for a file with edits; the place follows PEP 8, docstrings and `__future__` imports. Tests:
+tests/port/test_port_engine.py, tests/port/test_port_options.py.
 """
 
 from __future__ import annotations

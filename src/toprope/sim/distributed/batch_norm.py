@@ -1,7 +1,7 @@
 """The operators of nn.SyncBatchNorm for cards: torch has no kernels for the CPU that a card could run.
 
 kernels.py registers them. Composed of torch operators; for half precision they compute in float32, as torch's CUDA
-kernels do. Tests: tests/helpers/distributed_training.py.
+kernels do. Tests: tests/sim/test_distributed.py, with cases of tests/helpers/distributed_training.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Called by process_group.py, whose methods they are, and by kernels.py. Every function takes the backend first, so that
 it also serves the wrapper that torch puts around a backend under TORCH_DISTRIBUTED_DEBUG=DETAIL. Arguments are those of
-torch's backends. tests/helpers/distributed_moves.py and distributed_reductions.py hold the values.
+torch's backends. A new one is also registered in kernels.py, is a method in process_group.py, and has HCCL's name in
+tracing/records.py. Tests: tests/sim/test_distributed.py, with cases of tests/helpers/distributed_moves.py and
+distributed_reductions.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 collectives.py and work.py write into it; `torch_npu._C._distributed_c10d` dumps it. It keeps as many operations as
 TORCH_HCCL_TRACE_BUFFER_SIZE says, none without it. With TORCH_HCCL_DUMP_ON_TIMEOUT=1 a process writes them into a file
 when another process does not arrive. Source of the format, version 2.4: torch_npu/csrc/distributed/TraceUtils.h of
-Ascend/pytorch. Tests: tests/helpers/distributed_cases.py.
+Ascend/pytorch. Tests: tests/sim/test_distributed.py, with cases of tests/helpers/distributed_cases.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EXECUTION_SECONDS = 1836
 """HCCL_EXEC_TIMEOUT where it is not set; torch_npu's watchdog gives 30 minutes more."""
 
 _FILE = "/tmp/hccl_trace_rank_"
-"""Begin of the file's name; the rank follows."""
+"""Beginning of the file's name; the rank follows."""
 
 _numbers = itertools.count()
 _records = itertools.count()

@@ -2,7 +2,8 @@
 
 process_group.py registers them. torch's process groups call them, from Python, from DDP's C++ and from compiled
 functional collectives alike. torch's own kernels would give device tensors to the C++ backend, which is gloo here and
-cannot read them; these call collectives.py. Tests: tests/sim/test_distributed.py.
+cannot read them; these call collectives.py. Their arguments are those of the schemas in torch's c10d/Ops.cpp. Tests:
+tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

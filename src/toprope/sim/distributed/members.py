@@ -1,7 +1,8 @@
 """Names of a process group and its collectives in traces: the same in all processes, which lets traces be merged.
 
-Used by collectives.py and process_group.py; toprope.sim.tracing.records reads the names. Also a warning where the
-processes of a group run a collective on different numbers of cores. Tests: tests/sim/test_distributed.py.
+Used by collectives.py and process_group.py; csrc/core/trace.cpp puts them together, toprope.sim.tracing.records takes
+them apart. Also a warning where the processes of a group run a collective on different numbers of cores. Tests:
+tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The backend `hccl` of a process group, torch_npu's ProcessGroupHCCL: gloo over host views of the card's memory.
 
-torch.distributed makes one for each group (registration.py). Its methods are the functions of collectives.py. Tests:
-tests/sim/test_distributed.py.
+torch.distributed makes one for each group (registration.py). Its methods are the functions of collectives.py. Names and
+texts are torch_npu's. Tests: tests/sim/test_distributed.py, and tests/sim/simulated/test_hccl_alone.py for what one
+process can ask.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Refusals of a real card's HCCL (dtypes, layouts, options), raised here so that a program meets them early.
 
-Called by collectives.py, process_group.py and staging.py. The facts and their sources are in hccl.toml; tests:
-tests/helpers/distributed_refusals.py. `install(..., refuse=False)` and TOPROPE_SIM=...,refuse=off switch them off: gloo
-can do all of it.
+Called by collectives.py, process_group.py and staging.py. The facts and their sources are in hccl.toml: a new one is a
+row there. `install(..., refuse=False)` and TOPROPE_SIM=...,refuse=off switch them off: gloo can do all of it. Tests:
+tests/sim/test_distributed.py, with cases of tests/helpers/distributed_refusals.py.
 """
 
 from __future__ import annotations

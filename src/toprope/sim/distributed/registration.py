@@ -1,7 +1,7 @@
 """Registration of the backend `hccl` for the device `npu` with torch.distributed, under torch_npu's names.
 
-Called when the card is installed; the backend itself is imported with the first process group that uses it. Tests:
-tests/sim/test_distributed.py.
+Called when the card is installed. It replaces a private function of torch.distributed, as torch_npu does; the backend
+itself is imported with the first process group that uses it. Tests: tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

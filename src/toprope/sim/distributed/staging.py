@@ -1,7 +1,7 @@
 """Host tensors for a collective: the bytes of device tensors in a form that gloo can carry, and the way back.
 
 Used by collectives.py and kernels.py. A host tensor is a view wherever possible: gloo then works on the card's memory
-itself. gloo takes contiguous tensors of nine types: Tests: tests/sim/test_distributed.py.
+itself. gloo takes contiguous tensors of nine types, so that
 
 - a tensor that is only moved travels as a type of the same width, bit for bit (complex128 as pairs of float64);
 - bool is reduced as bytes of 0 and 1, with SUM as MAX and PRODUCT as MIN, which equals "or" and "and" there;
@@ -9,6 +9,8 @@ itself. gloo takes contiguous tensors of nine types: Tests: tests/sim/test_distr
 - PREMUL_SUM is a sum of products, which torch_npu makes in the tensors before HCCL gets them;
 - AVG of whole numbers is their sum, divided afterwards towards zero, as torch_npu does;
 - members of lists need not be contiguous: they are copied.
+
+Tests: tests/sim/test_distributed.py, with cases of tests/helpers/distributed_moves.py and distributed_reductions.py.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def run_elsewhere(function: Callable[[], None]) -> None:
 
 
 def wait_for_all(seconds: float) -> None:
-    """Wait until no function is running or waiting, at most so long."""
+    """Wait until no function is running or waiting, for at most this time."""
     with _change:
         _change.wait_for(lambda: _open[0] == 0, seconds)
 

@@ -73,7 +73,7 @@ class _Builder:
         return self.call(torch.npu.current_stream)  # type: ignore[attr-defined]
 
     def begin(self) -> None:
-        """The event that streams wait for which the graph switches to."""
+        """Record the event for which the streams wait that the graph switches to."""
         self._begin = self.call(runtime.record)
 
     def switch(self, label: str) -> tuple[Node, Node]:

@@ -1,7 +1,8 @@
 """Inductor's graphs for the card, compiled as graphs of the host that work on the card's own bytes.
 
 registration.py switches it on. The generated kernels read and write the card's memory without a copy. They say nothing
-about the code that a real card would run. Tests: tests/sim/simulated/test_inductor.py.
+about the code that a real card would run. The operators `toprope_sim` that it calls are those of
+csrc/torch/ops_memory.cpp and ops_frequent.cpp. Tests: tests/sim/simulated/test_inductor.py.
 """
 
 from __future__ import annotations

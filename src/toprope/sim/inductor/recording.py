@@ -69,7 +69,7 @@ class Recording:
 
         Args:
             call: the function.
-            wanted: torch's box, which says whether graphs are wanted; of both passes.
+            wanted: torch's box that says whether graphs are wanted, shared by both passes.
             written: places of the inputs that it changes.
             policy: `torch._inductor.config.cudagraph_policy`.
         """

@@ -1,6 +1,7 @@
 """Work before the interpreter ends: torch's backward threads become idle, and the C++ core stops calling Python.
 
-Registered by installer.py. Without it a thread may be ended inside a destructor, which aborts the process.
+Registered by installer.py. Without it a thread may be ended inside a destructor, which aborts the process. Tests:
+tests/sim/test_at_exit.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _LIMIT = 2.0  # seconds
 
 
 def register() -> None:
-    """Let torch's backward threads finish before Python does, and have no thread ask Python where it is by then."""
+    """Let torch's backward threads finish before Python does, and stop the C++ core from calling Python by then."""
     atexit.register(_wait_for_backward_threads)
     atexit.register(native().stop_sites)
     atexit.register(native().set_graph_calls, None)

@@ -1,7 +1,8 @@
 """Installation of the simulated cards: build and load the C++ part, register the device `npu`, make `torch.npu`.
 
 `toprope.sim.install` calls it, and the import of torch does in a process with TOPROPE_SIM. All or nothing: an error
-leaves torch as it was. Tests: tests/sim/test_sim_install.py.
+leaves torch as it was. What torch is to know about the card is registered in `_register`, and imports what it needs
+there. Tests: tests/sim/test_sim_install.py and test_installation.py.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def _error_texts() -> dict[int, str]:
 
 
 def _load_documents(library: Native, path: Path, *, refuse: bool) -> None:
-    """Tell the core what the chip's kernels take. Read also where nothing is refused: operators run alike then."""
+    """Have the core read what the chip's kernels take; also where nothing is refused, so that operators run alike."""
     error = library.load_documents(str(path).encode())
     if error:
         raise EnvironmentProblem("the vendor's documents cannot be read.", f"{path}: {os.strerror(error)}")

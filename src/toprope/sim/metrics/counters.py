@@ -1,8 +1,8 @@
 """Figures of the simulated cards of one process, read from the file that the C++ core keeps while it runs.
 
 For the reports of a run; totals.py sums processes. The core maps the file into memory (`struct Counters` of
-csrc/core/counters.h, see layouts.py), so it is up to date even when the process was killed. Tests:
-tests/sim/test_counters.py.
+csrc/core/counters.h, see layouts.py), so it is up to date even when the process was killed. BACKWARD and NO_PYTHON are
+words of csrc/torch/sites.cpp. Tests: tests/sim/test_counters.py.
 """
 
 from __future__ import annotations

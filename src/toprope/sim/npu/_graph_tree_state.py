@@ -25,5 +25,5 @@ def mark_step_begin() -> None:
 
 
 def npugraph_mark_step_begin() -> None:
-    """The same, as `torch.compiler` has it."""
+    """Mark the same, under the name that `torch.compiler` has."""
     mark_step_begin()

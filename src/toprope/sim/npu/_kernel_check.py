@@ -1,7 +1,7 @@
 """Kernel mode of torch_npu's sanitizer: a copy of CANN's operators in which debug builds replace the others.
 
 _sanitizer.py switches it on. The simulated card runs no such kernels; the folders are prepared all the same. Interface:
-torch_npu's own module.
+torch_npu's own module. Tests: tests/sim/simulated/test_sanitizer.py.
 """
 
 from __future__ import annotations

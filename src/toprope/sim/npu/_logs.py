@@ -1,6 +1,7 @@
 """torch_npu's own log: lines on standard error, by the name of a part and its level.
 
-Set by `torch_npu._C._logging` (TORCH_NPU_LOGS); the process group of hccl writes lines.
+Set by `torch_npu._C._logging` (TORCH_NPU_LOGS); distributed/process_group.py writes lines. Their form is torch_npu's.
+Tests: tests/sim/test_distributed.py, with cases of tests/helpers/distributed_cases.py.
 """
 
 from __future__ import annotations

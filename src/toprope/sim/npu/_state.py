@@ -1,7 +1,7 @@
 """Parts that the modules of `torch.npu` share: initialisation, device numbers, streams, torch_npu's form of errors.
 
-Used all over toprope.sim and by operators of the torch_npu facade. Numbers of streams follow csrc/core/stream.h. Tests:
-tests/sim/simulated/test_devices.py and test_visible_devices.py.
+Used all over toprope.sim and by operators of the torch_npu facade. Numbers of streams follow csrc/core/stream.h, codes
+are those of error_codes.toml. Tests: tests/sim/simulated/test_devices.py and test_visible_devices.py.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def message(text: str, code: str, rank: int | str | None = None) -> str:
     """A message as torch_npu ends it: when, in which process, on which card, and a code such as `VALUE`.
 
     Args:
-        text: its begin.
+        text: its beginning.
         code: with the code's own words.
         rank: of this process; None for the one in RANK, else -1.
     """

@@ -1,6 +1,7 @@
 """Module `torch.npu.aclnn`: one switch of CANN's operator library (`allow_hf32`), kept and read back.
 
-It has an effect with `numerics=card` alone. Tests: tests/sim/simulated/test_npu_names.py, for the name.
+It has an effect with `numerics=card` alone. `torch.npu.conv.allow_hf32` is the same switch (npu_config.py). Tests:
+tests/sim/simulated/test_npu_names.py, for the name.
 """
 
 from __future__ import annotations

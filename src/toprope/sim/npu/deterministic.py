@@ -72,8 +72,8 @@ def set_deterministic_level(level: int) -> None:
     """Set how much is deterministic: 0 nothing, 1 results, 2 stricter. Switches torch's own setting with it.
 
     Raises:
-        RuntimeError: the level is not 0 to 3; or it is 3 (the same for every batch size), which needs a newer CANN
-            than any, since there is none.
+        RuntimeError: the level is not 0 to 3; or it is 3 (the same for every batch size), which needs a CANN that
+            supports it, and there is none here.
     """
     global _level
     if not 0 <= level <= _MOST:

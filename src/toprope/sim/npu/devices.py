@@ -1,6 +1,7 @@
 """Part of `torch.npu`: the cards that exist, the current one, and the description of a card.
 
-The C++ core has them (csrc/core/cards.h), toprope.chips their properties. Tests: tests/sim/simulated/test_devices.py.
+The C++ core has them (csrc/core/device.h, their health csrc/core/cards.h), toprope.chips their properties. Tests:
+tests/sim/simulated/test_devices.py, and test_visible_devices.py there for the mask.
 """
 
 from __future__ import annotations

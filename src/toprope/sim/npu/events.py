@@ -93,7 +93,7 @@ class Event(torch.Event):
             capture.waited(self)
 
     def query(self) -> bool:
-        """Return True if the event has passed, and before it is recorded."""
+        """Return True if the event has passed, or was not recorded yet."""
         return super().query()
 
     def synchronize(self) -> None:

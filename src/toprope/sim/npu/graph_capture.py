@@ -3,7 +3,8 @@
 graphs.py begins and ends it, and replays the nodes. A dispatch mode sees every operator below autograd. Views and
 changes of a tensor's shape happen at once, since they touch no data; every other operator becomes a node. A node keeps
 the tensors that it reads from outside the graph's pool alive; tensors in the pool it refers to by address, so that
-memory freed during the capture is reused in it, as on a card. Tests: tests/sim/simulated/test_graphs.py.
+memory freed during the capture is reused in it, as on a card. `_DRAW` is kDrawn of csrc/torch/random.cpp. Tests:
+tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

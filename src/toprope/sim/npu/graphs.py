@@ -1,6 +1,7 @@
 """Part of `torch.npu`: graphs (`NPUGraph`), captured once and replayed with new data at the same addresses.
 
-graph_capture.py records the operators, pools.py has the memory. Tests: tests/sim/simulated/test_graphs.py; users' page:
+graph_capture.py records the operators, pools.py has the memory; csrc/torch/graph.cpp calls `_call` for
+torch.accelerator.Graph, by the names of the methods. Tests: tests/sim/simulated/test_graphs.py; users' page:
 docs/npugraph.md.
 """
 

@@ -1,7 +1,8 @@
 """Part of `torch.npu.memory`: history of the allocator with places in the program, for torch's memory visualiser.
 
-csrc/torch/history.cpp records it. The snapshot has the form that torch's `_memory_viz` reads. Tests:
-tests/sim/simulated/test_memory_history.py.
+csrc/torch/history.cpp records it and writes the JSON that `snapshot` reads; `_ACTIONS` are in the order of Happened in
+csrc/core/memory.h, `_SETTINGS` the keys of csrc/torch/allocator_settings.cpp. The snapshot has the form that torch's
+`_memory_viz` reads. Tests: tests/sim/simulated/test_memory_history.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Part of `torch.npu`: figures of the allocator of pinned host memory. Sizes are bytes.
 
-Tests: tests/sim/simulated/test_npu_settings.py.
+Groups and figures are in the order of tsg_host_memory_stats in csrc/torch/memory.cpp. Tests:
+tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations

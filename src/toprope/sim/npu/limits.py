@@ -1,8 +1,9 @@
 """Part of `torch.npu`: limits of the cores of a card that the process, or a stream, may use.
 
-A limit is a stored number that later work reads (csrc/core/core_limits.h). For each kind of core a stream's own limit
-counts, else the process's for the card, else the number of cores of the chip. A stream's may exceed the process's. -1
-leaves a kind as it is. Tests: tests/sim/simulated/test_core_limits.py; users' page: docs/limits.md.
+A limit is a stored number that later work reads (csrc/core/core_limits.h, which has the kinds of cores in the same
+order). For each kind of core a stream's own limit counts, else the process's for the card, else the number of cores of
+the chip. A stream's may exceed the process's. -1 leaves a kind as it is. Tests:
+tests/sim/simulated/test_core_limits.py; users' page: docs/limits.md.
 """
 
 from __future__ import annotations

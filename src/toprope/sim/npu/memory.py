@@ -1,6 +1,7 @@
 """Part of `torch.npu`: figures of the card's memory allocator. All sizes are bytes.
 
-The allocator is C++ (csrc/core/memory.h, rules in memory_rules.h). Tests: tests/sim/simulated/test_memory_figures.py.
+The allocator is C++ (csrc/core/memory.h, rules in memory_rules.h); groups and figures are in the order of its
+MemoryStats. Tests: tests/sim/simulated/test_memory_figures.py.
 """
 
 from __future__ import annotations
@@ -266,7 +267,7 @@ def caching_allocator_delete(mem_ptr: int) -> None:
 
 
 def empty_virt_addr_cache() -> None:
-    """Give back free memory where segments are expandable: that is all that a mapping is kept for here."""
+    """Give free memory back to the card where segments are expandable: nothing else keeps a mapping here."""
     if "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", "").replace(" ", ""):
         empty_cache()
 

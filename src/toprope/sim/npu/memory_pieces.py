@@ -1,6 +1,7 @@
 """Function `torch.npu.memory_snapshot`: the pieces of memory that the allocators hold, and their blocks.
 
-Also used by history.py and pools.py. Tests: tests/sim/simulated/test_memory_history.py.
+Also used by history.py and pools.py. The numbers are in the order of `Heap::snapshot` in csrc/core/heap.h. Tests:
+tests/sim/simulated/test_memory_history.py.
 """
 
 from __future__ import annotations

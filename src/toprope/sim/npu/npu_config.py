@@ -1,7 +1,7 @@
 """Part of `torch.npu`: settings of the operators' compilation and arithmetic, kept and read back.
 
 The simulated card computes on the host in the dtype it is given, so none changes a result, except HF32 under
-`numerics=card`. Tests: tests/sim/simulated/test_npu_settings.py.
+`numerics=card`. Tests: tests/sim/simulated/test_npu_settings.py, and test_numerics.py there for HF32.
 """
 
 from __future__ import annotations

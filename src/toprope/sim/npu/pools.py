@@ -1,6 +1,7 @@
 """Part of `torch.npu`: private memory pools, as graphs and `MemPool` use them.
 
-The pools are the C++ allocator's (csrc/core/memory.h). Tests: tests/sim/simulated/test_graphs.py.
+The pools are the C++ allocator's (csrc/core/memory.h), which knows them by numbers; history.py and memory_pieces.py
+make names of these again. Tests: tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Part of `torch.npu`: names that torch_npu has and the simulated card cannot have.
 
-Each can be looked up, and raises an error that says so when it is used. Tests: tests/sim/simulated/test_npu_names.py.
+Each can be looked up, and raises an error that says so when it is used. A name that the card gets leaves here;
+names.toml follows. Tests: tests/sim/simulated/test_npu_names.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Capture of a profile: operators on the host and acts on the cards, and its file; pure.
 
 collector.py makes it, analysis.py reads it. All times are those of the host: how long a card would take is not
-simulated. Tests: tests/sim/test_profiler_files.py.
+simulated. The file has the fields of `Record` and `HostOperator`: after a change of one, older files are refused.
+Tests: tests/sim/test_profiler_files.py.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def _call(data: dict[str, Any]) -> OperatorCall:
 
 
 def _with_tuple(row: list[Any], place: int) -> list[Any]:
-    """A row whose list at a place, which JSON knows alone, is a tuple again."""
+    """A row whose list at a place is a tuple again: JSON has lists alone."""
     if row[place] is not None:
         row[place] = tuple(row[place])
     return row

@@ -1,7 +1,7 @@
 """Recording of a piece of a program: torch's own profiler for the host, the simulator's trace for the cards.
 
 `torch_npu.profiler` starts and stops it (compat/torch_npu/profiler/profiler_interface.py). Tests:
-tests/sim/test_profiler_files.py.
+tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations

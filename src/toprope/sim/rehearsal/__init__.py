@@ -1,7 +1,8 @@
 """Rehearsal: recording of a run, its facts, and the deviation of its modules from float32.
 
 `toprope run --report`, `toprope.sim.rehearse` and the pytest plugin use it. `schema`, the JSON schema of the facts, is
-loaded when it is named: a process that only records needs no facts.
+loaded when it is named: a process that only records needs no facts. Tests: tests/sim/test_rehearsal.py, and
+tests/sim/simulated/test_rehearsal.py on a card.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,9 @@
 """The facts of a rehearsal: verdict, findings, memory by kind and line, copies and waits by line; pure.
 
 `toprope run --report`, `toprope.sim.rehearse` and the pytest plugin read them from here; cli/reports/rehearsal_page.py
-and rehearsal_file.py show them. `schema` must follow a new fact. Tests: tests/sim/test_rehearsal.py.
+and rehearsal_file.py show them. A new fact of `as_dict` needs its line in ../rehearsal.schema.json, a new text its
+translation (scripts/messages.py). Tests: tests/sim/test_rehearsal.py, and tests/cli/test_rehearsal_file.py for the
+schema.
 """
 
 from __future__ import annotations

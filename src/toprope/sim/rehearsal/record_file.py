@@ -29,7 +29,7 @@ STEPS = tuple(step.name.lower() for step in layouts.Step)
 SIZE = ctypes.sizeof(layouts.Rehearsal)
 """Bytes of a record."""
 
-_MAGIC = b"TRREHEA\x02"
+_MAGIC = b"TRREHEA\x03"
 _SMALL, _BEFORE = 0, 1
 
 

@@ -1,8 +1,7 @@
 """Recording of a rehearsal: hooks that say what the memory of the cards is for and where a step begins.
 
 Installed by `toprope.sim.rehearse`, the pytest plugin, and run_record.py in a process of `toprope run --report`; the
-C++ core keeps the record. Tests: tests/sim/simulated/test_rehearsal.py. Kinds of memory are decided as follows; memory
-that no rule covers is "others":
+C++ core keeps the record. Kinds of memory are decided as follows; memory that no rule covers is "others":
 
 - weights: parameters and buffers of modules whose forward pass was called, or that exist when an allocation fails
 - gradients: what is in `.grad` of those parameters
@@ -12,6 +11,8 @@ that no rule covers is "others":
 
 A step of training is a step of the optimizer that made the first one. A step of inference is a call of an outermost
 module with parameters and without gradients; with gradients it counts where no optimizer makes a step.
+
+Numbers of recorders and steps are those of csrc/core/rehearsal.h. Tests: tests/sim/simulated/test_rehearsal.py.
 """
 
 from __future__ import annotations
@@ -372,7 +373,7 @@ class _Hooks:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-        # asked for by torch.compile alone, which warns of hooks on all modules: of the program's it shall, of this not
+        # torch.compile alone asks it, to warn of hooks on all modules: it is to see the program's and not this one
         self._asked = module._has_any_global_hook
         module._has_any_global_hook = _program_has_hooks
 
@@ -412,7 +413,7 @@ class _Hooks:
         self._calls[module] = number + 1
         if next(module.parameters(), None) is None:
             return  # a loss, an activation function
-        if number & (number - 1) == 0:  # rarely: modules seldom get other parameters
+        if number & (number - 1) == 0:  # at calls 0, 1, 2, 4, 8, ...: modules seldom get other parameters
             self._mark_weights(module)
         with_gradients = torch.is_grad_enabled()
         if with_gradients:

@@ -1,7 +1,7 @@
 """Records of a trace: the acts of a program on the cards, read from the C++ core's file; pure.
 
 For timelines, profiles, core checks and reports; also written as Chrome-trace JSON. The layout is `struct Trace` of
-csrc/core/trace.h (see layouts.py). Tests: tests/sim/test_records.py.
+csrc/core/trace.h (see layouts.py); docs/trace.md describes the records. Tests: tests/sim/test_records.py.
 """
 
 from __future__ import annotations

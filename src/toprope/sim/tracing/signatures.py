@@ -1,7 +1,7 @@
 """Operators that ran while a trace was written, with the shapes of their tensors, read from the core's file; pure.
 
-tracer.py joins them to the records. The layout is `struct Signatures` of csrc/core/signatures.h (see layouts.py).
-Tests: tests/sim/simulated/test_timing.py.
+tracer.py joins them to the records. The layout is `struct Signatures` of csrc/core/signatures.h (see layouts.py), whose
+roles and bits of a form are in the same order. Tests: tests/sim/simulated/test_timing.py.
 """
 
 from __future__ import annotations

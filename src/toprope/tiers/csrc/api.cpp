@@ -1,6 +1,7 @@
 // The C functions of the library of quantised tensors ("pages"), called by toprope/tiers/quant/kernels.py through ctypes:
 // their names, arguments and results are repeated there. Also the values of the formats' codes, which
 // toprope/tiers/quant/formats.py has a second time.
+// Tests: tests/tiers/test_pages_kernels.py.
 #include <cmath>
 #include <cstdlib>
 

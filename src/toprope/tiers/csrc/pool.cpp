@@ -5,6 +5,7 @@
 // each of torch's operators, and threads of our own would have to share the cores with them. Otherwise, and in children
 // of fork, where OpenMP would wait for threads that are gone, the threads are our own: started once, and asleep in the
 // kernel between calls.
+// Tests: tests/tiers/test_pages_kernels.py.
 #include <pthread.h>
 #include <signal.h>
 

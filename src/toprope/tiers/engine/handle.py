@@ -1,8 +1,8 @@
 """`Handle`, which `attach` returns: plan, statistics, training and `detach` of one attached model.
 
-Programs call it, and so do the modes (`tiers.modes`) and the image pipelines. It also plans again after the first step,
-when the times and the memory of a real step are known ("auto" budgets). Its public methods are API: docs/tiers.md
-follows them.
+Programs call it, and so do the modes (`tiers.modes`) and the image pipelines. It also plans again after the first
+step, when the times and the memory of a real step are known ("auto" budgets). Its public methods are API:
+docs/tiers.md follows them. Tests: tests/tiers/test_tiers_attach.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Hooks on the modules of an attached model: `Engine.enter` before a module runs, `Engine.leave` after it.
 
 Made by `attach`; `Handle` removes them. Also here: modules that cannot take hooks, whose `forward` is wrapped; the
-refusal of copies and of DDP or FSDP; and `uncompiled`, by which `torch.compile` leaves the hooks out. Relies on private
-names of torch: look at `uncompiled` and `_put_on` for each new release of torch.
+refusal of copies and of DDP or FSDP; and `uncompiled`, by which `torch.compile` leaves the hooks out. Relies on
+private names of torch: look at `uncompiled` and `_put_on` for each new release of torch. Tests:
+tests/tiers/test_tiers_attach.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Run time of an attached model: which modules run in which thread, and the weights that they need now and next.
 
 The hooks (`engine.hooks`) call `Engine.enter` and `Engine.leave` around every module; autograd comes back for saved
-weights through `saved_weights`; `Handle` gives it plans. Weights come through the slots of `prefetch_buffer`, and move
-for good by `migrate`. Each thread has a stack of running modules (`Local`); Ctrl-C may leave modules on it that have
-stopped, which the next `enter` removes. A change here needs test_tiers_attach, test_tiers_ring and test_tiers_threads.
+weights through `saved_weights`; `Handle` gives it plans. Weights come through the slots of `prefetch_buffer`, and
+move for good by `migrate`. Each thread has a stack of running modules (`Local`); Ctrl-C may leave modules on it that
+have stopped, which the next `enter` removes. A change here needs test_tiers_attach, test_tiers_ring and
+test_tiers_threads. Tests: tests/tiers/test_tiers_attach.py, tests/tiers/test_tiers_ring.py.
 """
 
 from __future__ import annotations

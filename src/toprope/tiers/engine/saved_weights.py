@@ -2,7 +2,7 @@
 
 Without this, autograd would keep every slot of forward alive until backward. `engine.runtime` registers the hooks
 (torch.autograd.graph.saved_tensors_hooks) around each module; where others are registered already, such as those of
-checkpointing (`modes.recompute`), ours go inside of them (`_Nested`).
+checkpointing (`modes.recompute`), ours go inside of them (`_Nested`). Tests: tests/tiers/test_tiers_files.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Checks that a machine has what a mode needs, and the errors if it has not.
 
-Called by `modes.switch` when a mode is enabled, before torch's hooks are registered.
+Called by `modes.switch` when a mode is enabled, before torch's hooks are registered. Tests:
+tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Convert results of bf16 computation to the dtype that the program expects.
 
 For modes that compute in bf16 (`modes.switch`); the other effects ask `transforming` whether their hooks may act.
+Tests: tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

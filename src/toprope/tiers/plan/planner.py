@@ -1,7 +1,8 @@
 """`toprope.tiers.plan.plan`: make the plan of a step, and explain it. Pure.
 
 Checks the input, divides what is too large (`units`), has `search` find a placement, and turns that into the `Plan`
-that `engine.runtime` carries out. It refuses before anything is moved, with the smallest budget that would do.
+that `engine.runtime` carries out. It refuses before anything is moved, with the smallest budget that would do. Tests:
+tests/tiers/test_tiers_plan.py.
 """
 
 from __future__ import annotations

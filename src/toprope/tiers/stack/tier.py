@@ -1,6 +1,6 @@
 """`Tier`, one level of a stack, its statistics, and the checks of what a stack is given.
 
-The public data types of `stack.stack`, without its behaviour.
+The public data types of `stack.stack`, without its behaviour. Tests: tests/tiers/test_tiers_stack.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Homes: places of a weight between its uses, in the host's memory or in a file.
 
-`Home` is the interface by which `tiers.engine` loads any weight without knowing where it is; `store.coded` has homes of
-encoded weights. A home only describes the work, as chunks: the threads of `store.transfer` do it.
+`Home` is the interface by which `tiers.engine` loads any weight without knowing where it is; `store.coded` has homes
+of encoded weights. A home only describes the work, as chunks: the threads of `store.transfer` do it. Tests:
+tests/tiers/test_tiers_stores.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Interface through which the training step reads and writes a model's weights.
 
-`engine.offloaded_params` implements it; all of `tiers.training` relies on it.
+`engine.offloaded_params` implements it; all of `tiers.training` relies on it. Tests:
+tests/tiers/test_tiers_training_optimizer.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Facade module `dataflow.flow_func.flowfunc_wrapper`: names of toprope.flow for code that runs inside a stage.
 
 The vendor's module is the compiled part of DataFlow for stages. Its classes of messages, parameters and contexts are
-not here: in toprope only the stage makes such objects.
+not here: in toprope only the stage makes such objects. Tests: tests/flow/test_flow_func.py,
+tests/compat/test_vendor_names.py.
 """
 
 from enum import IntEnum

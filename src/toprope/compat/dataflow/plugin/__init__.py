@@ -1,6 +1,7 @@
 """Facade package `dataflow.plugin`: DataFlow's plugin for torch, the only one.
 
-Programs import it by this name, which is the vendor's, and so are the names in it.
+Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
+tests/flow/test_flow_func.py.
 """
 
 from toprope.compat.missing import missing_from

@@ -1,6 +1,6 @@
 """Facade module `torch_npu._C._logging`: set the levels of torch_npu's own log (toprope.sim.npu._logs).
 
-Programs that were written for torch_npu call it.
+Programs that were written for torch_npu call it. Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Facade package `torchair.config`: how some of the vendor's documents spell `torchair.configs`, the real name.
 
-Programs import it by this name, which is the vendor's, and so are the names in it.
+Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
+tests/compat/test_torchair_facade.py.
 """
 
 from toprope.compat.missing import missing_from

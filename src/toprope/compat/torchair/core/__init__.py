@@ -1,6 +1,7 @@
 """Facade package `torchair.core`: of the real package, `utils` alone.
 
-Programs import it by this name, which is the vendor's, and so are the names in it.
+Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
+tests/compat/test_torchair_facade.py.
 """
 
 from toprope.compat.missing import missing_from

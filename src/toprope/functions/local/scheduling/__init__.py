@@ -1,6 +1,7 @@
 """Scheduler of a local session, with its instance groups and resource groups.
 
-Internal to `functions.local`; the arithmetic is in `functions.scheduling`.
+Internal to `functions.local`; the arithmetic is in `functions.scheduling`. Tests:
+tests/functions/test_functions_claims.py, tests/functions/test_functions_ledger.py.
 """
 
 __all__: list[str] = []

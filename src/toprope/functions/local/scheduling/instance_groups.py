@@ -1,7 +1,7 @@
 """Instance groups of a local session: members start all or none, and end together if requested.
 
 A part of the scheduler; implements the backend's `InstanceGroups`. Decisions are `lifecycle.GroupLife`'s.
-`ray.scheduling.instance_groups` does the same on Ray.
+`ray.scheduling.instance_groups` does the same on Ray. Tests: tests/functions/test_functions_groups.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Resource groups of a local session: the machine's ledger grants their bundles; each group has its own ledger.
 
 A part of the scheduler; implements the backend's `ResourceGroups`. Rules and messages are `scheduling.bundles`'s.
-`ray.scheduling.resource_groups` does the same on Ray.
+`ray.scheduling.resource_groups` does the same on Ray. Tests: tests/functions/test_functions_resource_groups.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Concurrent calls in a worker: in threads, or in an event loop.
 
-`worker_process` uses it for instances that run several calls at once, or that have coroutine methods.
+`worker_process` uses it for instances that run several calls at once, or that have coroutine methods. Tests:
+tests/functions/test_functions_threads.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The session starts it as a new program, not as a fork, and talks to it by `forkserver_client`. It has one thread, so
 forks are safe. Each worker adopts what its descendants leave behind, and this process what an ended worker leaves: a
-child that is no worker is killed. It ends all of them when the driver is gone, even if the driver was killed, or a fork
-of the driver still holds its sockets.
+child that is no worker is killed. It ends all of them when the driver is gone, even if the driver was killed, or a
+fork of the driver still holds its sockets. Tests: tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed.
 
-Only the reactor calls it. The messages of both sides are defined in `forkserver`.
+Only the reactor calls it. The messages of both sides are defined in `forkserver`. Tests:
+tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

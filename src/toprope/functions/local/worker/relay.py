@@ -1,7 +1,7 @@
 """Relay of a worker to its driver: the `Backend` of code that runs in functions and instances of a local session.
 
 A call of the API in a worker becomes a message; `local.worker_requests` answers it in the driver. A method that is
-added here names its counterpart there.
+added here names its counterpart there. Tests: tests/functions/test_functions_security.py.
 """
 
 from __future__ import annotations

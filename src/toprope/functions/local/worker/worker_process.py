@@ -1,7 +1,8 @@
 """A worker: one process that runs one instance, or functions one after the other.
 
-The forkserver forks it and calls `main`. It reads the dispatcher's messages from its socket, runs the user's code, and
-sends results. Calls of the API that this code makes go by `relay`.
+The forkserver forks it and calls `main`. It reads the dispatcher's messages from its socket, runs the user's code,
+and sends results. Calls of the API that this code makes go by `relay`. Tests:
+tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

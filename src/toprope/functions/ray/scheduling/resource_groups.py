@@ -1,7 +1,7 @@
 """Resource groups on Ray: its placement groups, with the rules of the yr API.
 
 A part of the scheduler on Ray; implements the backend's `ResourceGroups`. Rules and messages are
-`scheduling.bundles`'s.
+`scheduling.bundles`'s. Tests: tests/functions/test_functions_resource_groups.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Placement of instances on Ray's nodes, and the time limits of their requests, which Ray does not have.
 
 `ray.instances` and `ray.functions` ask it for Ray's options of a request, and have it watch the request. Ray itself
-grants the resources.
+grants the resources. Tests: tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Guard process: waits for the end of another process, and kills its remaining descendants. Runs without toprope.
 
-`worker.process` starts one for an instance on Ray, as a program of its own that imports the standard library only. Ray
-ends the children of a worker that are in its group of processes; with a session of their own they would stay, and hold
-a card's memory. Arguments: number of the process, and the variable, with its value, that its descendants have.
+`worker.process` starts one for an instance on Ray, as a program of its own that imports the standard library only.
+Ray ends the children of a worker that are in its group of processes; with a session of their own they would stay, and
+hold a card's memory. Arguments: number of the process, and the variable, with its value, that its descendants have.
+Tests: tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

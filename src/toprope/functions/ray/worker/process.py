@@ -1,6 +1,7 @@
 """Worker process on Ray: its environment, setup and results.
 
 Shared by `worker.actor` (instances) and `worker.task` (functions). `Setup` is made by the caller, in another process.
+Tests: tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

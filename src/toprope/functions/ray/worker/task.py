@@ -1,6 +1,7 @@
 """Function call on Ray: runs it in a worker, and reports the worker to the session.
 
-`ray.functions` has Ray call `run`, `stream` and their variants, which are sent by name.
+`ray.functions` has Ray call `run`, `stream` and their variants, which are sent by name. Tests:
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

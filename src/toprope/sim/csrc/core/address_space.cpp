@@ -1,4 +1,6 @@
-// The cards' range of addresses; see address_space.h. Part of the core without torch.
+// The range of addresses that is reserved for the cards, and its usable pieces; see address_space.h.
+//
+// Tests: tests/sim/simulated/test_core.py.
 #include "address_space.h"
 
 #include <sys/mman.h>

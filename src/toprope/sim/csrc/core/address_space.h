@@ -1,5 +1,8 @@
 // The addresses of the cards: one reserved range, cut into equal parts, of which pieces are made usable on demand. Used
 // by the allocator (memory.cpp, heap.h).
+//
+// Tests: tests/sim/simulated/test_core.py (holes between pieces, sixteen cards of the largest size, memory that goes
+// back to the host).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,10 @@
-// The core's C functions, for Python through ctypes and for tools without torch. ../../native.py declares each function
-// with its types and must follow a change here.
+// The core's C functions, for Python through ctypes and for tools without torch. A function that is added or changed
+// must be declared with its types in ../../native.py. The numbers of ts_memory_stats and ts_memory_snapshot are read in
+// their order by ../../npu/memory.py and memory_pieces.py, the tensors of ts_end_composite are packed by
+// ../../composites.py.
+//
+// Tests: tests/sim/simulated/test_core.py calls it without torch (with types of its own:
+// tests/helpers/core_library.py).
 #include <algorithm>
 #include <cstring>
 
@@ -134,7 +139,7 @@ EXPORT int ts_pool_uses_only(int device, int64_t pool, const uint64_t* data, siz
 }
 EXPORT int64_t ts_pool_of(const void* data) { return pool_of(data); }
 
-// What more there is to say of the failure with which the task that calls this is about to end.
+// Details of the failure with which the calling task is about to end.
 EXPORT void ts_explain_failure(const char* text) { explain_failure(text); }
 
 // ---- cores: limits (2 numbers, cube and vector; a negative stream means the process) and queued kernels

@@ -1,5 +1,7 @@
-// A piece of device memory as the caching allocator keeps it, and the rules for its size. The rules are those of
-// torch_npu's allocator; tests/helpers/core_library.py has them again in Python.
+// A piece of device memory as the caching allocator keeps it, and the rules for its size, for heap.h and ledger.h.
+//
+// The rules are those of torch_npu's allocator; tests/helpers/core_library.py has them again in Python, and
+// tests/sim/simulated/test_core.py compares the two. ../../rehearsal/facts.py explains a failed allocation by them.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,6 @@
 // The shared file of a run's cards; see cards.h.
+//
+// Tests: tests/sim/test_shared_cards.py.
 #include "cards.h"
 
 #include <fcntl.h>

@@ -1,8 +1,12 @@
-// The cards of one run, shared by its processes through a small file: memory that each holds, and cards that are ill.
+// The cards of one run, shared by its processes through a small file: memory that each holds, and cards that are
+// unhealthy. Used by the allocator (heap.h), and by ../torch for a card's free memory and health; read by
+// ../../metrics/cards.py for npu-smi.
 //
 // A file of zeros is a valid beginning, so no process has to create its contents. Without a run the same structure is
-// in private memory and the process has the cards to itself. Read by ../../metrics/cards.py; a change of a structure
-// needs scripts/layouts.py.
+// in private memory and the process has the cards to itself.
+//
+// After a change of a structure: python scripts/layouts.py. Tests: tests/sim/test_shared_cards.py,
+// tests/sim/test_layouts.py.
 #pragma once
 #include <cstdint>
 

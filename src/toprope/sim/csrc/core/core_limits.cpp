@@ -1,4 +1,6 @@
 // Limits of cores for work; see core_limits.h.
+//
+// Tests: tests/sim/simulated/test_core_limits.py.
 #include "core_limits.h"
 
 #include <atomic>

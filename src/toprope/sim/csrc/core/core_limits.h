@@ -1,6 +1,9 @@
 // Limits of the cores for work: stored numbers, which are read when work is launched. A stream's limit takes precedence
 // over the process's limit, and that one over the chip's number of cores, separately for each kind of core. Set by
-// torch.npu (../../npu/limits.py), read by kernels.cpp; tests/sim/simulated/test_core_limits.py.
+// torch.npu (../../npu/limits.py, which numbers the kinds of cores in the same order); kernels.cpp and the records of
+// the trace read them.
+//
+// Tests: tests/sim/simulated/test_core_limits.py.
 #pragma once
 #include <cstdint>
 

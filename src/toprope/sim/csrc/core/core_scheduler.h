@@ -1,4 +1,6 @@
 // State of the core scheduler, for kernels.cpp and deadlock.cpp: which kernel holds which cores, and which waits.
+//
+// Tests: tests/sim/simulated/test_kernels.py and test_kernels_alone.py.
 #pragma once
 #include <algorithm>
 #include <climits>

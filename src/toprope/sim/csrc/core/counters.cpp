@@ -1,4 +1,6 @@
 // The counters' memory, its file, and their updates; see counters.h.
+//
+// Tests: tests/sim/simulated/test_counters_file.py.
 #include "counters.h"
 
 #include <fcntl.h>

@@ -1,5 +1,9 @@
-// Counts of what the cards did, in memory that may be mapped from a file of the run. Read by ../../metrics/counters.py;
-// a change of a structure needs scripts/layouts.py.
+// Counts of what the cards did, in memory that may be mapped from a file of the run. Counted into by all of core and
+// torch; read by ../../metrics/counters.py.
+//
+// After a change of a structure: python scripts/layouts.py, and another last byte of the magic where files of older
+// runs would be misread; what is to survive a fork is copied in counters.cpp. Tests:
+// tests/sim/simulated/test_counters_file.py, tests/sim/test_counters.py, tests/sim/test_layouts.py.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -114,9 +118,9 @@ TOPROPE_API Kind* kind(const char* name);
 // Whether a file behind the counters will be read, so that places of the program are worth looking up.
 TOPROPE_API extern std::atomic<bool> wants_sites;
 
-// Looks up the places of `more` further events before it goes over to samples. Returns the former number, in all.
+// Has the places of `more` further events looked up before samples are taken. Returns the former `exact_events`.
 TOPROPE_API uint64_t look_up(uint64_t more);
-// Takes that back: places are looked up where a file is kept.
+// Takes that back with the number that it returned: places are looked up where a file is kept.
 TOPROPE_API void look_up_as_before(uint64_t events);
 
 // The entry that counts this place; the last entry once all are taken.

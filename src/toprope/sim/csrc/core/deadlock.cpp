@@ -2,8 +2,11 @@
 //
 // The answer assumes the best for the work: any task that is no kernel ends, any running kernel ends, and members of a
 // collective that were not launched yet may still come and get their cores. Work that the host launches later is queued
-// behind the present work. Kernels that cannot go on even then never will. Called by kernels.cpp;
-// tests/sim/simulated/test_kernels.py compares it with the checker of toprope.cores.
+// behind the present work. Kernels that cannot go on even then never will.
+//
+// Called by kernels.cpp. tests/sim/simulated/test_kernels.py holds the answers and their texts, and compares them with
+// the checker of toprope.cores, whose rules must stay the same. ../../launching.py takes the lines of list_kernels
+// apart.
 #include <cstdlib>
 #include <tuple>
 #include <unordered_map>
@@ -28,8 +31,8 @@ struct Reach {
   uint64_t ticket() const { return next() != nullptr ? next()->ticket - 1 : kEnd; }
 };
 
-// Kernels that hold cores which another one lacks: those that wait for more, where there are any, since they are the
-// ones that a limit can send away.
+// Kernels that hold cores which another one lacks: those that wait for more, where there are any, since a limit of
+// their cores can avoid the deadlock.
 std::vector<const Kernel*> holders(const Kernel& kernel) {
   Cores idle = scheduler().idle(kernel.device), lacking = kernel.lacking();
   std::vector<const Kernel*> all, waiting;

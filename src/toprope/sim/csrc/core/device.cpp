@@ -1,4 +1,7 @@
-// Cards and their numbers; see device.h.
+// Cards and their numbers; see device.h. The rules of the mask are the vendor's; toprope.visible_devices has them in
+// Python.
+//
+// Tests: tests/sim/simulated/test_core.py, tests/base/test_visible_devices.py.
 #include "device.h"
 
 #include <pthread.h>

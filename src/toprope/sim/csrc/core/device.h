@@ -1,4 +1,7 @@
-// The simulated machine: its cards, those that the process sees, and the one that a thread has chosen.
+// The simulated machine: its cards, those that the process sees, and the one that a thread has chosen; and the codes
+// that the core's functions return. Used by all of core and torch.
+//
+// Tests: tests/sim/simulated/test_core.py (masks, forks, threads). A new code gets its text in ../../error_codes.toml.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,6 @@
 // Reading of the file of refused dtypes; see documents.h.
+//
+// Tests: tests/sim/simulated/test_refused_dtypes.py and test_refused_dimensions.py.
 #include "documents.h"
 
 #include <cerrno>

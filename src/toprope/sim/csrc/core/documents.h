@@ -1,6 +1,9 @@
-// What the vendor's documents say about operators, dtypes and dimensions on one chip. Written by
-// ../../installation/documents.py from ../../../support/refusals.toml into a file that can be read quickly at every
-// start; both must agree on its form.
+// The vendor's documents about operators, their dtypes and dimensions, for one chip. Asked by ../torch/call.cpp for
+// each operand.
+//
+// Written by ../../installation/documents.py from ../../../support/refusals.toml into a file that can be read quickly
+// at every start: a change of its form is made on both sides, with another `_FORM` there. Tests:
+// tests/sim/simulated/test_refused_dtypes.py, tests/sim/test_documents.py.
 #pragma once
 #include <cstdint>
 #include <string>

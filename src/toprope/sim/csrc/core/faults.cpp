@@ -1,4 +1,6 @@
 // Failures on demand; see faults.h.
+//
+// Tests: tests/sim/simulated/test_faults.py.
 #include "faults.h"
 
 #include <chrono>

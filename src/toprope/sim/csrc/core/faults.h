@@ -1,4 +1,8 @@
-// Failures on demand: operators, cards and links that a test wants to fail. Asked for by ../../faults.py.
+// Failures on demand: operators, allocations and links that a test wants to fail or to be slow, and dtypes that it
+// wants to be refused. Asked for by ../../faults.py; the allocator, ../torch/call.cpp and the copies of
+// ../torch/ops_memory.cpp ask whether they are to fail.
+//
+// Tests: tests/sim/simulated/test_faults.py.
 #pragma once
 #include <cstddef>
 #include <cstdint>

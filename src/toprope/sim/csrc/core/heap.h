@@ -1,4 +1,9 @@
-// The caching allocator of one card: blocks, pools, and memory that streams still use. Used by memory.cpp.
+// The caching allocator of one card: blocks, pools, and memory that streams still use. Used by memory.cpp, which finds
+// the card of an address, by rehearsal.cpp and by sharing.cpp.
+//
+// Tests: tests/sim/simulated/test_core.py compares it, block by block, with torch_npu's rules as
+// tests/helpers/core_library.py has them; test_stream_memory.py and test_out_of_memory.py there hold what a program
+// sees.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -92,7 +97,8 @@ class Heap {
     kept_ += block->size;
   }
 
-  // Counts in a new rehearsal what is in use. Nothing that was counted before this, without the lock, stays.
+  // Begins the counts of a new rehearsal with the blocks in use. Counts that were made before this, without the lock,
+  // are dropped.
   void begin_rehearsal(int which) {
     std::lock_guard<std::mutex> guard(mutex_);
     Rehearsal* one = rehearsals[which];

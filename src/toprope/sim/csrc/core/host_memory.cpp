@@ -1,4 +1,6 @@
-// Host memory behind the cards; see host_memory.h.
+// Free memory of the host; see host_memory.h.
+//
+// Tests: tests/sim/simulated/test_allocator_settings.py.
 #include "host_memory.h"
 
 #include <sys/mman.h>

@@ -1,4 +1,7 @@
-// Memory of the host that simulates the cards. A card may promise more memory than the host has free.
+// Memory of the host that simulates the cards. A card may promise more memory than the host has free;
+// ../torch/memory.cpp asks here before large ranges are written, and raises.
+//
+// Tests: tests/sim/simulated/test_allocator_settings.py (a size that the host does not have).
 #pragma once
 #include <cstddef>
 
@@ -6,7 +9,7 @@
 
 namespace toprope::sim {
 
-// Bytes from which on it is worth to ask before they are written.
+// Ranges of this size and more are checked before they are written.
 constexpr size_t kMuchMemory = size_t{1} << 30;
 
 // Bytes that the host can give without ending a process; SIZE_MAX where nothing tells.

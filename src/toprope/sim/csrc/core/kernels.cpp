@@ -1,4 +1,6 @@
 // The core scheduler: launches kernels when their cores are free; see kernels.h.
+//
+// Tests: tests/sim/simulated/test_kernels_alone.py (who gets how many cores), test_kernels.py (deadlocks).
 #include "kernels.h"
 
 #include <chrono>
@@ -282,7 +284,7 @@ int launch_kernel(int device, int64_t id, Launch launch) {
   uint64_t number = ++scheduler().launches;
   scheduler().kernels[number] = kernel;
   Station station{.kernel = kernel, .mark = nullptr};
-  // A kernel that nothing is before has its place in the queue for cores from its launch on.
+  // A kernel with nothing before it on its stream queues for cores from its launch on.
   if (kernel->stream->push([number, kernel] { return run(number, kernel); }, nullptr, station).at_head) {
     arrive_or_drop(kernel);
   }

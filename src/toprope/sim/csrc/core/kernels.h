@@ -1,6 +1,9 @@
 // Queued kernels: work of a stream that takes cores of its card before it runs, and collectives whose members end
 // together. The scheduler knows which work waits for which, and a wait that can never end is an error at once. Used by
-// ../../launching.py; tests/sim/simulated/test_kernels.py.
+// ../../launching.py, which has the disciplines in the same order and takes the lines of list_kernels apart.
+//
+// Tests: tests/sim/simulated/test_kernels.py and test_kernels_alone.py. A new discipline needs the same one in
+// toprope.cores.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,10 +23,10 @@ enum class Discipline : int {
 
 struct Launch {
   std::string name;
-  Cores cores;                // it is launched on, its limit applied; with both kinds, a block has both in this ratio
+  Cores cores;                // after its limit; with both kinds, a block has both in this ratio
   bool sync_all = false;      // all of its blocks need their cores at the same time
   int communicator = 0;       // of the collective that it is a member of; 0: none
-  double microseconds = 0;    // it lasts at least so long
+  double microseconds = 0;    // its least duration
   // The work. It runs once, with `run` 1, or is forgotten, with `run` 0. Null: there is none.
   int (*body)(uint64_t key, int run) = nullptr;
   uint64_t key = 0;

@@ -1,4 +1,6 @@
-// The figures of one card's allocator, which torch.npu.memory_stats and the report show.
+// The figures of one card's allocator, which torch.npu.memory_stats and the report show. Kept by heap.h.
+//
+// Tests: tests/sim/simulated/test_memory_figures.py, and test_core.py against the allocator's rules.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,6 @@
-// Device memory; see memory.h.
+// Device memory by card and by address, on the caching allocators of heap.h; see memory.h.
+//
+// Tests: tests/sim/simulated/test_core.py and test_memory_figures.py.
 #include "memory.h"
 
 #include <algorithm>

@@ -1,6 +1,9 @@
 // Device memory: one range of addresses for each card, handed out by a caching allocator with the vendor's block rules.
-// Used by the torch side (../torch/memory.cpp) and by api.cpp; tests/sim/simulated/test_core.py and
-// test_memory_figures.py.
+// Used by the torch side (../torch/memory.cpp) and by api.cpp.
+//
+// Numbers of the snapshot are taken apart by ../../npu/memory_pieces.py, those of Happened are named by
+// ../../npu/history.py, figures are named in their order by ../../npu/memory.py. Tests:
+// tests/sim/simulated/test_core.py and test_memory_figures.py; for pools test_graphs.py and test_graph_trees.py.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -64,7 +67,8 @@ TOPROPE_API void used_by_stream(void* data, int64_t stream);
 // Takes that back, where the current stream is the one that the memory was taken on.
 TOPROPE_API void unused_by_stream(void* data, int64_t stream);
 
-// Marks all memory in use as perhaps damaged, as after a card was started again; and asks or takes it back for a block.
+// Marks all memory in use as perhaps damaged, as after a card was started again. Then: whether a block is free of the
+// mark, and its removal.
 TOPROPE_API void mark_all_unsafe(int device);
 TOPROPE_API bool is_safe(const void* data);
 TOPROPE_API void set_safe(const void* data);

@@ -1,5 +1,8 @@
 // The sizes in which the caching allocator hands out memory, as PYTORCH_NPU_ALLOC_CONF changes them. Set by
-// ../torch/allocator_settings.cpp, read by block.h.
+// ../torch/allocator_settings.cpp, read by block.h and heap.h.
+//
+// Tests: tests/sim/simulated/test_allocator_settings.py; tests/helpers/core_library.py has the values without settings
+// again.
 #pragma once
 #include <array>
 #include <cstddef>

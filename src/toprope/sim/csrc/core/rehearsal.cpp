@@ -1,4 +1,6 @@
 // Recording of a rehearsal; see rehearsal.h.
+//
+// Tests: tests/sim/simulated/test_rehearsal.py.
 #include "rehearsal.h"
 
 #include <fcntl.h>
@@ -232,7 +234,7 @@ int start_rehearsal(Recorder which, uint64_t smallest, const char* path) {
     one->began_ns = now_ns();
     memcpy(one->lines, known_lines, sizeof known_lines);
     one->line_count = line_count;
-    memcpy(one->magic, "TRREHEA\x02", sizeof one->magic);
+    memcpy(one->magic, "TRREHEA\x03", sizeof one->magic);
     // A child that is forked meanwhile does not write into its parent's file.
     [[maybe_unused]] static int once = pthread_atfork(nullptr, nullptr, [] {
       rehearsing = false;

@@ -1,5 +1,9 @@
 // Record of a rehearsal: holders of each card's memory, by kind and by line of the program, and lines that wait in
-// every step. Read by ../../rehearsal/record_file.py; a change of a structure needs scripts/layouts.py.
+// every step. Written by the allocator, by ../torch and by ../../rehearsal/recorder.py; read by
+// ../../rehearsal/record_file.py.
+//
+// After a change of a structure: python scripts/layouts.py, and another last byte of the magic where files of older
+// runs would be misread. Tests: tests/sim/simulated/test_rehearsal.py, tests/sim/test_layouts.py.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -23,7 +27,7 @@ struct Line {
 };
 
 struct Sample {
-  int64_t ns;  // of this moment on the steady clock
+  int64_t ns;  // of this moment, since the record began; 0 for an empty sample
   uint64_t bytes[kHeldKinds];
 };
 
@@ -39,7 +43,6 @@ struct CardMemory {
   uint64_t runtime;      // bytes that the runtime takes for itself: buffers of communicators
   uint64_t to_come[2];   // gradients and states of optimizers that did not exist yet when that allocation failed
   int64_t sample_ns;     // width of a sample
-  uint64_t sample_count;
   Sample samples[kSamples];  // each is the largest total in its time
   ByLine live, at_peak, at_shortage;
 };
@@ -51,7 +54,7 @@ struct SiteSteps {
   Counter first[kStepKinds], last[kStepKinds], seen[kStepKinds];
 };
 
-// The first number of a kind that no calculation can go on with.
+// The first operator whose result had a NaN, and the first that overflowed.
 enum BadNumber : int { kNan = 0, kOverflow, kBadNumbers };
 struct FirstNumber {
   char operation[48];  // empty for none
@@ -65,7 +68,7 @@ struct Rehearsal {
   int64_t began_ns;
   Counter line_count;
   Counter steps[kStepKinds];
-  Counter looked_up[kStepKinds];  // the same at the last event that was looked up as one of all
+  Counter looked_up[kStepKinds];  // `steps` at the last event whose place was looked up, while all are
   Line lines[kMaxLines];
   SiteSteps sites[kMaxSites];
   uint64_t lack_lines[kMaxLacks];  // of the counters' lacks, the last such error's

@@ -1,4 +1,6 @@
 // Device memory shared between processes; see sharing.h.
+//
+// Tests: tests/sim/simulated/test_sharing.py.
 #include "sharing.h"
 
 #include <sys/mman.h>

@@ -1,5 +1,7 @@
 // Device memory shared between processes: a piece of memory moves into a file without a name, which others map. Used by
-// ../../sharing.py.
+// ../../sharing.py, and through ../torch/sharing.cpp by the edges of toprope.flow.
+//
+// Tests: tests/sim/simulated/test_sharing.py.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,7 @@
-// The signatures' memory and look-up; see signatures.h.
+// The signatures' memory and look-up, and the rule for what the level-2 cache still holds; see signatures.h.
+//
+// toprope/estimate/record/recorder.py has the same rule of the cache for models on paper: change both. Tests:
+// tests/sim/simulated/test_timing.py.
 #include "signatures.h"
 
 #include <fcntl.h>

@@ -1,6 +1,8 @@
 // Signatures of the operators that ran, each with the dtypes and shapes of its tensors, kept while a trace is written.
-// A record of an operator names one of them, so that its cost is computed later. Read by ../../tracing/signatures.py; a
-// change of a structure needs scripts/layouts.py.
+// A record of an operator names one of them, so that its cost is computed later. Read by ../../tracing/signatures.py.
+//
+// After a change of a structure: python scripts/layouts.py, and another last byte of the magic where files of older
+// runs would be misread. Tests: tests/sim/simulated/test_timing.py, tests/sim/test_layouts.py.
 #pragma once
 #include <cstdint>
 
@@ -75,11 +77,11 @@ inline int8_t part_of(bool on_host = false) {
   return static_cast<int8_t>(parts == 0 ? -1 : parts);
 }
 
-// Its number, counted from 1, and one call more of it; 0 where nothing is kept, for a part of a composite, and where no
-// place is left.
+// Number of a signature, counted from 1; counts one more call of it. 0 where nothing is kept, for a part of a composite,
+// and where no place is left.
 TOPROPE_API uint64_t number_of(const Signature& signature);
 
-// Begins to keep them, in a file where a path is given. Returns 0 or an errno. They stay until the process ends.
+// Begins to keep signatures, in a file where a path is given. Returns 0 or an errno. They stay until the process ends.
 int keep_signatures(const char* path);
 TOPROPE_API const Signatures* all_signatures();  // null where none were ever kept
 

@@ -1,4 +1,6 @@
 // Streams, their threads, and events; see stream.h.
+//
+// Tests: tests/sim/simulated/test_streams.py and test_waiting.py.
 #include "stream.h"
 
 #include <algorithm>

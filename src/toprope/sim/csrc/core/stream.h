@@ -1,5 +1,8 @@
 // Streams and events. Each stream has a queue and, from its first queued task on, a thread of its own, so that two
-// streams of one card make progress independently. tests/sim/simulated/test_streams.py and test_waiting.py.
+// streams of one card make progress independently. Used by all of core and torch.
+//
+// Numbers of streams are known to ../../npu/_state.py too. Tests: tests/sim/simulated/test_streams.py and
+// test_waiting.py; test_stream_kinds.py for the numbers.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -44,8 +47,8 @@ class Stream {
     bool at_head;     // whether nothing is left before it
   };
 
-  // Appends work. A task returns kOk or the code of its failure, which the next wait for the stream reports. What is
-  // to happen with its end (an event that passes, say) comes in one step with it for everyone who waits.
+  // Appends work. A task returns kOk or the code of its failure, which the next wait for the stream reports. `at_end`
+  // (an event that passes, say) happens in one step with the task's end, for everyone who waits.
   TOPROPE_API Place push(std::function<int()> task, std::function<void()> at_end = nullptr, Station station = {});
 
   // Waits for all work queued so far; the code of the first failure since the last wait, else kOk.

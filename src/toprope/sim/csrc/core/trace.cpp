@@ -1,4 +1,6 @@
 // Writing of the trace; see trace.h.
+//
+// Tests: tests/sim/simulated/test_trace.py.
 #include "trace.h"
 
 #include <fcntl.h>

@@ -1,5 +1,9 @@
 // The record of what a program did to the cards: a ring buffer that new entries overwrite, written while a trace is
-// asked for. Read by ../../tracing/records.py; a change of a structure needs scripts/layouts.py.
+// asked for. Read by ../../tracing/records.py, which also names the acts.
+//
+// After a change of a structure or an act: python scripts/layouts.py, and another last byte of the magic where files of
+// older runs would be misread. Tests: tests/sim/simulated/test_trace.py, tests/sim/test_records.py,
+// tests/sim/test_layouts.py.
 #pragma once
 #include <cstdint>
 

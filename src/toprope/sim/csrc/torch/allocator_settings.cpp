@@ -1,5 +1,8 @@
 // PYTORCH_NPU_ALLOC_CONF: torch reads the keys that all accelerators have, this file torch_npu's own
-// (NPUAllocatorConfig.cpp of Ascend/pytorch). tests/sim/simulated/test_allocator_settings.py.
+// (NPUAllocatorConfig.cpp of Ascend/pytorch, whose texts and limits it follows). Read once, before the first allocation
+// (memory.cpp).
+//
+// Tests: tests/sim/simulated/test_allocator_settings.py.
 #include <c10/core/AllocatorConfig.h>
 
 #include <algorithm>

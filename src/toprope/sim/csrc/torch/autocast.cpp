@@ -1,5 +1,7 @@
-// Operators that run in lower precision under torch.autocast("npu"): torch's own lists for devices.
-// tests/sim/simulated/test_amp.py.
+// Operators that run in lower precision under torch.autocast("npu"): torch's own lists for devices, so that a new torch
+// brings its own changes.
+//
+// Tests: tests/sim/simulated/test_amp.py.
 #include <ATen/autocast_mode.h>
 
 #include <ATen/ops/norm.h>

@@ -1,4 +1,7 @@
 // A call of a host kernel for a card; see call.h.
+//
+// Tests: tests/sim/simulated/test_operators.py for values, test_refused_dtypes.py for refusals, test_trace.py for the
+// records.
 #include "call.h"
 
 #include <ATen/SparseCsrTensorImpl.h>

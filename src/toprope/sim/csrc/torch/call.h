@@ -1,5 +1,8 @@
 // One operator run for a card by a host kernel: operands become host tensors over the same bytes, results move to the
 // card without a copy. Used by fallback.cpp and the ops_*.cpp files.
+//
+// Every operator passes here, and the time of a call counts: benchmarks/sim.py. Tests:
+// tests/sim/simulated/test_operators.py, test_views.py, and test_samples.py with torch's own database of operators.
 #pragma once
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,8 @@
 // Checks of arguments that torch_npu's operators make themselves, before CANN is asked, and their texts. Each entry
 // names its file in op-plugin's op_plugin/ops/opapi, without "KernelNpuOpApi.cpp", or another place. Called by call.cpp
-// and fallback.cpp; tests/sim/simulated/test_argument_checks.py.
+// and fallback.cpp.
+//
+// A new check is an entry of one of the tables. Tests: tests/sim/simulated/test_argument_checks.py.
 #include "checks.h"
 
 #include <ATen/core/Tensor.h>

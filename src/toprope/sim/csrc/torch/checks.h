@@ -1,4 +1,6 @@
-// Errors of torch_npu and of the kernels of a card for wrong arguments.
+// Errors of torch_npu and of the kernels of a card for wrong arguments, for call.cpp and fallback.cpp.
+//
+// Tests: tests/sim/simulated/test_argument_checks.py.
 #pragma once
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>

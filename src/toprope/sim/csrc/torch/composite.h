@@ -1,4 +1,7 @@
-// An operator that is one kernel on the card and is computed by several operators here: recorded as one.
+// An operator that is one kernel on the card and is computed by several operators here: recorded as one. Used by
+// fallback.cpp and ops_nn.cpp; ../../composites.py does the same for operators that are written in Python.
+//
+// Tests: tests/sim/simulated/test_timing.py.
 #pragma once
 #include <memory>
 #include <optional>

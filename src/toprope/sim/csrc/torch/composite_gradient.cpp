@@ -1,4 +1,6 @@
-// Recording of such gradients; see composite_gradient.h.
+// Marks on autograd's nodes that record the gradient of a composite operator as one; see composite_gradient.h.
+//
+// Tests: tests/sim/simulated/test_timing.py.
 #include "composite_gradient.h"
 
 #include <ATen/record_function.h>

@@ -1,4 +1,7 @@
-// The gradient of an operator that is composed of others here: recorded as the one kernel that it is on a card.
+// The gradient of an operator that is composed of others here: recorded as the one kernel that it is on a card. Used by
+// ops_nn.cpp, and by ../../composites.py through torch.ops.toprope_sim.record_gradient, which packs the tensors.
+//
+// Tests: tests/sim/simulated/test_timing.py.
 #pragma once
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,6 @@
 // Rounding of float32 for the cube cores; see cube.h.
+//
+// Tests: tests/sim/simulated/test_numerics.py.
 #include "cube.h"
 
 #include <ATen/ops/empty_like.h>

@@ -1,5 +1,7 @@
 // Float32 on the cube cores: with `numerics=card`, rounded to a shorter mantissa (HF32) where torch_npu's settings say
-// so. Set by ../../npu/npu_config.py; tests/sim/simulated/test_numerics.py.
+// so. Set by ../../npu/npu_config.py; used by ops_frequent.cpp (products) and ops_nn.cpp (convolutions).
+//
+// Tests: tests/sim/simulated/test_numerics.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>

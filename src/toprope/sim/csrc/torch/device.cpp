@@ -1,4 +1,7 @@
-// Devices, streams and events, and torch's hooks for them (the device guard of PrivateUse1).
+// Devices, streams and events, and torch's hooks for them (the device guard of PrivateUse1). torch calls it for
+// torch.npu's devices, streams and events alike.
+//
+// Tests: tests/sim/simulated/test_devices.py and test_streams.py.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

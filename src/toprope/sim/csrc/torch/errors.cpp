@@ -1,4 +1,8 @@
-// Errors of the core as the exceptions that torch_npu raises, with the vendor's texts.
+// Errors of the core as the exceptions that torch_npu raises, with the vendor's texts. Called by all of this folder.
+//
+// Texts of codes come from ../../error_codes.toml. toprope.codes finds these texts in logs: after a change of one, its
+// family there must still match. Tests: tests/sim/simulated/test_out_of_memory.py, test_refused_dtypes.py and
+// test_argument_checks.py.
 #include <c10/util/Exception.h>
 #include <unistd.h>
 

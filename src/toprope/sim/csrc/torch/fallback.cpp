@@ -1,5 +1,9 @@
 // Every operator without a kernel of its own: its host kernel runs over the card's bytes. Also refused dtypes, wider
-// dtypes, and operators that run on the host on a real card.
+// dtypes, and operators that run on the host on a real card. A kernel of its own, in an ops_*.cpp file, takes
+// precedence.
+//
+// Tests: tests/sim/simulated/test_samples.py with torch's own database of operators, test_samples_with_documents.py,
+// test_wider_dtypes.py.
 #include <ATen/ops/_to_copy_native.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -426,13 +430,13 @@ void check_composites() {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
-// Composed by torch in a way that asks the device in C++ and finds no answer for ours, the host's way is whole; or an
-// operator of torch_npu's own that checks its arguments (checks.cpp).
+// Operators that torch composes with a choice by device in C++, which has no answer for ours: the host's kernel is run
+// as a whole. And operators of which torch_npu checks the arguments itself (checks.cpp).
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"affine_grid_generator_backward", "conj_physical_", "mode", "mode.values"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
-  // Composed by torch of their out= variants, which would be what is counted.
+  // Composed by torch of their out= variants, which would be counted in their place.
   for (const char* name : {"avg_pool2d", "avg_pool2d_backward", "max_pool2d_with_indices",
                            "max_pool2d_with_indices_backward", "upsample_nearest2d"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());

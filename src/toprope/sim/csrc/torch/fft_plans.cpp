@@ -1,5 +1,7 @@
 // Plans of Fourier transforms: a card keeps the last used ones (FFTMixCache of op-plugin's FFTCommonOpApi.cpp). Here
-// they hold no matrices; only their number shows, in torch.npu.backends.fft_plan_cache.
+// they hold no matrices; only their number shows, in torch.npu.backends.fft_plan_cache (../../npu/_fft_plan_cache.py).
+//
+// Tests: tests/sim/simulated/test_complex_and_linalg.py.
 #include <torch/library.h>
 
 #include <algorithm>

@@ -1,4 +1,9 @@
-// The torch side of the simulated card: declarations that every file of this folder needs.
+// The torch side of the simulated card: declarations that every file of this folder needs, by the file that defines
+// them.
+//
+// A C function (tsg_...) that any file here adds must be declared with its types in ../../native.py. A new .cpp file is
+// compiled as it is; ../../build.py names the ones that are optimised more. Tests: tests/sim/test_simulated.py runs
+// those of the whole card, tests/sim/test_sim_build.py holds the build.
 #pragma once
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
@@ -73,7 +78,7 @@ inline void note_site(const char* operation, bool back, bool waits) {
 
 // ---- rehearsal.cpp
 
-// Keeps what holds the memory, where a rehearsal is recorded: an allocation is about to fail.
+// Where a rehearsal is recorded, keeps what holds the memory now: an allocation is about to fail.
 void note_shortage(int device, size_t bytes);
 
 // ---- memory.cpp

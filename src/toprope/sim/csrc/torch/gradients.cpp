@@ -1,5 +1,7 @@
-// Gradients that torch_npu computes otherwise than torch: derivatives.yaml of op-plugin names them.
-// tests/sim/simulated/test_vendor_gradients.py.
+// Gradients that torch_npu computes otherwise than torch: derivatives.yaml of op-plugin names them. Registered with
+// torch; nothing here calls it.
+//
+// Tests: tests/sim/simulated/test_vendor_gradients.py.
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_fft_c2c.h>

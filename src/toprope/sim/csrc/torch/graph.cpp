@@ -1,4 +1,7 @@
-// torch.accelerator.Graph on the card: each call goes to a torch.npu.NPUGraph, which is Python (../../npu/graphs.py).
+// torch.accelerator.Graph on the card: each call goes to a torch.npu.NPUGraph, which is Python. ../../npu/graphs.py
+// answers the methods by the names used here.
+//
+// Tests: tests/sim/simulated/test_graphs.py.
 #include <ATen/core/GraphImplInterface.h>
 
 #include <atomic>

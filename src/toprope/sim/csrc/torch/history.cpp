@@ -1,4 +1,7 @@
-// The history of the allocator with the places in the program, for torch.npu.memory._snapshot() (../../npu/history.py).
+// The history of the allocator with the places in the program, for torch.npu.memory._snapshot(). ../../npu/history.py
+// reads the JSON that is written here.
+//
+// Tests: tests/sim/simulated/test_memory_history.py.
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <sstream>

@@ -1,4 +1,6 @@
-// Operators on the host; see host_operators.h.
+// Reading of the operators that run on the host, and torch_npu's warnings about them; see host_operators.h.
+//
+// Tests: tests/sim/simulated/test_operators_on_host.py.
 #include "host_operators.h"
 
 #include <cerrno>

@@ -1,5 +1,8 @@
-// Operators that run on the host in the release of torch_npu that this card stands for. Written by
-// ../../installation/host_operators.py from ../../../support/operators_by_release.toml; both must agree on the form.
+// Operators that run on the host in the release of torch_npu that this card stands for. Asked by call.h and
+// fallback.cpp when an operator is called first.
+//
+// Written by ../../installation/host_operators.py from ../../../support/operators_by_release.toml: a change of the
+// file's form is made on both sides, with another `_FORM` there. Tests: tests/sim/simulated/test_operators_on_host.py.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,5 +1,9 @@
 // Allocators and storages: torch's device allocator over the core's memory, the redirection of the host allocator while
-// a host kernel runs for a card, and pinned host memory.
+// a host kernel runs for a card, and pinned host memory. The C functions at its end are those of
+// ../../npu/host_memory.py and ../../npu/graph_trees/allocator.py.
+//
+// Tests: tests/sim/simulated/test_memory_figures.py and test_memory_leaks.py; test_data_loading.py for pinned memory,
+// test_graph_trees.py for graph trees.
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>

@@ -1,4 +1,6 @@
 // Search for bad numbers in results; see numbers.h.
+//
+// Tests: tests/sim/simulated/test_numbers.py.
 #include "numbers.h"
 
 #include <cstdint>

@@ -1,4 +1,7 @@
-// The first NaN and the first overflow of a program, by operator and line; searched while a rehearsal asks for it.
+// The first NaN and the first overflow of a program, by operator and line; searched by call.cpp and ops_memory.cpp
+// while a rehearsal asks for it (../../rehearsal/recorder.py).
+//
+// Tests: tests/sim/simulated/test_numbers.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>

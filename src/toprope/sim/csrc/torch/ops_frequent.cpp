@@ -1,6 +1,9 @@
-// Frequent operators, run without boxed values: about half the cost of the fallback for each call. Boxed calls are rare
-// and run as every other operator does; torch's own boxing and its inference of schemas would be most of this file's
-// time to compile.
+// Frequent operators, run without boxed values: about half the cost of the fallback for each call. Some have rules of a
+// card that the host's kernels lack: products and layer norms of half precision, losses of int32 classes.
+//
+// An operator may be added to the lists of `use` at the end, or taken out, if fallback.cpp does nothing special for it
+// (no check, no wait, no rounding). ../../inductor/host_graphs.py calls torch.ops.toprope_sim.mm and its kin. Tests:
+// tests/sim/simulated/test_operators.py and test_layers.py, test_numerics.py for products.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>

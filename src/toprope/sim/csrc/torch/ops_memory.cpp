@@ -1,4 +1,8 @@
-// Operators about memory itself: making tensors, views, copies, resizing.
+// Operators about memory itself: making tensors, views, copies, resizing. Also torch.ops.toprope_sim.host_view and its
+// neighbours, by which Python code of toprope computes on the card's bytes.
+//
+// Tests: tests/sim/simulated/test_views.py, test_host_access.py and test_counters_file.py (which copies are counted,
+// and which wait).
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/TensorFactories.h>

@@ -1,4 +1,9 @@
-// Operators for which torch asks the device type in C++ and takes a branch of its own for PrivateUse1.
+// Operators for which torch asks the device type in C++ and takes a branch of its own for PrivateUse1: convolutions,
+// dropout, attention, recurrent cells.
+//
+// toprope/estimate/record/meta_attention.py has the conditions of card_has_fused_attention again, for models on paper.
+// Tests: tests/sim/simulated/test_attention.py, test_layers.py and test_recurrent.py; test_timing.py for what the trace
+// says of them.
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_sdp_choice_ops.h>

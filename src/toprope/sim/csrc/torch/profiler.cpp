@@ -1,4 +1,7 @@
-// torch.profiler's timers for the card. The clock is the host's: the card's own time is not simulated.
+// torch.profiler's timers for the card. The clock is the host's: the card's own time is not simulated. Registered with
+// torch; nothing here calls it.
+//
+// Tests: tests/sim/simulated/test_profiler.py.
 #include <torch/csrc/profiler/stubs/base.h>
 
 #include "glue.h"

@@ -1,4 +1,6 @@
 // Generators of the card; see random.h.
+//
+// Tests: tests/sim/simulated/test_random.py. ../../npu/graph_capture.py knows kDrawn as `_DRAW`.
 #include "random.h"
 
 #include <ATen/CPUGeneratorImpl.h>

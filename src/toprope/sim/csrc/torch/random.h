@@ -1,4 +1,7 @@
-// Generators of the card: their numbers depend on their seed and offset alone. tests/sim/simulated/test_random.py.
+// Generators of the card: their numbers depend on their seed and offset alone. Used by call.cpp for operators that
+// draw, by device.cpp for torch's hooks, and by ../../npu/random.py.
+//
+// Tests: tests/sim/simulated/test_random.py.
 #pragma once
 #include <ATen/core/Generator.h>
 

@@ -1,4 +1,7 @@
 // Kind and line of each block of memory, which the core asks for while a rehearsal is recorded.
+// ../../rehearsal/recorder.py says when a forward pass or a step begins.
+//
+// Tests: tests/sim/simulated/test_rehearsal.py.
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

@@ -1,4 +1,7 @@
-// Tensors over device memory of another process, and a fact of reductions between processes that Python cannot read.
+// Tensors over device memory of another process, for ../../sharing.py and the edges of toprope.flow; and a fact of
+// reductions between processes that Python cannot read, for ../../distributed/kernels.py.
+//
+// Tests: tests/sim/simulated/test_sharing.py, tests/sim/test_distributed.py.
 #include <ATen/core/Tensor.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>

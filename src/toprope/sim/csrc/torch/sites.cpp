@@ -1,4 +1,8 @@
-// Line of the program that copies from the card or waits for it: asked of Python, while a report will be made.
+// Line of the program that copies from the card or waits for it, or that a block of memory is taken for: asked of
+// Python, while a report will be made. Which folders are not the program's own is said by ../../run_record.py.
+//
+// ../../rehearsal/facts.py knows the text kScalerOperation, ../../metrics/counters.py the names of places without a
+// file. Tests: tests/sim/simulated/test_rehearsal.py and test_operators_on_host.py.
 #include <dlfcn.h>
 #include <pthread.h>
 

@@ -1,7 +1,9 @@
 // Sparse tensors in coordinate format: torch_npu registers the operators for which torch has one kernel for hosts and
 // GPUs (the lines "SparseCPU, SparseCUDA" of native_functions.yaml, which its torchnpugen reads), and its own add, mul,
 // coalesce and max (op-plugin's op_plugin_functions.yaml, "sparse:"). Missing are those whose kernel ends in CUDA's
-// own: mm, mv, and the conversions to compressed formats. tests/sim/simulated/test_sparse.py.
+// own: mm, mv, and the conversions to compressed formats.
+//
+// An operator of a later release is a name in a list. Tests: tests/sim/simulated/test_sparse.py.
 #include "sparse.h"
 
 #include <ATen/ops/max.h>

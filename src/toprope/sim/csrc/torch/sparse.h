@@ -1,4 +1,7 @@
-// Operators that torch_npu has for sparse tensors in coordinate format and in compressed ones.
+// Operators that torch_npu has for sparse tensors in coordinate format and in compressed ones; fallback.cpp registers
+// them.
+//
+// Tests: tests/sim/simulated/test_sparse.py.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>

@@ -1,7 +1,7 @@
 """Part of `torch.npu`: handlers of operators whose host arguments can be changed after capture (`NPUGraph.update`).
 
-Used by graph_capture.py and graphs.py; programs register handlers of their own. Names are torch_npu's. Tests:
-tests/sim/simulated/test_graphs.py.
+Used by graph_capture.py and graphs.py; programs register handlers of their own. Names are torch_npu's; another operator
+is a line at the end, with its places from torch_npu's source. Tests: tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

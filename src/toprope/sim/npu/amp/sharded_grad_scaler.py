@@ -1,6 +1,7 @@
 """Gradient scaler for FSDP on cards, in the place of torch's, as torch_npu has it.
 
-distributed/registration.py puts it there when torch's FSDP is imported. Tests: tests/helpers/distributed_training.py.
+distributed/registration.py puts it there when torch's FSDP is imported. Tests: tests/sim/test_distributed.py, with
+cases of tests/helpers/distributed_training.py.
 """
 
 from __future__ import annotations

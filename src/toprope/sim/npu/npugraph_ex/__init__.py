@@ -1,4 +1,8 @@
-"""Package `torch.npu.npugraph_ex`: scopes for single operators and for graphs of the backend "npugraph_ex"."""
+"""Package `torch.npu.npugraph_ex`: scopes for single operators and for graphs of the backend "npugraph_ex".
+
+Names are torch_npu's; those that cannot be here say so when they are asked for. Tests:
+tests/sim/simulated/test_graph.py.
+"""
 
 from typing import Any
 

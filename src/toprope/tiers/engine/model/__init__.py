@@ -1,6 +1,6 @@
 """The model that is attached: its groups of weights and the files that they come from.
 
-Internal to `tiers.engine`; `attach` calls it before anything runs.
+Internal to `tiers.engine`; `attach` calls it before anything runs. Tests: tests/tiers/test_tiers_attach.py.
 """
 
 __all__: list[str] = []

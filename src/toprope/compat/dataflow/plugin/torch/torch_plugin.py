@@ -1,6 +1,7 @@
 """Facade module `dataflow.plugin.torch.torch_plugin`: `npu_model`, and dtypes of torch as DataFlow's and back.
 
-Programs import it by this name, which is the vendor's, and so are the names in it.
+Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
+tests/flow/test_flow_func.py.
 """
 
 from typing import Any
