@@ -1,7 +1,6 @@
 """Attention: where the card's fused kernel is reached, and where products and a softmax are written out instead.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-its examples (tests/port/test_port_rules.py).
+Found by `port.registry`. A rule's examples are its tests (tests/port/test_port_rules.py) and its page in docs/port.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Rules TR074 to TR076, TR087, TR088 and TR098 to TR100: switches of backends, compilers, dtypes and layouts.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-its examples (tests/port/test_port_rules.py).
+Found by `port.registry`. A rule's examples are its tests (tests/port/test_port_rules.py) and its page in docs/port.
 """
 
 from __future__ import annotations
