@@ -162,11 +162,11 @@ def _given(file: File, call: ast.Call) -> Iterator[ast.expr]:
     given = [*call.args[:2], *(each.value for each in call.keywords if each.arg in ("tensor", "output", "input"))]
     for each in given:
         for part in each.elts if isinstance(each, ast.List | ast.Tuple) else [each]:
-            yield from _origins(file, part, _DEPTH)
+            yield from _origins(file, part, _DEPTH, set())
 
 
-def _origins(file: File, node: ast.expr, depth: int) -> Iterator[ast.expr]:
-    """Follow a tensor through names, attributes and calls that keep its dtype to what makes it."""
+def _origins(file: File, node: ast.expr, depth: int, followed: set[ast.expr]) -> Iterator[ast.expr]:
+    """Follow a tensor through names, attributes and calls that keep its dtype to what makes it, each value once."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MOVES:
         if any(file.dotted(each) for each in (*node.args, *(keyword.value for keyword in node.keywords))):
             break  # x.to(torch.float64)
@@ -184,8 +184,10 @@ def _origins(file: File, node: ast.expr, depth: int) -> Iterator[ast.expr]:
     if not values:
         yield node
     elif depth:
-        for value in values:
-            yield from _origins(file, value, depth - 1)
+        new = [each for each in values if each not in followed]
+        followed.update(new)
+        for value in new:
+            yield from _origins(file, value, depth - 1, followed)
 
 
 def _assigned(statement: ast.AST | None, value: ast.expr | None) -> ast.expr | None:
