@@ -9,11 +9,7 @@ from __future__ import annotations
 import ast
 import re
 
-from toprope.port.analysis.places import Use, resolver_for, use
-from toprope.port.family import Family
-from toprope.port.file import File
-from toprope.port.project.facts import chooses_device, is_options, last_name, option_of
-from toprope.port.project.own_options import (
+from toprope.port.analysis.own_options import (
     is_of_another_program,
     is_only_asked,
     is_set_to_device,
@@ -21,6 +17,10 @@ from toprope.port.project.own_options import (
     only_numbers,
     takes_numbers,
 )
+from toprope.port.analysis.places import Use, resolver_for, use
+from toprope.port.family import Family
+from toprope.port.file import File
+from toprope.port.project.facts import chooses_device, is_options, last_name, option_of
 from toprope.port.rule import Example, Kind
 from toprope.port.rules.defaults import resolve_in
 from toprope.port.syntax.nodes import nodes_of
@@ -150,9 +150,9 @@ def _argument(file: File, node: ast.Call) -> bool:
     value = default.value if default is not None else None
     choices = file.keyword(node, "choices")
     if isinstance(value, ast.List | ast.Tuple) and only_numbers(file, option_of(node)):
-        for each in value.elts:
-            if isinstance(each, ast.Constant) and re.fullmatch(r"cuda:\d+", str(each.value)):
-                file.done(each)
+        for entry in value.elts:
+            if isinstance(entry, ast.Constant) and re.fullmatch(r"cuda:\d+", str(entry.value)):
+                file.done(entry)
     if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
         if not chooses_device(node):
             return False

@@ -1,4 +1,4 @@
-"""What the file itself says about an option that is named as a device: it sets it, or takes numbers of cards.
+"""Options with the name of a device that the file itself sets, asks or declares as numbers of cards.
 
 Called by `rules.arguments`; tests/port/test_port_needless.py.
 """
