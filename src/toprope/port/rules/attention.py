@@ -1,6 +1,6 @@
 """Attention: where the card's fused kernel is reached, and where products and a softmax are written out instead.
 
-Found by `port.registry`. A rule's examples are its tests (tests/port/test_port_rules.py) and its page in docs/port.
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

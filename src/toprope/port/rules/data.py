@@ -1,7 +1,6 @@
 """Rules TR093, TR094 and TR094a: pinned memory, and copies that do not wait.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-its examples (tests/port/test_port_rules.py).
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

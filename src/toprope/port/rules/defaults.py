@@ -1,7 +1,6 @@
 """Rules TR019a, TR019b and TR019d: devices as defaults of parameters and as constants, resolved where they are used.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-tests/port/test_port_conditions.py.
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

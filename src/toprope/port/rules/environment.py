@@ -1,7 +1,6 @@
 """Rules TR071 to TR073 and TR097: variables that CUDA reads, and NVIDIA's tools.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-its examples (tests/port/test_port_rules.py).
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

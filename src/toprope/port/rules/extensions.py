@@ -1,7 +1,6 @@
 """Compiled extensions and Triton kernels: modules that a compiler for CUDA made, and kernels in Python.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-tests/port/test_port_sources.py, tests/port/test_port_names.py.
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Rules TR104, TR104a, TR104b and TR104c: devices that Lightning and similar frameworks are given.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-its examples (tests/port/test_port_rules.py).
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Rules TR061 to TR063: where other libraries put what they load.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-its examples (tests/port/test_port_rules.py).
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

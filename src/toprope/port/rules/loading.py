@@ -1,6 +1,6 @@
-"""Rows 57 to 60: where what is loaded goes.
+"""Rules TR057 to TR060: where what is loaded goes.
 
-Tests: its examples (tests/port/test_port_rules.py).
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

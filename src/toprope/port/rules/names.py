@@ -1,7 +1,6 @@
 """Rules TR102 to TR102c and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-tests/port/test_port_names.py.
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Rules TR005, TR005a, TR005b and TR021: numbers in the place of devices, which mean CUDA to torch.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-tests/port/test_port_receivers.py.
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Operators that the chosen chip and release run on the host, refuse, or run slowly: from the tables, without a run.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-tests/port/test_port_operators.py.
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations

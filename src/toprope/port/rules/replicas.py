@@ -1,7 +1,6 @@
 """Rules TR069 and TR069a: torch's DataParallel and its parts, which copy between the GPUs of one process.
 
-Found by `port.registry`. The examples of a rule are its test, and make its page in docs/port (`port.pages`). Tests:
-its examples (tests/port/test_port_rules.py).
+Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 """
 
 from __future__ import annotations
