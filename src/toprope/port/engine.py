@@ -23,7 +23,7 @@ from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold
 from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
-from toprope.port.finding import Finding, Ported
+from toprope.port.finding import Finding, Ported, also_in
 from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.project.context import Context
 from toprope.port.project.facts import WORDS, Project, facts_of, project_of
@@ -101,7 +101,7 @@ def port(
     except RecursionError:
         ported.skipped, ported.lines = "names that are given to each other lead too deep", 0
         return ported
-    wanted = [each for each in wanted if not _is_replaced(file, each, wanted)]
+    wanted = [each for each in wanted if not _is_replaced(file, each, wanted) and not _is_needed_import(each)]
     ported.findings = _folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)))
     return ported
 
@@ -126,6 +126,14 @@ def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
     return False
 
 
+_NEEDED = "what stays needs it"
+
+
+def _is_needed_import(finding: Finding) -> bool:
+    """Return whether it is `import torch.cuda`, which stays for what stays, and which every machine can import."""
+    return finding.held_back == _NEEDED and finding.before.startswith("torch.cuda")
+
+
 def _folded(findings: list[Finding]) -> list[Finding]:
     """Make one finding of places that say the same, for the rules that want it; the first names the other lines."""
     found: dict[tuple[str, str], list[Finding]] = {}
@@ -140,14 +148,9 @@ def _folded(findings: list[Finding]) -> list[Finding]:
             kept.append(each)
         same.append(each)
     for first, *others in found.values():
-        if any(each.line != first.line for each in others):
-            lines = list(dict.fromkeys(f"line {each.line}" for each in others if each.line != first.line))
-            more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
-            first.message = f"{first.said}; also in {', '.join(lines[:_MOST_LINES])}{more}"
+        if where := also_in(first, others):
+            first.message = f"{first.said}; also in {where}"
     return kept
-
-
-_MOST_LINES = 6
 
 
 def concerns(data: bytes, rules: Table, project: Project | None, context: Context | None) -> bool:
@@ -176,7 +179,8 @@ def _look(
     if project is None and WORDS.search(source.data):
         project = project_of([facts_of(tree)])
     if b"import" in source.data and b"*" in source.data:
-        walk.assume(*star_names(tree, {} if project is None else project.exports))
+        exports, modules = ({}, frozenset()) if project is None else (project.exports, project.modules)
+        walk.assume(*star_names(tree, exports, modules))
     file = File(source, walk, runtime, project, context)
     index = 0
     while index < len(walk.nodes):
@@ -305,7 +309,7 @@ def _written(
             lost = {finding.before for finding in taken}
         if lost and taken:
             for finding in taken:
-                finding.held_back = "what stays needs it"
+                finding.held_back = _NEEDED
             _hold_back(file, findings, deselected, elsewhere, path)
             continue
         for finding in findings:

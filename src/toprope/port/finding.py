@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from toprope.port.rule import Kind, Rule
 from toprope.port.syntax.edits import Edit
 
-__all__ = ["DEPENDS", "KNOWN", "Finding", "Ported"]
+__all__ = ["DEPENDS", "KNOWN", "Finding", "Ported", "also_in"]
 
 KNOWN = ""
 """Key of calls that the tables of operators decide, in `Ported.operators`."""
 _MOST_SHOWN = 70
+_MOST_LINES = 6
 DEPENDS = "*"
 """Key of calls that run on the card or on the host by their arguments."""
 
@@ -126,3 +127,10 @@ class Ported:
     def counts(self) -> Counter[Kind]:
         """Number of sites of each kind."""
         return Counter(finding.kind for finding in self.sites)
+
+
+def also_in(first: Finding, others: Sequence[Finding]) -> str:
+    """The lines of other places that the line of a first one stands for; "" where they are in its own line."""
+    lines = list(dict.fromkeys(f"line {each.line}" for each in others if each.line != first.line))
+    more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    return f"{', '.join(lines[:_MOST_LINES])}{more}"

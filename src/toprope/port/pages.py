@@ -25,7 +25,9 @@ _KINDS = {
 }
 _HINT = "A hint: advice on code that is not CUDA's. It is listed and counted apart, and `--check` does not fail for it."
 _LANGUAGES = {
-    "TR106": "text", "TR106a": "text", "TR107": "dockerfile", "TR108": "sh", "TR108a": "sh", "TR110": "markdown",
+    "TR106": "text", "TR106a": "text", "TR107": "dockerfile", "TR108": "sh", "TR108a": "sh", "TR108b": "sh",
+    "TR108c": "sh",
+    "TR110": "markdown",
     "TR109": "text", "TR110a": "yaml", "TR120": "cpp", "TR120a": "cpp",
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from toprope.port.file import File
 from toprope.port.syntax.nodes import name_of, nodes_of
 
-__all__ = ["all_on_host", "dtype_of", "is_tensor", "is_unpacked", "on_host"]
+__all__ = ["all_on_host", "dtype_of", "is_float64_array", "is_tensor", "is_unpacked", "on_host"]
 
 _CASTS = {
     "double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32",
@@ -64,7 +64,12 @@ def _of_call(file: File, node: ast.Call, depth: int) -> str | None:
     name = file.dotted(node.func) or ""
     if name in _FACTORIES:
         given = file.keyword(node, "dtype")
+        takes_arrays = name in ("torch.tensor", "torch.as_tensor") and given is None and bool(node.args)
+        if takes_arrays and is_float64_array(file, node.args[0]):
+            return "float64"
         return _named(file, given.value) if given is not None else None
+    if name == "torch.from_numpy":
+        return "float64" if node.args and is_float64_array(file, node.args[0]) else None
     if name.startswith("torch."):
         return _TYPES.get(name.removeprefix("torch."))
     if not isinstance(node.func, ast.Attribute) or name:
@@ -80,6 +85,44 @@ def _of_call(file: File, node: ast.Call, depth: int) -> str | None:
         only_device = method == "to" and bool(said) and all(_is_device(file, each) for each in said)
         return dtype_of(file, node.func.value, depth - 1) if only_device else None
     return dtype_of(file, node.func.value, depth - 1) if method in _KEEP_DTYPE - {"to"} else None
+
+
+_ARRAYS = {
+    "zeros": 1, "ones": 1, "empty": 1, "full": 2, "eye": 3, "identity": 1, "linspace": 5, "array": 1, "asarray": 1,
+}  # fmt: skip
+"""Functions of NumPy that make an array, with the position of their dtype."""
+_KEEP_ARRAY = {"reshape", "copy", "transpose", "flatten", "ravel", "squeeze", "cumsum"}
+
+
+def is_float64_array(file: File, node: ast.expr, depth: int = _DEPTH) -> bool:
+    """Return whether the text says that a value is an array of NumPy of float64, which is what it makes of floats."""
+    if depth == 0:
+        return False
+    if isinstance(node, ast.Name):
+        value = _only_value(file, node)
+        return value is not None and is_float64_array(file, value, depth - 1)
+    if not isinstance(node, ast.Call):
+        return False
+    name = (file.dotted(node.func) or "").removeprefix("numpy.")
+    if name in _ARRAYS and file.dotted(node.func) != name:
+        at = _ARRAYS[name]
+        given = file.keyword(node, "dtype")
+        dtype = given.value if given is not None else node.args[at] if len(node.args) > at else None
+        if dtype is not None:
+            return _is_float64(file, dtype)
+        parts = {"full": node.args[1:2], "array": node.args[:1], "asarray": node.args[:1]}.get(name)
+        values = [each.value for part in parts or () for each in nodes_of(part) if isinstance(each, ast.Constant)]
+        return parts is None or any(isinstance(each, float) for each in values)
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    if node.func.attr == "astype" and node.args:
+        return _is_float64(file, node.args[0])
+    return node.func.attr in _KEEP_ARRAY and is_float64_array(file, node.func.value, depth - 1)
+
+
+def _is_float64(file: File, node: ast.expr) -> bool:
+    is_text = isinstance(node, ast.Constant) and node.value in ("float64", "double", "f8")
+    return is_text or file.dotted(node) in ("numpy.float64", "numpy.double") or file.is_builtin(node, "float")
 
 
 def _is_device(file: File, node: ast.expr) -> bool:

@@ -23,6 +23,7 @@ class FileKind(StrEnum):
     IMAGE = "Dockerfile, compose file"
     WORKFLOW = "CI"
     SHELL = "shell script"
+    BUILD = "build file"
     DOCUMENT = "document"
     CONFIG = "configuration"
     CUDA = "CUDA source"
@@ -32,11 +33,15 @@ class FileKind(StrEnum):
 _SUFFIXES = {
     ".py": FileKind.PYTHON, ".pyi": FileKind.PYTHON, ".pyw": FileKind.PYTHON, ".ipynb": FileKind.NOTEBOOK,
     ".sh": FileKind.SHELL, ".bash": FileKind.SHELL, ".slurm": FileKind.SHELL, ".sbatch": FileKind.SHELL,
+    ".pbs": FileKind.SHELL, ".lsf": FileKind.SHELL, ".qsub": FileKind.SHELL, ".job": FileKind.SHELL,
+    ".sub": FileKind.SHELL, ".zsh": FileKind.SHELL,
+    ".cmake": FileKind.BUILD, ".mk": FileKind.BUILD, ".def": FileKind.IMAGE,
     ".cu": FileKind.CUDA, ".cuh": FileKind.CUDA, ".c": FileKind.CPP, ".cc": FileKind.CPP, ".cpp": FileKind.CPP,
     ".cxx": FileKind.CPP, ".h": FileKind.CPP, ".hh": FileKind.CPP, ".hpp": FileKind.CPP,
     ".md": FileKind.DOCUMENT, ".rst": FileKind.DOCUMENT, ".json": FileKind.CONFIG, ".toml": FileKind.CONFIG,
     ".ini": FileKind.CONFIG, ".cfg": FileKind.CONFIG,
 }  # fmt: skip
+_BUILDS = ("cmakelists.txt", "makefile", "gnumakefile", "meson.build")
 _WORKFLOWS = ((".github", "workflows"), (".gitlab-ci.yml",), (".circleci",), (".buildkite",), ("azure-pipelines.yml",))
 
 
@@ -63,7 +68,13 @@ def kind_of(path: str) -> FileKind | None:
         return FileKind.PROJECT
     if name in ("devcontainer.json", ".devcontainer.json"):
         return FileKind.IMAGE
-    if name.startswith("dockerfile") or suffix == ".dockerfile" or name == "containerfile":
+    if name in _BUILDS or name.startswith("makefile."):
+        return FileKind.BUILD
+    if (
+        name.startswith(("dockerfile", "singularity."))
+        or suffix == ".dockerfile"
+        or name in ("containerfile", "singularity")
+    ):
         return FileKind.IMAGE
     return _SUFFIXES.get(suffix)
 

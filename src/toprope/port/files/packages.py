@@ -13,6 +13,8 @@ PACKAGES = r"""
     | deepspeed-kernels | nvidia-[\w-]+-cu1\d | cupy(?:-cuda\d+x?)? | pycuda | cudf-cu1\d | cuml-cu1\d
     | mamba[-_]ssm | causal[-_]conv1d | ring[-_]flash[-_]attn
     | pytorch-cuda | cuda(?:9|1\d)\d | dgl-cu\d+ | cudatoolkit(?:-dev)? | cudnn | nvidia::[\w-]+
+    | cuda-(?:nvcc|toolkit|runtime|compiler|cudart|libraries|nvtx|cccl|driver|command-line-tools)
+      (?:-dev|-static)?
     | pynvml | nvidia-ml-py3? | faiss-gpu
     | tinycudann | tiny-cuda-nn | nvdiffrast | kaolin | (?:spconv|cumm)-cu\d+ | cuda-python | numba-cuda
     | tensorflow-gpu | transformer[-_]engine | flashinfer(?:-python)? | torch2trt | torch[-_]tensorrt

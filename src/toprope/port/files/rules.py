@@ -9,7 +9,20 @@ from __future__ import annotations
 from toprope.port.files.sources import BINDING, CUDA
 from toprope.port.rule import Example, Kind, Rule
 
-__all__ = ["BUILD", "COMMAND", "CONFIG", "IMAGE", "NOTEBOOK", "OPTION", "PACKAGE", "PIN", "RULES", "SHELL", "TOOL"]
+__all__ = [
+    "BUILD",
+    "COMMAND",
+    "CONFIG",
+    "IMAGE",
+    "NOTEBOOK",
+    "OPTION",
+    "PACKAGE",
+    "PIN",
+    "RULES",
+    "SHELL",
+    "TOOL",
+    "TOOLKIT",
+]
 
 
 def _rule(code: str, kind: Kind, title: str, why: str, source: str, examples: tuple[Example, ...]) -> Rule:
@@ -123,6 +136,20 @@ OPTION = _rule(
     ),
 )  # fmt: skip
 
+TOOLKIT = _rule(
+    "TR108c", Kind.NOT_CONVERTIBLE,
+    "module load cuda, find_package(CUDAToolkit), nvcc in a Makefile: CUDA's toolkit in a script or a build",
+    """Modules, compilers, libraries and tools of CUDA's toolkit are not there on other machines: a script stops, or a
+    build does. NPUs have the toolkit CANN, which a script takes in with `source .../set_env.sh`. NCCL_* variables say
+    nothing to HCCL, which has its own (HCCL_CONNECT_TIMEOUT, HCCL_SOCKET_IFNAME). A file is reported once; the line
+    names the others.""",
+    "CMake's and the vendor's documentation",
+    (
+        Example("module load gcc/9.2 cuda/11.7 cudnn/8.5\nmodule load NCCL/2.7\nsrun python train.py"),
+        Example("module load gcc/9.2\n# module load cuda\npython train.py", reported=False),
+    ),
+)  # fmt: skip
+
 NOTEBOOK = _rule(
     "TR109", Kind.REVIEW, "a cell of a notebook that says CUDA: no rule looks at it, so that a person has to",
     """The cells of a notebook are ported as one program, and its JSON stays as it is. Commands of IPython (%env,
@@ -156,4 +183,4 @@ CONFIG = _rule(
     ),
 )  # fmt: skip
 
-RULES = (PACKAGE, BUILD, PIN, IMAGE, SHELL, TOOL, OPTION, NOTEBOOK, COMMAND, CONFIG, CUDA, BINDING)
+RULES = (PACKAGE, BUILD, PIN, IMAGE, SHELL, TOOL, OPTION, TOOLKIT, NOTEBOOK, COMMAND, CONFIG, CUDA, BINDING)

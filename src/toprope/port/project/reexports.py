@@ -6,7 +6,7 @@ Part of `facts`; `file` asks it for the meaning of a name. Tests: tests/port/tes
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 __all__ = ["Exports", "exports_of", "full_name", "star_names", "together"]
@@ -73,6 +73,7 @@ def together(files: Sequence[tuple[str, Exports]]) -> dict[str, dict[str, str]]:
     Of modules that share their last name a name counts where it means the same in each that has it.
     """
     found: dict[str, dict[str, str]] = {}
+    modules = {name for name, _ in files}
     for _ in range(5):  # through up to five files
         before = {name: dict(each) for name, each in found.items()}
         for module, exports in files:
@@ -83,6 +84,8 @@ def together(files: Sequence[tuple[str, Exports]]) -> dict[str, dict[str, str]]:
                     own[name] = meant
             for star in exports.stars:
                 if star.partition(".")[0] not in _ROOTS:
+                    if is_installed(star, modules):
+                        own.setdefault("torch", "torch")
                     own = {**before.get(star.rpartition(".")[2], {}), **own}
             own = {
                 name: full
@@ -97,6 +100,11 @@ def together(files: Sequence[tuple[str, Exports]]) -> dict[str, dict[str, str]]:
     return {name: {key: full for key, full in each.items() if full} for name, each in found.items() if each}
 
 
+def is_installed(star: str, own: Set[str]) -> bool:
+    """Return whether a star import is of an installed package: where such a one gives the name torch, it is torch."""
+    return not star.startswith(".") and not own & {star.partition(".")[0], star.rpartition(".")[2]}
+
+
 def full_name(name: str, exports: Mapping[str, Mapping[str, str]]) -> str:
     """Torch's name for one that goes through a module of the project: "torch.cuda" for "utils.torch.cuda"."""
     if name.partition(".")[0] in _ROOTS:
@@ -109,12 +117,20 @@ def full_name(name: str, exports: Mapping[str, Mapping[str, str]]) -> str:
     return name
 
 
-def star_names(tree: ast.Module, exports: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], str]:
+def star_names(
+    tree: ast.Module, exports: Mapping[str, Mapping[str, str]], own: Set[str] = frozenset()
+) -> tuple[dict[str, str], str]:
     """The names of torch that a file has through star imports.
 
+    Args:
+        tree: the file.
+        exports: names of torch by the project's modules.
+        own: the names under which programs may import the project's files.
+
     Returns:
-        Those of the project's modules; and the one module of torch ("torch", "torch.nn") from which all names come that
-        the file does not bind otherwise, "" where there is none or where another package may have them as well.
+        Those of the project's modules, and torch itself, which an installed package may give; and the one module of
+        torch ("torch", "torch.nn") from which all names come that the file does not bind otherwise, "" where there is
+        none or where another package may have them as well.
     """
     found: dict[str, str] = {}
     modules: list[str] = []
@@ -125,4 +141,6 @@ def star_names(tree: ast.Module, exports: Mapping[str, Mapping[str, str]]) -> tu
             found |= exports[star.rpartition(".")[2]]
         else:
             modules.append("")
+            if is_installed(star, own):
+                found.setdefault("torch", "torch")
     return found, modules[0] if len(modules) == 1 else ""

@@ -8,6 +8,14 @@ from __future__ import annotations
 import ast
 import re
 
+from toprope.port.analysis.own_options import (
+    is_of_another_program,
+    is_only_asked,
+    is_set_to_device,
+    is_used_as_tensor,
+    only_numbers,
+    takes_numbers,
+)
 from toprope.port.analysis.places import Use, resolver_for, use
 from toprope.port.family import Family
 from toprope.port.file import File
@@ -140,6 +148,10 @@ def _argument(file: File, node: ast.Call) -> bool:
     default = file.keyword(node, "default")
     value = default.value if default is not None else None
     choices = file.keyword(node, "choices")
+    if isinstance(value, ast.List | ast.Tuple) and only_numbers(file, option_of(node)):
+        for entry in value.elts:
+            if isinstance(entry, ast.Constant) and re.fullmatch(r"cuda:\d+", str(entry.value)):
+                file.done(entry)
     if not isinstance(value, ast.Constant) or str(value.value).partition(":")[0] not in ("cuda", "nccl"):
         if not chooses_device(node):
             return False
@@ -194,6 +206,11 @@ def _is_to_resolve(file: File, node: ast.AST) -> bool:
     if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return False
     is_option = node.attr in file.project.options and _is_parsed(file, node.value)
+    if is_option and (
+        takes_numbers(file, node.attr) or is_set_to_device(file, node) or is_only_asked(file, node)
+        or is_of_another_program(file, node)
+    ):  # fmt: skip
+        return False
     if not is_option and not file.project.names_setting(node):
         return False
     resolved = file.calls_runtime(file.parent(node), "resolve", "resolve_kind", "device", "name", "kind")
@@ -305,6 +322,8 @@ def _is_other(file: File, node: ast.expr) -> bool:
     """Return whether a name of one letter is a loop's, or gets what is no options: `p = next(model.parameters())`."""
     if not isinstance(node, ast.Name) or len(node.id) > 1:
         return False
+    if is_used_as_tensor(file, node):
+        return True
     for each in file.bindings(node):
         call = each.value
         if isinstance(call, ast.Call) and not _MAKES_OPTIONS.search(last_name(call.func)):

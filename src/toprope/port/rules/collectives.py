@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from toprope.port.analysis.tensor_facts import dtype_of
 from toprope.port.family import Family
 from toprope.port.file import File
+from toprope.port.project.facts import last_name
 from toprope.port.rule import Example, Kind
 
 __all__ = ["FAMILY"]
@@ -123,7 +124,24 @@ def _reduces(file: File, node: ast.Call) -> bool:
         if made is None and dtype_of(file, origin) == "float64":
             file.report(REDUCED, node, _CURE)
             break
+        if any(dtype_of(file, each) == "float64" for each in _handed(file, origin)):
+            file.report(REDUCED, node, _CURE)
+            break
     return False
+
+
+def _handed(file: File, origin: ast.expr) -> Iterator[ast.expr]:
+    """Find what calls in the file give a parameter: `reduce_tensor(x)` for `def reduce_tensor(inp)`."""
+    parameters = [each.node for each in file.bindings(origin)] if isinstance(origin, ast.Name) else []
+    function = file.function(parameters[0]) if len(parameters) == 1 and isinstance(parameters[0], ast.arg) else None
+    if function is None or parameters[0] not in function.args.args:
+        return
+    at = function.args.args.index(parameters[0])
+    for call in file.walk.scopes:
+        if isinstance(call, ast.Call) and last_name(call.func) == function.name:
+            place = at - (isinstance(call.func, ast.Attribute) and function.args.args[0].arg == "self")
+            if 0 <= place < len(call.args):
+                yield call.args[place]
 
 
 def _is_float64(file: File, node: ast.expr) -> bool:

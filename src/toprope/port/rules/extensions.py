@@ -133,7 +133,8 @@ _KNOWN_BINARY = {"MultiScaleDeformableAttention", "MultiScaleDeformableAttn", "d
                  "simple_knn", "DCN", "gsplat", "fused_ssim"}  # fmt: skip
 _PLUGINS = {"vllm", "torch_scatter", "spconv", "torchsparse", "MinkowskiEngine", "sgl_kernel", "deep_ep",
             "pointnet2_ops", "grouped_gemm", "rotary_emb", "torch_sparse", "torch_cluster", "torch_spline_conv",
-            "pyg_lib", "cumm", "dgl"}  # fmt: skip
+            "pyg_lib", "cumm", "dgl", "natten", "lietorch", "warpctc_pytorch", "warprnnt_pytorch",
+            "warp_rnnt"}  # fmt: skip
 FAMILY.words += tuple(name.encode() for name in (*_KNOWN_BINARY, *_PLUGINS))
 _SAYS_CUDA = re.compile(r".*(?:cuda|cudnn|cublas|cusparse|cufft|nvrtc).*", re.IGNORECASE)
 """Names of packages that say what they are for; a module inside another package may be about CUDA in another way."""

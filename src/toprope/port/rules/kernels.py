@@ -168,6 +168,7 @@ XFORMERS = FAMILY.rule(
     why="""xformers is built for CUDA. Without biases of its own classes the function is what torch's attention
     computes. Models of diffusers use torch's attention without being asked to.""",
     source="xformers.ops.fmha",
+    once=True,
     examples=[
         Example(
             """
