@@ -10,7 +10,7 @@ one process; nothing is written.
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. The scan and the verdicts that it is measured
 by are in `parts.port_corpus`, `parts.port_labels` and `parts.port_oracle`.
 
-Tests: tests/project/test_benchmarks.py.
+Tests: tests/port/test_port_corpus.py, which reads its JSON, as benchmarks/run.py does.
 """
 
 from __future__ import annotations

@@ -184,6 +184,7 @@ PATCHES = {
     "monkeypatch": "def test_a(monkeypatch):\n    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)",
     "the name of another module": "def test_a(monkeypatch):\n    monkeypatch.setattr('a.torch.cuda.is_available', f)",
     "object": "def test_a(mocker):\n    mocker.patch.object(torch.cuda, 'is_available', return_value=True)",
+    "multiple by name": "@mock.patch.multiple('torch.cuda', is_available=f)\ndef test_a():\n    pass",
     "multiple": "@mock.patch.multiple(torch.cuda, is_available=f)\ndef test_a():\n    pass",
 }
 

@@ -1,4 +1,4 @@
-"""Conditions across files and cells: answers that must not change for the sake of code that is somewhere else.
+"""Conditions across files and cells: answers that stay CUDA's, since code elsewhere needs them.
 
 `use_cuda = torch.cuda.is_available()` in one file may guard code in another one that stays CUDA's, or in a cell that
 cannot be read. Then the question stays. Names are matched as texts: what another file means by a name is not followed.

@@ -1,6 +1,7 @@
 """Names of torch that tests replace: `mock.patch("torch.cuda.is_available")`, `monkeypatch.setattr`.
 
-Tests: tests/port/test_port_unseen_second.py.
+Called by `project.facts`; `set_in` by `conditions.in_tests`, which holds back what would no longer call the replaced
+name. Tests: tests/port/test_port_unseen_fourth.py.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from toprope.port.syntax.nodes import name_of
 __all__ = ["PATCHES", "imported_in", "patched_in", "set_in"]
 
 PATCHES = (
-    rb"(?:patch|setattr|delattr|object)\w*\(\s*[\"'][\w.]*\btorch\."
+    rb"(?:patch|setattr|delattr|object|multiple)\w*\(\s*[\"'][\w.]*\btorch\."
     rb"|(?:object|setattr|delattr|multiple)\(\s*(?:[\w.]*\bcuda|torch[\w.]*)\s*,"
 )
-"""Words of files that replace a name of torch."""
+"""A part of `facts.WORDS`: a file with one is a reason to read all. It must find every call that `patched_in` knows."""
 
 _QUOTED = re.compile(r"(?:.*\.)?(torch(?:\.\w+)+)")
 _MODULE = re.compile(r"torch(?:\.\w+)*|(?:\w+\.)*cuda")

@@ -1,6 +1,7 @@
 """Part of `torch.npu`: settings of how work gets to the card, and of waiting for it.
 
-Tests: tests/sim/simulated/test_npu_settings.py.
+Names and texts of errors are torch_npu's; sim/npu/__init__.py and utils.py hand them out. Tests:
+tests/sim/simulated/test_npu_settings.py.
 """
 
 from __future__ import annotations

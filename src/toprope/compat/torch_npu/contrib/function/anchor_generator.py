@@ -1,8 +1,8 @@
 """Anchors that are responsible for ground truth boxes.
 
 Programs import `npu_single_level_responsible_flags` from `torch_npu.contrib.function`. Signature and errors are those
-of torch_npu/contrib/function/anchor_generator.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py holds
-the values.
+of torch_npu/contrib/function/anchor_generator.py of Ascend/pytorch; tests/compat/operators/test_vision_tensors.py
+holds the shape, test_vision_boxes.py there the operator's values.
 """
 
 from __future__ import annotations
