@@ -1,6 +1,7 @@
 """Places of CUDA's toolkit in scripts, build files and descriptions of images and jobs.
 
-Called by `text` for each line; the rule's text is `rules.TOOLKIT`, which is reported once a file.
+Called by `text` for each line; the rule's text is `rules.TOOLKIT`, which is reported once a file. Tests:
+tests/port/test_port_toolkit.py.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ def patched_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
             ):
                 match first:
                     case ast.Constant(value=str(text)) if found := _QUOTED.fullmatch(text):
-                        yield found[1], node.lineno
+                        names = (
+                            [f"{found[1]}.{each.arg}" for each in node.keywords] if called == "multiple" else [found[1]]
+                        )
+                        yield from ((each, node.lineno) for each in names)
                     case ast.Attribute() | ast.Name() if found := _MODULE.fullmatch(ast.unparse(first)):
                         module = "torch.cuda" if _is_cuda(first) else found[0]
                         if more and isinstance(more[0], ast.Constant) and isinstance(more[0].value, str):
