@@ -288,3 +288,23 @@ def test_a_package_that_only_a_configuration_names_imported_the_vendored_file_fr
     (tmp_path / "other.py").write_text("import torch\n")
     place = Tree([tmp_path], [file, file.parent / "__init__.py", tmp_path / "other.py"]).place(file)
     assert (place.module, place.folders) == (".toprope_portable", (file.parent,))
+
+
+# Answers in tables
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["train({'use_cuda': torch.cuda.is_available()})", "p = {}\np['use_cuda'] = torch.cuda.is_available()\ntrain(p)"],
+)
+def test_an_answer_under_a_key_was_not_followed_to_the_file_that_reads_it(tmp_path, given) -> None:
+    """SparseConvNet: the key said yes on an NPU, and what it guards there stayed CUDA's."""
+    train = """
+    import kernels_cuda
+    def train(p, model):
+        if p['use_cuda']:
+            model = kernels_cuda.wrap(model)
+        return model
+    """
+    after = project(tmp_path, main=f"import torch\nfrom train import train\n{given}\n", train=train)
+    assert "portable" not in after["main"]

@@ -34,7 +34,7 @@ def keys_in(text: str) -> set[str]:
     """The keys of answers, as `Opened.keys` has them, that a text may use: one that cannot be parsed."""
     found = set()
     for dot, name, call in _KEY.findall(text):
-        found.add(f".{name}{'()' if call else ''}" if dot else name)
+        found |= {f".{name}{'()' if call else ''}" if dot else name, f"[{name}]"}
     return found
 
 
@@ -52,7 +52,8 @@ def answers_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, froz
     every = frozenset[str]().union(*own.values())
     if not every:
         return {}
-    word = re.compile(rb"\b(?:" + b"|".join(sorted({key.strip(".()").encode() for key in every})) + rb")\b")
+    names = sorted({re.escape(key.strip(".()[]")).encode() for key in every})
+    word = re.compile(rb"\b(?:" + b"|".join(names) + rb")\b")
     found: dict[str, str] = {}
     for path, data in programs.items():
         keys = every - own.get(path, frozenset())
@@ -112,7 +113,21 @@ def answers_in(tree: ast.Module) -> set[str]:
                 keys |= {function.name, f".{function.name}", f".{function.name}()"}
         if len(known) == before:
             break
-    return keys
+    return keys | set(_kept_in_tables(tree, known))
+
+
+def _kept_in_tables(tree: ast.Module, known: Iterable[str]) -> Iterator[str]:
+    """The keys of tables that hold an answer: `{"use_cuda": torch.cuda.is_available()}`."""
+    for node in nodes_of(tree):
+        pairs: list[tuple[ast.expr | None, ast.expr]] = []
+        match node:
+            case ast.Dict(keys=names, values=values):
+                pairs = list(zip(names, values, strict=True))
+            case ast.Assign(targets=[ast.Subscript(slice=written)], value=value):
+                pairs = [(written, value)]
+        for key, value in pairs:
+            if isinstance(key, ast.Constant) and isinstance(key.value, str) and _asks(value, known):
+                yield f"[{key.value}]"
 
 
 def _statements(

@@ -323,6 +323,10 @@ def foreign_answers(file: File, keys: Collection[str]) -> Iterator[tuple[str, as
             if key in keys and not (file.dotted(node) or "").startswith("torch."):
                 yield key, node
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            match file.parent(node):
+                case ast.Subscript(value=value, slice=ast.Constant(value=str(name))) as read if value is node:
+                    if f"[{name}]" in keys:
+                        yield f"[{name}]", read
             bindings = file.bindings(node)
             imported = {(each.imported or "").rpartition(".")[2] for each in bindings} or {node.id}
             for key in imported & set(keys):

@@ -110,6 +110,9 @@ class Opened:
                     return
                 case ast.NamedExpr(target=target):
                     yield from self._kept(target, positive)
+                case ast.Dict(keys=keys, values=values) if inner in values:
+                    yield from self._under(keys[values.index(inner)], positive)
+                    return
                 case ast.Tuple() | ast.List() if isinstance(statement := self.file.parent(outer), ast.Assign):
                     for each in _targets(statement, outer, inner):
                         yield from self._kept(each, positive)
@@ -221,11 +224,19 @@ class Opened:
             yield from self._read(target.id, [each.node for each in self.file.bindings(target)], positive)
         elif isinstance(target, ast.Attribute):
             yield from self._attribute(target.attr, positive)
-        elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-            same = ast.dump(target.slice)
-            for node in list(self.file.walk.parents):
-                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and ast.dump(node.slice) == same:
-                    yield from self.by(node, positive)
+        elif isinstance(target, ast.Subscript):
+            yield from self._under(target.slice, positive)
+
+    def _under(self, key: ast.expr | None, positive: bool | None) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Return where a key of a table is read, whatever the table: `options["use_cuda"]`."""
+        if not isinstance(key, ast.Constant):
+            return
+        if isinstance(key.value, str):
+            self.keys.add(f"[{key.value}]")
+        same = ast.dump(key)
+        for node in list(self.file.walk.parents):
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and ast.dump(node.slice) == same:
+                yield from self.by(node, positive)
 
     def _note(self, target: ast.expr) -> None:
         """Note how others reach what is assigned."""
