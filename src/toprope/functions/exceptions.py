@@ -2,12 +2,18 @@
 
 For users, who catch them; all of `toprope.functions` raises them. Classes, codes and texts are openYuanrong's.
 
-YRError ├── YRRuntimeError (RuntimeError) │   ├── YRTimeoutError (TimeoutError)     a wait is over │   │   └──
-GetTimeoutError │   ├── MissingInstanceError (TimeoutError)  no instance has this name, or none got it in time │   ├──
-YRInvokeError                     the user's code raised; also an instance of the class that it raised │   └──
-YRequestError                     an instance could not be created, or a call could not reach it ├── YRValueError
-(ValueError) ├── YRTypeError (TypeError) └── CancelError                           the call was cancelled Tests:
-tests/functions/test_functions_exceptions.py, tests/functions/test_functions_lifecycle_rules.py.
+YRError
+├── YRRuntimeError (RuntimeError)
+│   ├── YRTimeoutError (TimeoutError)     a wait is over
+│   │   └── GetTimeoutError
+│   ├── MissingInstanceError (TimeoutError)  no instance has this name, or none got it in time
+│   ├── YRInvokeError                     the user's code raised; also an instance of the class that it raised
+│   └── YRequestError                     an instance could not be created, or a call could not reach it
+├── YRValueError (ValueError)
+├── YRTypeError (TypeError)
+└── CancelError                           the call was cancelled
+
+Tests: tests/functions/test_functions_exceptions.py, tests/functions/test_functions_lifecycle_rules.py.
 """
 
 from __future__ import annotations

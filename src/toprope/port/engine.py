@@ -23,7 +23,7 @@ from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold
 from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
-from toprope.port.finding import Finding, Ported, also_in
+from toprope.port.finding import Finding, Ported, folded
 from toprope.port.ignore import ignored_lines, is_ignored
 from toprope.port.project.context import Context
 from toprope.port.project.facts import WORDS, Project, facts_of, project_of
@@ -102,7 +102,7 @@ def port(
         ported.skipped, ported.lines = "names that are given to each other lead too deep", 0
         return ported
     wanted = [each for each in wanted if not _is_replaced(file, each, wanted) and not _is_needed_import(each)]
-    ported.findings = _folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)))
+    ported.findings = folded(sorted(wanted, key=lambda each: (each.line, each.column, each.rule.code)), _said_once)
     return ported
 
 
@@ -134,23 +134,10 @@ def _is_needed_import(finding: Finding) -> bool:
     return finding.held_back == _NEEDED and finding.before.startswith("torch.cuda")
 
 
-def _folded(findings: list[Finding]) -> list[Finding]:
-    """Make one finding of places that say the same, for the rules that want it; the first names the other lines."""
-    found: dict[tuple[str, str], list[Finding]] = {}
-    kept = []
-    for each in findings:
-        same = (
-            found.setdefault((each.rule.code, each.said), [])
-            if each.rule.once and not each.edits and not each.held_back
-            else []
-        )
-        if not same:
-            kept.append(each)
-        same.append(each)
-    for first, *others in found.values():
-        if where := also_in(first, others):
-            first.message = f"{first.said}; also in {where}"
-    return kept
+def _said_once(finding: Finding) -> tuple[str, str] | None:
+    """Return what places have in common that are one line of the report, for the rules that want it."""
+    is_said = finding.rule.once and not finding.edits and not finding.held_back
+    return (finding.rule.code, finding.said) if is_said else None
 
 
 def concerns(data: bytes, rules: Table, project: Project | None, context: Context | None) -> bool:

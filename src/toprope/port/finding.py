@@ -7,13 +7,13 @@ the report, so names stay. Tests: tests/port/test_port_operators.py, tests/port/
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from toprope.port.rule import Kind, Rule
 from toprope.port.syntax.edits import Edit
 
-__all__ = ["DEPENDS", "KNOWN", "Finding", "Ported", "also_in"]
+__all__ = ["DEPENDS", "KNOWN", "Finding", "Ported", "folded"]
 
 KNOWN = ""
 """Key of calls that the tables of operators decide, in `Ported.operators`."""
@@ -129,7 +129,23 @@ class Ported:
         return Counter(finding.kind for finding in self.sites)
 
 
-def also_in(first: Finding, others: Sequence[Finding]) -> str:
+def folded(findings: Iterable[Finding], key: Callable[[Finding], Hashable | None]) -> list[Finding]:
+    """Make one finding of those with the same key, the first, which names the other lines; None is no key."""
+    found: dict[Hashable, list[Finding]] = {}
+    kept = []
+    for each in findings:
+        name = key(each)
+        same = found.setdefault(name, []) if name is not None else []
+        if not same:
+            kept.append(each)
+        same.append(each)
+    for first, *others in found.values():
+        if where := _also_in(first, others):
+            first.message = f"{first.said}; also in {where}"
+    return kept
+
+
+def _also_in(first: Finding, others: Sequence[Finding]) -> str:
     """The lines of other places that the line of a first one stands for; "" where they are in its own line."""
     lines = list(dict.fromkeys(f"line {each.line}" for each in others if each.line != first.line))
     more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""

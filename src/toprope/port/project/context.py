@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,16 +94,16 @@ class Context:
         files = list(files)
         folders = {file.parent for file in files if file.suffix == ".py"}
         extensions = {binary.name.partition(".")[0] for folder in folders for binary in folder.glob("*.so")}
-        for file in files:
-            if file.suffix == ".py":
-                extensions |= _built_by(file)
+        programs = {file: _bytes(file) for file in files if file.suffix == ".py"}
+        for data in programs.values():
+            extensions |= _built_by(data)
         for folder in {parent for file in files for parent in (file.parent, *file.parent.parents[:2])}:
             extensions |= _built_by_submodules(folder)
         sources = " ".join(file.stem for file in files if file.suffix == ".cu")
-        compiled, kernels = frozenset(_compiled(files)), frozenset(_kernels(files))
+        compiled, kernels = frozenset(_compiled(files, programs)), frozenset(_kernels(programs))
         top = os.path.commonpath([file.absolute().parent for file in files]) if files else ""
-        loading = frozenset(_loading(files, extensions))
-        library = any(_LIBRARY.search(_bytes(file)) for file in files if file.suffix == ".py")
+        loading = frozenset(_loading(programs, extensions))
+        library = any(map(_LIBRARY.search, programs.values()))
         return cls(card or target(), frozenset(extensions), sources, compiled, kernels, loading, library, top)
 
     def has_operators_for(self, text: str) -> bool:
@@ -128,32 +128,31 @@ def _bytes(file: Path) -> bytes:
         return b""
 
 
-def _compiled(files: Iterable[Path]) -> Iterator[str]:
+def _compiled(files: Iterable[Path], programs: Mapping[Path, bytes]) -> Iterator[str]:
     for file in files:
         if file.suffix == ".cu":
             packages = (each for each in file.parents if (each / "__init__.py").exists())
             package = next(packages, None)
             if package is not None and _SAYS_CUDA.fullmatch(package.name):
                 yield package.name
-        elif file.suffix == ".py" and file.name != "setup.py" and _LOADS.search(_bytes(file)):
+        elif file.suffix == ".py" and file.name != "setup.py" and _LOADS.search(programs[file]):
             yield file.parent.name if file.name == "__init__.py" else file.stem
 
 
-def _loading(files: Iterable[Path], extensions: set[str]) -> Iterator[str]:
+def _loading(programs: Mapping[Path, bytes], extensions: set[str]) -> Iterator[str]:
     names = "|".join(map(re.escape, sorted(extensions))) or "(?!)"
     found = re.compile(
         rf"^(?:from\s+[\w.]*\b_ext\s+import\s|(?:from\s+[\w.]+\s+)?import\s+(?:{names})\b)".encode(), re.M
     )
-    for file in files:
-        if file.suffix == ".py" and file.name != "__init__.py" and found.search(_bytes(file)):
+    for file, data in programs.items():
+        if file.name != "__init__.py" and found.search(data):
             yield file.stem
 
 
-def _kernels(files: Iterable[Path]) -> Iterator[str]:
+def _kernels(programs: Mapping[Path, bytes]) -> Iterator[str]:
     """Names of Triton kernels, and of functions that launch one whatever they are given, with their modules."""
-    for file in files:
+    for file, data in programs.items():
         try:
-            data = _bytes(file) if file.suffix == ".py" else b""
             tree = ast.parse(data) if _TRITON.search(data) else ast.Module([], [])
         except (SyntaxError, ValueError, RecursionError):
             continue
@@ -182,17 +181,16 @@ def _built_by_submodules(folder: Path) -> set[str]:
     found: set[str] = set()
     for path in submodules(folder / ".gitmodules") if (folder / ".gitmodules").is_file() else ():
         name = re.sub(r"\W", "_", path.rpartition("/")[2])
-        built = _built_by(folder / path / "setup.py")
+        built = _built_by(_bytes(folder / path / "setup.py"))
         if built or (not (folder / path / "setup.py").is_file() and "cuda" in name.lower()):
             found |= built | ({name} if re.fullmatch(r"[A-Za-z_]\w+", name) else set())
     return found
 
 
-def _built_by(file: Path) -> set[str]:
+def _built_by(data: bytes) -> set[str]:
+    if len(data) > 1_000_000 or not _BUILDS.search(data):
+        return set()
     try:
-        data = _bytes(file)
-        if len(data) > 1_000_000 or not _BUILDS.search(data):
-            return set()
         return extensions_of(ast.parse(data))
     except (SyntaxError, ValueError, RecursionError):
         return set()
