@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from toprope.port.conditions import guards
+from toprope.port.conditions.asked_texts import asked_keys, hold_asked
 from toprope.port.conditions.compared import hold_compared
 from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold_patched
 from toprope.port.conditions.scaled import scale_for_one
@@ -92,6 +93,7 @@ def port(
         ported.operators = file.operators
         _settle(file, wanted, path)
         text = _written(file, wanted, deselected, elsewhere, path)
+        ported.asked = asked_keys(file, wanted)
         if foreign:
             ported.guards = guards.guards(file, wanted, deselected, foreign) | asked_in_tests(file, path, foreign)
         ported.after = data if text == source.text else source.encode(text)
@@ -113,9 +115,10 @@ def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
     """
     if finding.converted:
         return False
-    if finding.rule.code == "TR101" and any(
-        each.line == finding.line and each.held_back == guards.SAME_CONDITION for each in findings
-    ):
+    if finding.rule.code in ("TR101", "TR017a") and any(
+        each.line == finding.line and each is not finding
+        and each.held_back and each.held_back in (guards.SAME_CONDITION, finding.held_back) for each in findings
+    ):  # fmt: skip
         return True
     start = file.source.starts[finding.line - 1] + finding.column - 1
     end = file.source.starts[finding.end_line - 1] + finding.end_column - 1
@@ -258,6 +261,7 @@ def _hold_back(
     while changed:
         before = [finding.converted for finding in findings]
         guards.hold_back(file, findings, deselected, elsewhere)
+        hold_asked(file, findings, elsewhere)
         left = [finding for finding in file.findings if id(finding) not in wanted or not finding.converted]
         stays = {id(edit): finding for finding in left for edit in finding.edits}
         for finding in findings:

@@ -101,6 +101,7 @@ class Ported:
         operators: number of calls of torch's operators: under KNOWN, under DEPENDS, or under a name that no table has.
         companion: name and bytes of a file that is put next to it when it is written, and must not be there yet.
         guards: what answers of other files guard in it and stays CUDA's, where the port was asked for it.
+        asked: keys of texts of devices that questions in it are about, each with the place (`conditions.asked_texts`).
     """
 
     path: str
@@ -113,6 +114,7 @@ class Ported:
     operators: Counter[str] = field(default_factory=Counter)
     companion: tuple[str, bytes] | None = None
     guards: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:

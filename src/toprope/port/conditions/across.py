@@ -13,11 +13,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from toprope.port.conditions.asked_texts import ASKED, MAY_ASK
 from toprope.port.finding import Ported
+from toprope.port.project.facts import Project
 from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.source import Source, UnreadableError
 
-__all__ = ["DECIDES", "answers_elsewhere", "answers_in", "devices_elsewhere", "keys_in"]
+__all__ = ["DECIDES", "answers_elsewhere", "answers_in", "devices_elsewhere", "keys_in", "texts_elsewhere"]
 
 _ASKS = re.compile(rb"is_available|device_count")
 _QUESTIONS = {"is_available", "device_count"}
@@ -84,6 +86,31 @@ def devices_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, froz
             inside = any(each.lineno <= finding.line <= (each.end_lineno or 0) for finding in held)
             if inside and "device" in each.name.lower() and any(isinstance(one, ast.Return) for one in nodes_of(each)):
                 found.setdefault(f"{DECIDES}{each.name}", path.name)
+    return found
+
+
+def texts_elsewhere(
+    programs: Mapping[Path, bytes], look: Callable[[Path, frozenset[str]], Ported], project: Project
+) -> dict[str, str]:
+    """Find the texts of devices that files ask about, and that may come from another one.
+
+    Returns:
+        The place by the key of the text, as `asked_texts` has them; of an argument that is handed on, too.
+    """
+    found: dict[str, str] = {}
+    for path, data in programs.items() if len(programs) > 1 else ():
+        if MAY_ASK.search(data):
+            for key, where in look(path, frozenset()).asked.items():
+                found.setdefault(key, f"{where} of {path.name}")
+    ahead = [key for key in found if key.endswith(")")]
+    sources: dict[str, list[str]] = {}
+    for (function, argument), (called, given) in project.handed if ahead else ():
+        sources.setdefault(f"{ASKED}{called}({given})", []).append(f"{ASKED}{function}({argument})")
+    while ahead:
+        key = ahead.pop()
+        more = [each for each in sources.get(key, ()) if each not in found]
+        found |= dict.fromkeys(more, found[key])
+        ahead += more
     return found
 
 

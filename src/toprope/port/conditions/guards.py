@@ -33,7 +33,7 @@ from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["QUESTIONS", "SAME_CONDITION", "foreign_answers", "guards", "hold_back"]
 
-QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024", "TR065"})
+QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR017a", "TR018", "TR024", "TR065"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
 
 RUNS = frozenset({
@@ -544,7 +544,7 @@ def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
             other = other.args[0]  # of an earlier run
         name = name_of(other)
         return device_name(name)
-    return finding.rule.code in ("TR016", "TR017", "TR018") and not finding.edits
+    return finding.rule.code in ("TR016", "TR017", "TR017a", "TR018") and not finding.edits
 
 
 def _asked_with(file: File, question: ast.AST) -> Iterator[ast.expr]:
