@@ -77,7 +77,7 @@ def hold_asked(file: File, findings: Iterable[Finding], elsewhere: Mapping[str, 
         return
     reached = _Reached(file, wanted, keys)
     for finding, node in names:
-        if where := reached.why(node):
+        if where := reached.why(finding, node):
             finding.held_back = f"its text is asked for {where}: the name of another card is another text"
 
 
@@ -114,19 +114,26 @@ class _Reached:
         self._of: dict[type[ast.AST], list[Any]] = {}
         for node in file.walk.parents:
             self._of.setdefault(node.__class__, []).append(node)
+        for key, place in elsewhere.items():
+            self._give(key, place)
         for node in (each for kind in _ASKING for each in self._of.get(kind, ()) if each not in answered):
             for asked in self._asked_by(node):
                 self._ahead.append((asked, f"in line {node.lineno}"))
-        for key, place in elsewhere.items():
-            self._give(key, place)
         while self._ahead:
             node, where = self._ahead.pop()
             if node not in self._nodes and len(self._nodes) < _MOST:
                 self._nodes[node] = where
                 self._follow(node, where)
 
-    def why(self, node: ast.AST) -> str:
-        """Return the question that a place gets to, "in line 3"; "" where none is seen."""
+    def why(self, finding: Finding, node: ast.AST) -> str:
+        """Return the question that a place gets to, "in line 3"; "" where none is seen.
+
+        A default that is resolved where it is read stays where it is asked for.
+        """
+        if finding.rule.family == "defaults" and finding.edits[0].start < finding.edits[0].end:
+            read = {(each.start, each.end) for each in finding.edits}
+            spans = ((self._file.source.span(each), each) for each in self._nodes if isinstance(each, ast.Name))
+            return next((self._nodes[each] for span, each in spans if span in read), "")
         return self._nodes.get(node, "")
 
     # Questions
@@ -169,16 +176,19 @@ class _Reached:
                 return says_cuda(node)
             case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
                 return any(map(says_cuda, parts))
-            case ast.Dict():
+            case ast.Dict() | ast.Call(func=ast.Name(id="dict")):
                 return has_cuda_key(node)
             case ast.Call(func=ast.Attribute(value=value, attr="keys")):
                 return self._is_cuda(value)
             case ast.Name(id=name):
                 values = [each.value for each in self._file.bindings(node)]
                 own = any(
-                    isinstance(each, ast.Constant | ast.Tuple | ast.List | ast.Set | ast.Dict) and self._is_cuda(each)
+                    isinstance(each, ast.Constant | ast.Tuple | ast.List | ast.Set | ast.Dict | ast.Call)
+                    and self._is_cuda(each)
                     for each in values
                 )
+                if len(values) == 1 and isinstance(values[0], ast.Name) and values[0].id != name:
+                    return values[0].id in self._tables or self._is_cuda(values[0])
                 is_constant = name.isupper() or not any(isinstance(each, ast.Constant) for each in values)
                 imported = any(each.imported for each in self._file.bindings(node))
                 return (own and is_constant) or (imported and name in self._file.project.tables)

@@ -1,7 +1,7 @@
 """Devices that are not run on but asked about by their text: compared, looked up in a table, part of a file's name.
 
-`x.device == torch.device("cuda:0")` asks for CUDA: with the device in use in its place it would be true on the CPU. And
-`{"cuda": 0, "cpu": -1}[device]` has no key for another card. So neither is rewritten; unknown is pessimistic.
+`x.device == torch.device("cuda:0")` asks for CUDA: with the device in use in its place it would be true on the CPU. So
+it is not rewritten; unknown is pessimistic. `asked_texts` follows a text to where it is compared and looked up.
 
 Called by `engine` and `guards`; tests/port/test_port_compared.py.
 """
@@ -257,13 +257,6 @@ def _looked_up(file: File, node: ast.expr) -> str:
             return f"{LOOKED_UP}a variable of the environment in line {outer.lineno}, which others read as it is"
         case ast.Subscript(value=value, slice=ast.Slice() | ast.Constant(value=int())) if value is inner:
             return f"{LOOKED_UP}cut by position in line {outer.lineno}: the names of other devices are shorter"
-        case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):
-            return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
-        case ast.Call(func=ast.Attribute(value=value, attr="get" | "pop" | "index")) if _has_cuda(file, value):
-            return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
-        case ast.Match(subject=subject, cases=cases) if subject is inner:
-            if any(_is_cuda(each) for case in cases for each in nodes_of(case.pattern)):
-                return f"{LOOKED_UP}matched in line {outer.lineno}"
         case ast.FormattedValue() | ast.BinOp() | ast.Call():
             return _in_a_command(file, outer) or _in_a_file_name(file, outer)
     return ""
@@ -276,20 +269,6 @@ def _in_a_command(file: File, part: ast.AST) -> str:
     if any(isinstance(each, ast.Constant) and re.search(r"(?:^|\s)--[\w-]+[= ]$", str(each.value)) for each in texts):
         return f"{LOOKED_UP}an argument of a command line in line {getattr(whole, 'lineno', 0)}"
     return ""
-
-
-def _has_cuda(file: File, table: ast.expr) -> bool:
-    """Return whether a table is written out in the file with a key, or an element, that is a name of CUDA."""
-    if isinstance(table, ast.Name):
-        values = [each.value for each in file.bindings(table)]
-        return any(value is not None and not isinstance(value, ast.Name) and _has_cuda(file, value) for value in values)
-    parts = table.keys if isinstance(table, ast.Dict) else table.elts if isinstance(table, ast.List | ast.Tuple) else []
-    return any(each is not None and _is_cuda(each) for each in parts)
-
-
-def _is_cuda(node: ast.AST) -> bool:
-    text = node.value if isinstance(node, ast.Constant) else None
-    return isinstance(text, str) and text.partition(":")[0] == "cuda"
 
 
 def _in_a_file_name(file: File, part: ast.AST) -> str:
