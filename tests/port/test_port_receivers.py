@@ -310,7 +310,8 @@ def test_what_a_function_compares_by_its_text_is_not_given_another_name(tmp_path
     """A way of its own for another kind: the comparison stays, and what is given to it."""
     helper = (
         "def f(dev):\n    assert dev in ('cuda', 'mps')\n    return dev == 'cuda'\n\n\nclass Net:\n"
-        "    def __init__(self, size, device):\n        assert device in ('cuda', 'mps')\n\n\nf('cuda')\nf(dev='cuda')\nNet(1, device='cuda')\n"
+        "    def __init__(self, size, device):\n        assert device in ('cuda', 'mps')\n\n\n"
+        "f('cuda')\nf(dev='cuda')\nNet(1, device='cuda')\n"
     )
     user = "from helper import Net, f\n\nf(dev='cuda')\nNet(1, device='cuda')\n"
     texts, done = ported(tmp_path, helper=helper, user=user)
