@@ -19,6 +19,7 @@ from functools import partial
 
 from toprope.port.conditions import guards
 from toprope.port.conditions.compared import hold_compared
+from toprope.port.conditions.doubted import doubt_rewrites
 from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold_patched
 from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
@@ -92,6 +93,7 @@ def port(
         ported.operators = file.operators
         _settle(file, wanted, path)
         text = _written(file, wanted, deselected, elsewhere, path)
+        doubt_rewrites(file, wanted, path)
         if foreign:
             ported.guards = guards.guards(file, wanted, deselected, foreign) | asked_in_tests(file, path, foreign)
         ported.after = data if text == source.text else source.encode(text)

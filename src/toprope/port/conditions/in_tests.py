@@ -23,7 +23,7 @@ from toprope.port.finding import Finding
 from toprope.port.project.patched import set_in
 from toprope.port.syntax.nodes import nodes_of
 
-__all__ = ["IN_A_TEST", "asked_in_tests", "hold_in_tests", "hold_patched"]
+__all__ = ["IN_A_TEST", "asked_in_tests", "hold_in_tests", "hold_patched", "is_test"]
 
 IN_A_TEST = "it stays in this test: not all that it is for is seen to be converted"
 """The reason why something stays in a test."""
@@ -54,7 +54,7 @@ def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
     wanted = set(map(id, findings))
     name, replaced = PurePath(path).stem, file.project.patched
     is_imported = PurePath(path).suffix != ".ipynb" and name in file.project.imported
-    is_reached = _is_test(file, path) or name == "__init__" or is_imported
+    is_reached = is_test(file, path) or name == "__init__" or is_imported
     is_own = any(place.startswith((f"{name},", "this file,")) for place in replaced.values())
     patched = dict(replaced) if is_reached or is_own else {}
     if re.search(r"torch\.cuda\.\w+\s*=[^=]", file.source.text):
@@ -85,7 +85,7 @@ def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
 
 def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
     """Hold back the questions and the bare devices of a test that are not seen to be right on other devices."""
-    if not _is_test(file, path):
+    if not is_test(file, path):
         return
     wanted, has_tests = set(map(id, findings)), bool(_TESTS.search(file.source.text))
     converted = [(f, n) for f, n in file.places if id(f) in wanted and f.converted]
@@ -110,14 +110,14 @@ def asked_in_tests(file: File, path: str, keys: Collection[str]) -> dict[str, st
     Returns:
         What it does with them, by the key of the answer.
     """
-    if not _is_test(file, path) or not file.context.has_operators_for(file.source.text):
+    if not is_test(file, path) or not file.context.has_operators_for(file.source.text):
         return {}
     return dict.fromkeys(
         (key for key, _ in foreign_answers(file, keys)), "decides about tests of the project's kernels"
     )
 
 
-def _is_test(file: File, path: str) -> bool:
+def is_test(file: File, path: str) -> bool:
     """Return whether a file is a test by what it imports, or by its name or folder and by what is in it."""
     if _IS_TEST.search(file.source.text):
         return True
