@@ -222,7 +222,7 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
 
 def _settle(file: File, findings: list[Finding], path: str) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
-    scale_for_one(file, findings)
+    scale_for_one(file, findings, path)
     hold_compared(file, findings)
     hold_patched(file, findings, path)
     for finding in findings:
