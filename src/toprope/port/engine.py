@@ -21,6 +21,7 @@ from toprope.port.conditions import guards
 from toprope.port.conditions.compared import hold_compared
 from toprope.port.conditions.doubted import doubt_rewrites
 from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold_patched
+from toprope.port.conditions.recorded import hold_figures
 from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
@@ -266,7 +267,8 @@ def _hold_back(
             other = next((stays[id(edit)] for edit in finding.edits if id(edit) in stays), None)
             if finding.converted and other is not None:
                 finding.held_back = f"it stays with the name in line {other.line}"
-        hold_in_tests(file, findings, path)
+        hold_in_tests(file, findings, path, elsewhere)
+        hold_figures(findings)
         changed = before != [finding.converted for finding in findings]
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from toprope.port.conditions.guards import QUESTIONS
 from toprope.port.conditions.in_tests import is_test
-from toprope.port.conditions.opened import Opened, is_negative
+from toprope.port.conditions.opened import Opened, is_negative, opened_by
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.rule import Kind
@@ -25,6 +25,10 @@ __all__ = ["doubt_rewrites"]
 
 _FIGURES = {"cards", "memory"}
 """Families of rules for what a program shows of a card."""
+_NAMES = {"TR002", "TR002a", "TR003", "TR019d"}
+"""Rules whose rewrite may give the name of the device in use."""
+_TEXTS = {"TR101"}
+"""Rules that leave a text that is compared with a device."""
 _IMPORTS = "TR102"
 _OPERATORS = "the project builds operators for CUDA: look whether this needs one of them"
 _CUDA = re.compile(r"(?<![\w-])(?:cuda|nvidia|geforce)", re.IGNORECASE)
@@ -34,6 +38,8 @@ _SHOWS = re.compile(
     re.IGNORECASE,
 )
 """Functions that show a text to a person, by name."""
+_DEVICE = re.compile(r"cuda(?::\d+)?")
+"""What is given to a function as a device, which the runtime's function takes for the device in use."""
 _LONGEST = 50
 
 
@@ -54,40 +60,60 @@ def doubt_rewrites(file: File, findings: Iterable[Finding], path: str) -> None:
         for finding, _ in places:
             finding.doubt = _OPERATORS
         return
+    if waits := _waits_for_a_text(file):
+        for finding, node in places:
+            if finding.rule.code in _NAMES and any(edit.says(".name(") for edit in finding.edits):
+                finding.doubt = f"line {waits} waits for the device only where its text is as CUDA's"
     if not _CARD.search(file.source.text):
         return
+    rewritten = {each for finding, node in file.places if finding.converted for each in nodes_of(node)}
     for finding, node in places:
         asks = finding.rule.code in QUESTIONS
         if not asks and finding.rule.family not in _FIGURES:
             continue
-        text = _shown_with(file, node) or (_said_after(file, node) if asks else None)
+        text = _shown_with(file, node, rewritten) or (_said_after(file, node, rewritten) if asks else None)
         if text is not None:
             said = " ".join(str(text.value).split())
             shown = said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}..."
             finding.doubt = f'"{shown}" in line {text.lineno} is said on other devices too'
 
 
-def _shown_with(file: File, node: ast.AST) -> ast.Constant | None:
+def _waits_for_a_text(file: File) -> int:
+    """Return the line that waits for a device, behind a comparison of its text with "cuda" that stays; 0 without one.
+
+    What is measured there is wrong on a device that has another name.
+    """
+    compared = [node for finding, node in file.places if finding.rule.code in _TEXTS and not finding.converted]
+    tests = [each for each in map(file.parent, compared) if isinstance(each, ast.Compare)]
+    for test in tests:
+        for part, _ in opened_by(file, test):
+            for each in nodes_of(part):
+                if isinstance(each, ast.Attribute | ast.Name) and name_of(each) == "synchronize":
+                    return each.lineno
+    return 0
+
+
+def _shown_with(file: File, node: ast.AST, rewritten: Collection[ast.AST]) -> ast.Constant | None:
     """Return the text about CUDA that is shown together with an answer or a figure: `print("CUDA:", ...)`."""
     found = None
     for each in file.ancestors(node):
         if isinstance(each, ast.stmt):
             break
         if isinstance(each, ast.JoinedStr) or _is_shown(each):
-            found = found or _text_in(each, _CARD)
+            found = found or _text_in(each, _CARD, rewritten)
     return found
 
 
-def _said_after(file: File, question: ast.AST) -> ast.Constant | None:
+def _said_after(file: File, question: ast.AST, rewritten: Collection[ast.AST]) -> ast.Constant | None:
     """Return the text about CUDA that is shown, or chosen, where a question is answered with yes."""
     parts = [part for part, _ in Opened(file).by(question, not is_negative(question))]
     is_all = all(isinstance(each, ast.Expr) and _is_shown(each.value) for each in parts)
     words = _CARD if is_all else _CUDA
     for part in parts:
-        if isinstance(part, ast.Constant | ast.JoinedStr) and (text := _text_in(part, _CARD)):
+        if isinstance(part, ast.Constant | ast.JoinedStr) and (text := _text_in(part, _CARD, rewritten)):
             return text
         for each in nodes_of(part):
-            if _is_shown(each) and (text := _text_in(each, words)):
+            if _is_shown(each) and (text := _text_in(each, words, rewritten)):
                 return text
     return None
 
@@ -96,9 +122,10 @@ def _is_shown(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and _SHOWS.fullmatch(name_of(node.func)) is not None
 
 
-def _text_in(node: ast.AST, words: re.Pattern[str]) -> ast.Constant | None:
-    return next((each for each in _texts(node) if words.search(str(each.value))), None)
-
-
-def _texts(node: ast.AST) -> Iterator[ast.Constant]:
-    return (each for each in nodes_of(node) if isinstance(each, ast.Constant) and isinstance(each.value, str))
+def _text_in(node: ast.AST, words: re.Pattern[str], rewritten: Collection[ast.AST]) -> ast.Constant | None:
+    """Return the first text in a node that has one of these words, and is neither rewritten nor a device's name."""
+    for each in nodes_of(node):
+        is_text = isinstance(each, ast.Constant) and isinstance(each.value, str) and each not in rewritten
+        if is_text and words.search(each.value) and not _DEVICE.fullmatch(each.value):
+            return each
+    return None
