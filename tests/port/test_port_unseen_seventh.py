@@ -241,3 +241,201 @@ def test_a_device_behind_an_answer_of_another_file_that_stays_was_converted(tmp_
     (tmp_path / "guards.py").unlink()
     found = project(tmp_path, **{name: text for name, text in files.items() if name != "guards"})
     assert all("portable" in each.after.decode() for each in found.values())
+
+
+def test_a_device_that_another_file_chooses_by_such_an_answer_stays_with_all_moves(tmp_path) -> None:
+    asks = "import torch\nHAS_CUDA = torch.cuda.is_available()\n"
+    guards = "from asks import HAS_CUDA\nif HAS_CUDA:\n    import cupy\n"
+    chooses = """
+    import torch
+    from asks import HAS_CUDA
+    device = torch.device(0) if HAS_CUDA else torch.device("cpu")
+    def move(x, y):
+        return x.cuda() + y.to(device)
+    """
+    assert "portable" not in after(project(tmp_path, asks=asks, guards=guards, chooses=chooses), "chooses")
+
+
+def test_a_table_by_kinds_of_device_was_converted_in_part() -> None:
+    text = """
+    import torch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    waits = {"cuda": torch.cuda.synchronize, "cpu": lambda: None}[device]
+    """
+    assert "portable" not in ported(text)
+    other = 'import torch\nwaits = {"cuda": torch.cuda.synchronize(), "name": "a"}\n'
+    assert "portable.synchronize()" in ported(other)
+
+
+def test_figures_were_converted_although_what_is_recorded_stays() -> None:
+    text = """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    kinds = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        kinds.append(ProfilerActivity.CUDA)
+    with profile(activities=kinds) as prof:
+        run()
+    print(prof.key_averages().table(sort_by="cuda_time_total"))
+    """
+    assert "portable" not in ported(text)
+    assert "portable.profiler_key" in ported('import torch\nprint(prof.table(sort_by="cuda_time_total"))')
+
+
+# A device's text that decides whether the program waits for the device
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        """
+        def run(f, device):
+            f(device)
+            if device == "cuda":
+                torch.cuda.synchronize()
+        def main():
+            default_device = "cuda" if torch.cuda.is_available() else "cpu"
+            run(f, default_device)
+        """,
+        """
+        default_device = "cuda" if torch.cuda.is_available() else "cpu"
+        def main(parser):
+            parser.add_argument("--device", default=default_device)
+            args = parser.parse_args()
+            device_sync = torch.cuda.synchronize if args.device == "cuda" else (lambda: None)
+            device_sync()
+        """,
+    ],
+)
+def test_a_default_was_safe_although_nothing_waits_for_a_device_of_another_name(uses) -> None:
+    done = looked_at(f"import torch\n{dedent(uses)}")
+    assert "default_device = portable.name()" in done.after.decode()
+    found = next(each for each in done.findings if each.rule.code == "TR003")
+    assert found.label == "R"
+    assert found.said.endswith("waits for the device only where its text is as CUDA's")
+
+
+def test_a_default_is_safe_where_the_wait_is_converted_with_it() -> None:
+    text = """
+    import torch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    """
+    assert set(kinds(text).values()) == {"P"}
+
+
+# Tests: assertions, skips, and the project's own operators
+
+
+@pytest.mark.parametrize(
+    "asserts", ["assert torch.cuda.is_available()", "self.assertTrue(torch.cuda.is_available())",
+                "assertions.assertTrue(torch.cuda.is_available(), 'none')"],
+)  # fmt: skip
+def test_an_assertion_stayed_next_to_what_was_converted(asserts) -> None:
+    text = f"""
+    import unittest
+    import torch
+    class Tests(unittest.TestCase):
+        def test_values(self):
+            {asserts}
+            x = torch.ones(2).cuda()
+    """
+    assert "torch.cuda" not in ported(text, "test_values.py")
+    text = text.replace("x = torch", "y = run(cuda_graph=1, x=torch")
+    text = text.replace(".cuda()\n", ".cuda())\n")
+    assert "torch.cuda.is_available()" in ported(text, "test_values.py")
+
+
+def test_an_assertion_of_a_set_up_stayed_next_to_what_was_converted() -> None:
+    text = """
+    import unittest
+    import torch
+    class Tests(unittest.TestCase):
+        def setUp(self):
+            self.assertTrue(torch.cuda.is_available())
+        def test_values(self):
+            x = torch.ones(2).cuda()
+    """
+    assert "self.assertTrue(portable.is_available())" in ported(text, "test_values.py")
+
+
+SKIPPED = """
+import torch
+from package import testing
+@testing.requires_cuda
+def test_values():
+    assert torch.cuda.is_available()
+    x = torch.ones(2).cuda()
+"""
+REQUIRES = 'import pytest\nimport torch\nrequires_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="")\n'
+
+
+def test_an_assertion_was_converted_although_the_decorator_skips_the_test(tmp_path) -> None:
+    files = {"package____init__": "", "test_values": SKIPPED}
+    stays = f"{REQUIRES}if torch.cuda.is_available():\n    import cupy\n"
+    used = f"{SKIPPED}@testing.requires_cuda\ndef test_kernel():\n    import cupy\n"
+    found = project(tmp_path, **files | {"test_values": used}, package__testing=stays)
+    assert "portable" not in after(found, "test_values")
+    found = project(tmp_path, **files, package__testing=REQUIRES)  # it stays: nothing in its file is converted with it
+    assert "portable" not in after(found, "test_values")
+    assert "portable" not in after(found, "testing")
+    used = f"{REQUIRES}@requires_cuda\ndef test_it():\n    x = torch.ones(2).cuda()\n"
+    found = project(tmp_path, **files, package__testing=used)
+    assert "torch.cuda" not in after(found, "test_values")
+    assert "torch.cuda" not in after(found, "testing")
+
+
+def test_a_decorator_of_another_package_skips_without_cuda() -> None:
+    text = SKIPPED.replace("from package", "from other")
+    assert ported(text, "test_values.py") == text.strip("\n") + "\n"
+    said = [each.held_back for each in looked_at(text, "test_values.py").findings]
+    assert "it stays with requires_cuda, which skips it without CUDA" in said
+
+
+BUILDS = """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CUDAExtension
+setup(ext_modules=[CUDAExtension("package._C", ["a.cu"])], cmdclass={"build_ext": BuildExtension})
+"""
+RUNS = "import torch\nimport package\ndef run():\n    x = torch.ones(2).cuda()\n    return package.operator(x)\n"
+
+
+@pytest.mark.parametrize("name", ["test_operator", "run_tests", "tests__run"])
+def test_a_move_in_a_test_of_the_projects_own_operators_was_called_safe(tmp_path, name) -> None:
+    stem = name.rpartition("__")[2]
+    found = project(tmp_path, setup=BUILDS, package__move=RUNS.replace("package.operator(x)", "x"), **{name: RUNS})
+    assert [each.label for each in found[stem].findings] == ["R"]
+    assert found[stem].findings[0].said.endswith("builds operators for CUDA: look whether this needs one of them")
+    assert [each.label for each in found["move"].findings] == ["P"]
+    (tmp_path / "setup.py").unlink()
+    found = project(tmp_path, **{name: RUNS})
+    assert [each.label for each in found[stem].findings] == ["P"]
+
+
+# Options of the program's own
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'getattr(args, "cuda", False)',
+        'if hasattr(self.opt, "cuda"):\n    pass',
+        'setattr(args, "cuda", True)',
+        'vars(args)["cuda"]',
+        'args.__dict__["cuda"]',
+        'config = vars(args)\nprint(config["cuda"], config.get("cuda"))',
+        'flags.DEFINE_boolean("cuda", True, "use it")',
+        "run(args.cuda)",
+    ],
+)
+def test_a_flag_of_the_program_was_reported_as_a_device(text) -> None:
+    begin = 'import torch\nparser.add_argument("--cuda", action="store_true")\nargs = parser.parse_args()\n'
+    assert looked_at(f"{begin}{text}").findings == []
+
+
+@pytest.mark.parametrize(
+    "text", ['getattr(row, "cuda")', 'versions["cuda"]', 'config["cuda"]', 'config.get("cuda")', 'f("a", "cuda")']
+)
+def test_a_text_that_names_no_flag_is_reported(text) -> None:
+    assert [each.rule.code for each in looked_at(f"import torch\n{text}").findings] == ["TR101"]

@@ -301,7 +301,9 @@ class File:
         line, column = self.source.place(start)
         end_line, end_column = self.source.place(end)
         edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
-        if isinstance(node, ast.IfExp) and any((each.start, each.end) == (start, end) and each.is_call for each in edits):
+        if isinstance(node, ast.IfExp) and any(
+            (each.start, each.end) == (start, end) and each.is_call for each in edits
+        ):
             edits += self._without_parentheses(node, start, end)
         if edits and not held_back and self.in_fstring(node) and not self.has_exact_place(node):
             held_back = "its place inside the f-string is not known exactly"

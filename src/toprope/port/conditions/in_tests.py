@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
+from toprope.port.conditions.across import SKIPPING
 from toprope.port.conditions.evidence import NOTHING
 from toprope.port.conditions.guards import QUESTIONS, foreign_answers
 from toprope.port.conditions.opened import Opened, is_negative
@@ -31,8 +32,6 @@ IN_A_TEST = "it stays in this test: not all that it is for is seen to be convert
 _QUESTIONS = QUESTIONS - {"TR065"}  # a backend is no device
 _ASSERTS = {"assertTrue", "assert_", "assert_true"}
 _SETS_UP = {"setUp", "setUpClass", "setup_method", "setup_class", "asyncSetUp"}
-_SKIPS = re.compile(r"(?:\w*_)?(?:requires?|needs?|skip|only|unless|if)_?\w*cuda\w*", re.IGNORECASE)
-"""Decorators of tests that need CUDA, by name."""
 _DEVICES = {"TR002", "TR002a", "TR002b", "TR004", "TR010"}
 _FOLDERS = {"test", "tests", "testing", "unittests", "unit_tests"}
 _FILE = re.compile(r"_?test_\w+|Test[A-Z0-9_]\w*|\w+_tests?|\w+[a-z0-9]Tests?|conftest|_?testing")
@@ -190,7 +189,7 @@ def _skipped_without_cuda(file: File, elsewhere: Mapping[str, str]) -> Iterator[
         for each in getattr(node, "decorator_list", ()):
             decorator = each.func if isinstance(each, ast.Call) else each
             name = name_of(decorator)
-            if not _SKIPS.fullmatch(name):
+            if not SKIPPING.fullmatch(name):
                 continue
             full = file.dotted(decorator)
             if full is None:
