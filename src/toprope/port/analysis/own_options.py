@@ -14,7 +14,8 @@ from toprope.port.project.facts import is_options, last_name, option_of
 from toprope.port.syntax.nodes import nodes_of
 
 __all__ = [
-    "is_of_another_program", "is_only_asked", "names_option", "is_set_to_device", "is_used_as_tensor", "only_numbers", "takes_numbers",
+    "is_of_another_program", "is_only_asked", "is_set_to_device", "is_used_as_tensor", "names_option",
+    "only_numbers", "takes_numbers",
 ]  # fmt: skip
 
 _NUMBERS = re.compile(r"\s*(?:\d+(?:\s*,\s*\d+)*)?\s*")

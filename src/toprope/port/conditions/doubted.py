@@ -1,8 +1,8 @@
 """Rewrites of class P that a person should read, since a text or a kernel elsewhere may not fit another device.
 
-`if torch.cuda.is_available(): print("CUDA is used")` is converted, and says what is false on an NPU. A test in a project
-with its own operators for CUDA moves its tensors to the device in use, where such an operator has no kernel. The port
-makes both edits and reports them as R, with the reason.
+`if torch.cuda.is_available(): print("CUDA is used")` is converted, and says what is false on an NPU. A test in a
+project with its own operators for CUDA moves its tensors to the device in use, where such an operator has no kernel.
+The port makes both edits and reports them as R, with the reason.
 
 Called by `engine`. Tests: tests/port/test_port_unseen_seventh.py.
 """
@@ -61,7 +61,7 @@ def doubt_rewrites(file: File, findings: Iterable[Finding], path: str) -> None:
             finding.doubt = _OPERATORS
         return
     if waits := _waits_for_a_text(file):
-        for finding, node in places:
+        for finding, _ in places:
             if finding.rule.code in _NAMES and any(edit.says(".name(") for edit in finding.edits):
                 finding.doubt = f"line {waits} waits for the device only where its text is as CUDA's"
     if not _CARD.search(file.source.text):
@@ -124,8 +124,9 @@ def _is_shown(node: ast.AST) -> bool:
 
 def _text_in(node: ast.AST, words: re.Pattern[str], rewritten: Collection[ast.AST]) -> ast.Constant | None:
     """Return the first text in a node that has one of these words, and is neither rewritten nor a device's name."""
-    for each in nodes_of(node):
-        is_text = isinstance(each, ast.Constant) and isinstance(each.value, str) and each not in rewritten
-        if is_text and words.search(each.value) and not _DEVICE.fullmatch(each.value):
+    texts = [each for each in nodes_of(node) if isinstance(each, ast.Constant) and each not in rewritten]
+    for each in texts:
+        text = each.value if isinstance(each.value, str) else ""
+        if words.search(text) and not _DEVICE.fullmatch(text):
             return each
     return None

@@ -519,9 +519,9 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding], elsewhere: Mappin
     """Leave what runs only behind a question that asks for CUDA itself: a rewrite there changes nothing."""
     wanted = set(map(id, findings))
     regions: list[tuple[ast.AST, str]] = []
-    for _, node, place in _answers_that_stay(file, elsewhere):
-        why = f"it stays with {file.text(node)}, an answer about CUDA alone for the sake of {place}"
-        regions += [(part, why) for part, _ in opened_by(file, node)]
+    for _, answer, place in _answers_that_stay(file, elsewhere):
+        why = f"it stays with {file.text(answer)}, an answer about CUDA alone for the sake of {place}"
+        regions += [(part, why) for part, _ in opened_by(file, answer)]
     for finding, node in file.places:
         if id(finding) in wanted and not finding.converted and _asks_for_cuda(file, finding, node):
             why = f"it stays with the condition in line {finding.line}"
@@ -567,7 +567,7 @@ def _by_device(file: File, key: ast.AST) -> ast.expr | None:
         return None
     names = {each.value for each in table.keys if isinstance(each, ast.Constant)}
     is_of_devices = "cpu" in names and len(names) == len(table.keys) and names <= {"cpu", "cuda", *OTHERS}
-    return table.values[table.keys.index(key)] if is_of_devices else None  # type: ignore[arg-type]
+    return table.values[table.keys.index(key)] if is_of_devices else None
 
 
 def _names_of(key: str) -> Iterator[str]:

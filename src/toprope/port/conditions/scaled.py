@@ -1,8 +1,9 @@
 """Numbers of devices that scale the work for DataParallel: `batch_size *= torch.cuda.device_count()`.
 
 DataParallel stays (rule TR069), in this file or in another one of the program, and one card would be given the work of
-all of them; without CUDA the number is 0. So it stays CUDA's, and at least 1. Called by `engine`; tests/port/test_port_unseen_sixth.py and
-tests/port/test_port_unseen_seventh.py hold it.
+all of them; without CUDA the number is 0. So it stays CUDA's, and at least 1.
+
+Called by `engine`; tests/port/test_port_unseen_sixth.py, tests/port/test_port_unseen_seventh.py.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ def _is_positive(file: File, call: ast.Call) -> bool:
 
 def _reads(file: File, call: ast.Call) -> list[ast.expr]:
     """Return where a number is read that is kept under a name or as an attribute."""
-    statement = file.parent(call)
+    statement = file.statement(call)
     found: list[ast.expr] = []
-    for target in statement.targets if isinstance(statement, ast.Assign) else ():
+    for target in statement.targets if isinstance(statement, ast.Assign) and statement.value is call else ():
         if isinstance(target, ast.Name):
             found += file.reads(target.id, statement, target)
         elif isinstance(target, ast.Attribute):
