@@ -20,7 +20,9 @@ from functools import partial
 from toprope.port.conditions import guards
 from toprope.port.conditions.asked_texts import asked_keys, hold_asked
 from toprope.port.conditions.compared import hold_compared
+from toprope.port.conditions.doubted import doubt_rewrites
 from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold_patched
+from toprope.port.conditions.recorded import hold_figures
 from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
@@ -93,6 +95,7 @@ def port(
         ported.operators = file.operators
         _settle(file, wanted, path)
         text = _written(file, wanted, deselected, elsewhere, path)
+        doubt_rewrites(file, wanted, path)
         ported.asked = asked_keys(file, wanted)
         if foreign:
             ported.guards = guards.guards(file, wanted, deselected, foreign) | asked_in_tests(file, path, foreign)
@@ -223,7 +226,7 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
 
 def _settle(file: File, findings: list[Finding], path: str) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
-    scale_for_one(file, findings)
+    scale_for_one(file, findings, path)
     hold_compared(file, findings)
     hold_patched(file, findings, path)
     for finding in findings:
@@ -268,7 +271,8 @@ def _hold_back(
             other = next((stays[id(edit)] for edit in finding.edits if id(edit) in stays), None)
             if finding.converted and other is not None:
                 finding.held_back = f"it stays with the name in line {other.line}"
-        hold_in_tests(file, findings, path)
+        hold_in_tests(file, findings, path, elsewhere)
+        hold_figures(findings)
         changed = before != [finding.converted for finding in findings]
 
 

@@ -20,7 +20,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
-from toprope.port.conditions.across import answers_elsewhere, devices_elsewhere, texts_elsewhere
+from toprope.port.conditions.across import (
+    answers_elsewhere,
+    devices_elsewhere,
+    skips_elsewhere,
+    texts_elsewhere,
+)
 from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
@@ -267,7 +272,8 @@ def port_files(
     programs = {path: _program(path) for path in files}
     project = project_in(files, programs.values())
     looked = _Looked(programs, choice, project, context)
-    elsewhere = answers_elsewhere(programs, looked) | devices_elsewhere(programs, looked)
+    elsewhere = skips_elsewhere(programs, looked) | answers_elsewhere(programs, looked)
+    elsewhere |= devices_elsewhere(programs, looked)
     elsewhere |= texts_elsewhere(programs, looked, project)
     done = {} if modules else looked.unchanged(elsewhere)
     one = partial(_one, choice=choice, modules=modules, project=project, context=context, elsewhere=elsewhere)

@@ -15,6 +15,7 @@ from itertools import zip_longest
 from toprope.port.project.asked import OTHERS, Argument, answers_of, is_one_device, option_of
 from toprope.port.project.patched import PATCHES, imported_in, patched_in
 from toprope.port.project.reexports import Exports, exports_of, together
+from toprope.port.project.replicas import in_one_program, makes_replicas
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
 from toprope.port.syntax.nodes import Nodes, name_of, nodes_of
@@ -32,7 +33,7 @@ WORDS = re.compile(
     rb"|(?m:^_C\s*=)|choices\s*=\s*[\[({][^\])}]*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|class\s+\w+\s*\([^)]*\b(?:LightningLite|Fabric|Trainer|(?:MM)?DataParallel)\b"
-    rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
+    rb"|\bDataParallel\b|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
     rb"|\bset_default_tensor_type\b|\b[A-Z]\w*\.(?:\w+_)?(?:dev|device)\b|" + PATCHES
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
@@ -99,6 +100,7 @@ class Facts:
         imported: the full names of what it imports.
         has_type_of_cuda: whether it makes a type of CUDA's tensors the default one.
         asked_classes: attributes by the name of a device that it reads of classes: "Options.device".
+        replicas: whether it makes a DataParallel, and starts no process for each card.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -114,6 +116,7 @@ class Facts:
     imported: frozenset[str] = frozenset()
     has_type_of_cuda: bool = False
     asked_classes: frozenset[str] = frozenset()
+    replicas: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class Project:
         imported: the names in what any file imports of the project's modules: "a", "b" and "c" of "a.b.c".
         has_type_of_cuda: whether any file makes a type of CUDA's tensors the default one.
         asked_classes: attributes by the name of a device that any file reads of classes: "Options.device".
+        replicas: the module that makes a DataParallel, by the modules that are in one program with it.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -155,6 +159,7 @@ class Project:
     imported: frozenset[str] = frozenset()
     has_type_of_cuda: bool = False
     asked_classes: frozenset[str] = frozenset()
+    replicas: Mapping[str, str] = field(default_factory=dict)
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
@@ -248,6 +253,7 @@ def project_of(
         ),
         has_type_of_cuda=any(each.has_type_of_cuda for each in facts),
         asked_classes=frozenset[str]().union(*(each.asked_classes for each in facts)),
+        replicas=in_one_program((name, each.imported, each.replicas) for name, each in zip(names, facts, strict=False)),
     )  # fmt: skip
     if not any(each.scripts.compiles for each in facts):
         return project
@@ -287,7 +293,7 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
         classes, scripts_of(tree, nodes, imports) if scripts else Scripts(), answers.handed, answers.tables,
         options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
         frozenset(patched_in(nodes.calls)), frozenset(imported_in([*nodes.statements, *nodes.calls])),
-        any(map(_sets_type, nodes.calls)), frozenset(_asked_of_classes(nodes.all)),
+        any(map(_sets_type, nodes.calls)), frozenset(_asked_of_classes(nodes.all)), makes_replicas(nodes),
     )  # fmt: skip
 
 
