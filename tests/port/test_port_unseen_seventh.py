@@ -293,6 +293,8 @@ def test_figures_were_converted_although_what_is_recorded_stays() -> None:
             f(device)
             if device == "cuda":
                 torch.cuda.synchronize()
+            elif device == "mps":
+                torch.mps.synchronize()
         def main():
             default_device = "cuda" if torch.cuda.is_available() else "cpu"
             run(f, default_device)
@@ -303,6 +305,7 @@ def test_figures_were_converted_although_what_is_recorded_stays() -> None:
             parser.add_argument("--device", default=default_device)
             args = parser.parse_args()
             device_sync = torch.cuda.synchronize if args.device == "cuda" else (lambda: None)
+            device_sync = torch.mps.synchronize if args.device == "mps" else device_sync
             device_sync()
         """,
     ],
@@ -315,14 +318,15 @@ def test_a_default_was_safe_although_nothing_waits_for_a_device_of_another_name(
     assert found.said.endswith("waits for the device only where its text is as CUDA's")
 
 
-def test_a_default_is_safe_where_the_wait_is_converted_with_it() -> None:
-    text = """
+@pytest.mark.parametrize("asked", ['device == "cuda"', "torch.cuda.is_available()"])
+def test_a_default_is_safe_where_the_wait_is_converted_with_it(asked) -> None:
+    text = f"""
     import torch
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if torch.cuda.is_available():
+    if {asked}:
         torch.cuda.synchronize()
     """
-    assert set(kinds(text).values()) == {"P"}
+    assert kinds(text)[2, "TR003"] == "P"
 
 
 # Tests: assertions, skips, and the project's own operators

@@ -27,8 +27,8 @@ _FIGURES = {"cards", "memory"}
 """Families of rules for what a program shows of a card."""
 _NAMES = {"TR002", "TR002a", "TR003", "TR019d"}
 """Rules whose rewrite may give the name of the device in use."""
-_TEXTS = {"TR101"}
-"""Rules that leave a text that is compared with a device."""
+_TEXTS = {"TR017", "TR017a", "TR018"}
+"""Rules that ask for a device by its text."""
 _IMPORTS = "TR102"
 _OPERATORS = "the project builds operators for CUDA: look whether this needs one of them"
 _CUDA = re.compile(r"(?<![\w-])(?:cuda|nvidia|geforce)", re.IGNORECASE)
@@ -83,9 +83,7 @@ def _waits_for_a_text(file: File) -> int:
 
     What is measured there is wrong on a device that has another name.
     """
-    compared = [node for finding, node in file.places if finding.rule.code in _TEXTS and not finding.converted]
-    tests = [each for each in map(file.parent, compared) if isinstance(each, ast.Compare)]
-    for test in tests:
+    for test in (node for finding, node in file.places if finding.rule.code in _TEXTS and not finding.converted):
         for part, _ in opened_by(file, test):
             for each in nodes_of(part):
                 if isinstance(each, ast.Attribute | ast.Name) and name_of(each) == "synchronize":
