@@ -6,8 +6,8 @@ place the answer would be another one on another card. A comparison that is rewr
 names, attributes, keys of tables, arguments and results of functions, to the places that would be rewritten.
 
 A place in another file is reached by a key: "?f(0)" and "?f(name)" are arguments of f, "?f()" is its result, "?Net.dev"
-an attribute of the objects of a class, "?.dev" one of anything, and "?[dev]" what a table has under "dev". Attributes,
-keys and functions are matched by name: unknown is pessimistic.
+an attribute of the objects of a class, "?*.dev" one of options, "?.dev" one of anything, and "?[dev]" what a table
+has under "dev". Attributes, keys and functions are matched by name: unknown is pessimistic.
 
 Called by `engine` for each file, and by `scan` for the keys; tests/port/test_port_asked_texts.py.
 """
@@ -52,6 +52,8 @@ _OF_THE_RUN = {"autocast", "GradScaler", "print", "info", "debug", "warning", "s
 """Calls that only switch something on for CUDA: no tensor is on another device without them."""
 _DTYPE = re.compile(r"dtype|\.(?:b?float|half|double|int|long|u?int)\d*$")
 _ASKING = (ast.Compare, ast.Call, ast.Subscript, ast.Match)
+_OPTIONS = "*"
+_OF_OPTIONS = re.compile(r"conf|cfg|arg|opt|setting|param|namespace|flag", re.IGNORECASE)
 _Of = Mapping[type[ast.AST], Sequence[Any]]
 """The nodes of a file by their type."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -267,7 +269,8 @@ class _Reached:
     def _follow_attribute(self, holder: ast.expr, name: str, node: ast.Attribute, where: str) -> None:
         is_own = isinstance(holder, ast.Name) and holder.id in ("self", "cls")
         owner = _class_around(self._file, node) if is_own else None
-        self._ask(f"{ASKED}{owner.name}.{name}" if owner is not None else f"{ASKED}.{name}", where)
+        called = owner.name if owner is not None else _OPTIONS if is_options(holder) else ""
+        self._ask(f"{ASKED}{called}.{name}", where)
         for each in owner.body if owner is not None else ():
             if isinstance(each, _FUNCTIONS) and each.name == name:
                 self._give(f"{ASKED}{name}()", where)
@@ -400,7 +403,7 @@ def _attributes(file: File, of: _Of, owner: str, name: str) -> Iterator[ast.expr
         known = file.project.classes.get(made)
         if known is not None and "__init__" not in known.members and (not owner or _related(file, made, owner)):
             yield from (each.value for each in call.keywords if each.arg == name)
-        if not owner and made == "add_argument" and option_of(call) == name:
+        if owner in ("", _OPTIONS) and made == "add_argument" and option_of(call) == name:
             yield from (each.value for each in call.keywords if each.arg == "default")
         if made == "setattr" and len(call.args) == 3:
             yield from call.args[2:] if getattr(call.args[1], "value", None) == name else ()
@@ -414,13 +417,16 @@ def _stores(file: File, target: ast.expr, owner: str, name: str, statement: ast.
         return not owner or around is None or _related(file, around.name, owner)
     if isinstance(target, ast.Name) and target.id == name:
         outer = file.parent(statement)
-        is_class = isinstance(outer, ast.ClassDef)
-        return (not owner or _related(file, outer.name, owner)) if is_class else not owner and outer is None  # type: ignore[union-attr]
+        if isinstance(outer, ast.ClassDef):
+            return not owner or _related(file, outer.name, owner)
+        return outer is None and owner in ("", _OPTIONS)
     return False
 
 
 def _related(file: File, one: str, other: str) -> bool:
-    """Return whether one of two classes inherits from the other, or they are one."""
+    """Return whether one of two classes inherits from the other, or they are one; of options by the class's name."""
+    if other == _OPTIONS:
+        return _OF_OPTIONS.search(one) is not None
     return one == other or file.project.descends(one, other) or file.project.descends(other, one)
 
 

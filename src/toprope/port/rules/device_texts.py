@@ -161,6 +161,8 @@ def _holds_device(file: File, node: ast.expr, depth: int = _ALIASES) -> bool:
             return _holds_device(file, inner, depth)
         case ast.Call(args=[inner, *_]) if file.calls_runtime(node, "resolve", "resolve_kind"):
             return _holds_device(file, inner, depth)
+        case ast.Call(func=ast.Name(id="getattr"), args=[inner, ast.Constant(value=str(name)), *_]):
+            return is_one_device(name) or (name == "type" and _holds_device(file, inner, depth))
         case ast.Call(func=function):
             return is_one_device(name_of(function))
         case ast.Subscript(value=inner, slice=ast.Constant(value=0)):
