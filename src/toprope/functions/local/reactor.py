@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from toprope.functions.exceptions import YRRuntimeError
 from toprope.functions.interrupts import interruptible
+from toprope.functions.local.forkserver_client import Forkserver, end_strays
 from toprope.functions.local.process import Process
-from toprope.functions.local.worker.forkserver_client import Forkserver, end_strays
 from toprope.functions.objects import Entry
 from toprope.functions.timers import Timer, Timers
 from toprope.functions.transport.serialization import BlockKey
