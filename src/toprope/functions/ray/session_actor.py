@@ -1,6 +1,6 @@
 """Session actor on Ray: the manager, and a backend for instances that outlive the worker that created them.
 
-The driver starts one for each session (`ray.cluster.startup`); workers reach it by `ray.worker.worker_backend`.
+The driver starts one for each session (`ray.cluster.startup`); workers reach it by `ray.worker_backend`.
 Tests: tests/functions/test_functions_ray.py.
 """
 

@@ -6,6 +6,7 @@ A part of the scheduler on Ray; implements the backend's `ResourceGroups`. Rules
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from toprope.functions.scheduling.bundles import (
 from toprope.functions.scheduling.requests import Request
 
 if TYPE_CHECKING:
-    from toprope.functions.ray.backend import RayBackend
+    from toprope.functions.ray.objects import RayObjects
 
 __all__ = ["ResourceGroups", "placement_group"]
 
@@ -40,7 +41,7 @@ class _Group:
     ready: Any
 
 
-def placement_group(backend: RayBackend, requests: list[list[Request]], strategy: str, name: str) -> Any:
+def placement_group(backend: RayObjects, requests: list[list[Request]], strategy: str, name: str) -> Any:
     """A placement group of Ray, one bundle for each of the lists of requests."""
     nodes = backend.ask(Manager.view)
     bundles, selectors = [], []
@@ -65,10 +66,12 @@ class ResourceGroups:
 
     Args:
         backend: of the process.
+        leave: ends the instances of a group that is removed.
     """
 
-    def __init__(self, backend: RayBackend) -> None:
+    def __init__(self, backend: RayObjects, leave: Callable[[str, BaseException], None]) -> None:
         self._backend = backend
+        self._leave = leave
         self._groups: dict[str, _Group] = {}
 
     def create(self, name: str, bundles: list[dict[str, float]], strategy: str) -> ObjectRef:
@@ -138,7 +141,7 @@ class ResourceGroups:
         if found is None:
             raise YRRuntimeError(f"there is no resource group {name}", CODES["invalid parameter"])
         error = YRRuntimeError(f"resource group {name} was removed", CODES["instance exited"])
-        self._backend.instances.leave(name, error)
+        self._leave(name, error)
         self._backend.ray.util.remove_placement_group(found)
         self._groups.pop(name, None)
 
