@@ -119,7 +119,8 @@ def hold_back(
         elsewhere: keys of answers (`Opened.keys`) that must not change for the sake of another file or cell, with the
             reason.
     """
-    _hold_behind_cuda(file, findings, elsewhere or {})
+    deselected = list(deselected)
+    _hold_behind_cuda(file, findings, deselected, elsewhere or {})
     nodes = [(finding, node) for finding, node in file.places]
     wanted, left = set(map(id, findings)), set(map(id, deselected))
     asked = [(f, n) for f, n in nodes if id(f) in wanted and f.converted and f.rule.code in QUESTIONS]
@@ -515,9 +516,12 @@ def _is_set_to_none(file: File, target: ast.Attribute) -> bool:
 # Code that runs on CUDA alone, since the question in front of it stays
 
 
-def _hold_behind_cuda(file: File, findings: Sequence[Finding], elsewhere: Mapping[str, str]) -> None:
+def _hold_behind_cuda(
+    file: File, findings: Sequence[Finding], deselected: Iterable[Finding], elsewhere: Mapping[str, str]
+) -> None:
     """Leave what runs only behind a question that asks for CUDA itself: a rewrite there changes nothing."""
     wanted = set(map(id, findings))
+    seen = wanted.union(map(id, deselected))
     regions: list[tuple[ast.AST, str]] = []
     for _, answer, place in _answers_that_stay(file, elsewhere):
         why = f"it stays with {file.text(answer)}, an answer about CUDA alone for the sake of {place}"
@@ -532,7 +536,7 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding], elsewhere: Mappin
                 regions += [(part, why) for part in _asked_with(file, question)]
         elif (value := _by_device(file, node)) is not None and finding.rule.code == "TR101":
             regions.append((value, f"it stays with the key in line {finding.line}"))
-        elif _is_left(file, finding, node, wanted):
+        elif _is_left(file, finding, node, wanted, seen):
             opened = opened_by(file, node)
             regions += [(part, f"it stays with the condition in line {finding.line}") for part, _ in opened]
     for node in file.walk.scopes:
@@ -577,11 +581,11 @@ def _names_of(key: str) -> Iterator[str]:
         yield from (name, f".{name}", f".{name}()")
 
 
-def _is_left(file: File, finding: Finding, node: ast.AST, wanted: Collection[int]) -> bool:
-    """Return whether a place is a question of CUDA's that no rule rewrites, or that a person wants to keep."""
+def _is_left(file: File, finding: Finding, node: ast.AST, wanted: Collection[int], seen: Collection[int]) -> bool:
+    """Return whether a place is a question of CUDA's that no rule rewrites, or that a person keeps by a comment."""
     if id(finding) in wanted:
         return finding.rule.code in _NEVER and not finding.edits and (file.dotted(node) or "") in _NEVER_ASKED
-    return finding.rule.code in _OF_THE_MACHINE
+    return id(finding) not in seen and finding.rule.code in _OF_THE_MACHINE
 
 
 def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
