@@ -46,6 +46,21 @@ def test_a_comparison_stayed_and_the_text_that_gets_there_was_another(code):
     assert "portable.resolve(device)" in after
 
 
+def test_a_default_in_a_comparison_by_in_was_resolved_by_the_second_run_alone(tmp_path):
+    """OpenVoice: a first statement came when the port looked at its own output."""
+    text = """
+        import torch
+        class Base:
+            def __init__(self, config, device="cuda:0"):
+                if "cuda" in device:
+                    assert torch.cuda.is_available()
+                self.model = load(config).to(device)
+    """
+    after = files(tmp_path, api=text)["api"]
+    assert "device = portable.resolve(device)" in after
+    assert "if portable.is_accelerator(device):" in after
+
+
 def test_a_comparison_in_a_method_and_in_another_file_is_rewritten_with_the_choice(tmp_path):
     after = files(
         tmp_path,

@@ -147,9 +147,13 @@ def asked_names(file: File, node: ast.Compare) -> tuple[ast.expr, list[ast.expr]
 
 def is_rewritten(file: File, node: ast.AST | None) -> bool:
     """Return whether a comparison of a device's name is rewritten, unless a condition holds it back."""
-    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or (asked := asked_names(file, node)) is None:
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
         return False
-    return not _tells_apart(file, node) and not why_asked_as_it_is(file, node, asked[0])
+    asked = asked_names(file, node)
+    device = asked[0] if asked is not None else None
+    if isinstance(node.ops[0], ast.In | ast.NotIn) and is_cuda_text(file, node.left):
+        device = device_of(file, node.comparators[0])
+    return device is not None and not _tells_apart(file, node) and not why_asked_as_it_is(file, node, device)
 
 
 def _holds_device(file: File, node: ast.expr, depth: int = _ALIASES) -> bool:
