@@ -21,7 +21,7 @@ __all__ = ["FAMILY"]
 FAMILY = Family(
     "builds", "Extensions and packages for CUDA",
     words=[b"cpp_extension", b"create_extension", b"extra_cuda_cflags", b"nvcc", b'.cu"', b".cu'", b"install_requires",
-           b"extras_require"],
+           b"extras_require", b"cudart", b"cublas", b"cudnn", b"nccl", b"cufft", b"curand", b"cusparse", b"cusolver"],
 )  # fmt: skip
 
 EXTENSION = FAMILY.rule(
@@ -63,6 +63,9 @@ EXTENSION = FAMILY.rule(
             print(subprocess.check_output([home + "/bin/nvcc", "-V"]))
             """
         ),
+        Example('import os\n\nos.system(f"{home}/bin/nvcc -shared -o libops.so ops.cu")'),
+        Example('from setuptools import Extension\n\nops = Extension("ops", ["ops.cpp"], libraries=["cudart"])'),
+        Example('from setuptools import Extension\n\nops = Extension("o", ["o.cpp"], libraries=["z"])', reported=False),
         Example(
             """
             from torch.utils.cpp_extension import load
@@ -133,6 +136,42 @@ def _load(file: File, node: ast.Call) -> bool:
 def _sources(file: File, node: ast.keyword) -> bool:
     if any(isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in nodes_of(node.value)):
         _report_once(file, node)
+    return False
+
+
+@FAMILY.call("setuptools.Extension", "distutils.core.Extension", "distutils.extension.Extension")
+def _plain(file: File, node: ast.Call) -> bool:
+    """`Extension("gpu_nms", ["nms_kernel.cu", "gpu_nms.pyx"])`: a compiler that the setup.py changes takes nvcc."""
+    sources = node.args[1] if len(node.args) > 1 else None
+    if sources is not None and any(
+        isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in nodes_of(sources)
+    ):
+        file.report(EXTENSION, node)
+    return False
+
+
+_LIBRARIES = re.compile(r"(?:cudart(?:_static)?|cublas(?:Lt)?|cudnn|nccl|cufft|curand|cusparse|cusolver|nvrtc)")
+
+
+@FAMILY.keyword("libraries")
+def _libraries(file: File, node: ast.keyword) -> bool:
+    if any(isinstance(each, ast.Constant) and _LIBRARIES.fullmatch(str(each.value)) for each in nodes_of(node.value)):
+        _report_once(file, node)
+    return False
+
+
+_RUNS_COMPILER = re.compile(r"(?:^|[/;&]\s*)nvcc\s")
+
+
+@FAMILY.call(
+    "os.system", "os.popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output",
+    "subprocess.Popen", "subprocess.getoutput", "subprocess.getstatusoutput",
+)  # fmt: skip
+def _command(file: File, node: ast.Call) -> bool:
+    """`os.system("nvcc -shared ...")`; a list that begins with "nvcc" is found by its text."""
+    texts = [each.value for part in node.args[:1] for each in nodes_of(part) if isinstance(each, ast.Constant)]
+    if any(isinstance(each, str) and _RUNS_COMPILER.search(each) for each in texts):
+        file.report(EXTENSION, node)
     return False
 
 
