@@ -55,3 +55,21 @@ def test_a_library_of_a_path_is_named_where_the_project_has_cuda_sources(tmp_pat
     (tmp_path / "a.cu").write_text("__global__ void f() {}\n")
     lines = [(each.rule.code, each.line) for done in port_files(find([tmp_path])) for each in done.findings]
     assert sorted(lines) == [("TR086a", 3), ("TR120", 1)]
+
+
+def test_scripts_that_differ_by_numbers_have_one_line_about_the_toolkit(tmp_path):
+    script = 'CUDA_HOME=/usr/local/cuda-{0}\nexport FORCE_CUDA=1\nexport TORCH_CUDA_ARCH_LIST="{1}"\n'
+    for name, *numbers in (("cu118", "11.8", "3.5;5.0+PTX"), ("cu121", "12.1", "5.0"), ("cu126", "12.6", "5.0;9.0")):
+        (tmp_path / f"{name}.sh").write_text(script.format(*numbers))
+    (tmp_path / "other.sh").write_text("export FORCE_CUDA=1\n")
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "cu118.sh").write_text(script.format("11.8", "5.0"))  # of another folder
+    lines = {
+        each.path.removeprefix(f"{tmp_path}/"): finding.said
+        for each in port_files(find([tmp_path]))
+        for finding in each.findings
+        if finding.rule.code == "TR108c"
+    }
+    assert set(lines) == {"cu118.sh", "other.sh", "nested/cu118.sh"}
+    assert lines["cu118.sh"].endswith("also in cu121.sh, cu126.sh, which differ by numbers alone")
+    assert "also in" not in lines["other.sh"]

@@ -219,8 +219,9 @@ def _by_name(file: File, node: ast.Call) -> bool:
     top = name.partition(".")[0]
     if top in _OTHERS and not _own(file, top) and (found := for_module(name)) is not None:
         file.report(IMPORTED, node, f"{top} is compiled for CUDA; known to replace it: {found.text}")
-        return False
-    return _loaded(file, node)
+    else:
+        _loaded(file, node)
+    return False
 
 
 def _report(file: File, node: ast.stmt | ast.Call, name: str) -> None:
