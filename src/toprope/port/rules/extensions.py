@@ -23,7 +23,8 @@ FAMILY = Family(
            b"torchsparse", b"MinkowskiEngine", b"load_in_8bit", b"load_in_4bit", b"diff_gaussian_rasterization",
            b"simple_knn", b"raster", b"raymarching", b"DCN", b"cudnn", b"cublas", b"cusparse", b"cufft", b"nvrtc",
            b"8bit", b"paged_", b"_bnb_", b"apex_fused", b"rmsprop_32bit",
-           b"torch.ops", b"from torch import ops", b"load_library", b"CDLL", b"LoadLibrary", b"PyDLL", b"dlopen"],
+           b"torch.ops", b"from torch import ops", b"load_library", b"CDLL", b"LoadLibrary", b"PyDLL", b"dlopen",
+           b"torch.library"],
 )  # fmt: skip
 
 IMPORTED = FAMILY.rule(
@@ -354,6 +355,15 @@ def _dynamic(file: File, node: ast.Call) -> bool:
 @FAMILY.method("dlopen")
 def _by_cffi(file: File, node: ast.Call) -> bool:
     _opened(file, node)
+    return False
+
+
+@FAMILY.call("torch.library.Library", "torch.library.impl")
+def _implemented(file: File, node: ast.Call) -> bool:
+    """`Library("ops", "IMPL", "CUDA")`: the dispatcher's name, which stays; NPUs have another one."""
+    given = [*node.args, *(each.value for each in node.keywords)]
+    if any(isinstance(each, ast.Constant) and each.value in ("CUDA", "AutogradCUDA") for each in given):
+        file.report(OPERATORS, node, "operators for the dispatch key of CUDA: that of NPUs is PrivateUse1")
     return False
 
 
