@@ -1,7 +1,8 @@
 """Loading a pipeline of diffusers from a folder, never from the network; missing packages are one clear error.
 
 Called by every family, `lora.adapters`, `refining.local` and `tiny`: all that is special about reading files with
-diffusers and transformers is here, and nothing about one model. Tests: tests/images/test_images_loading.py,
+diffusers and transformers is here, and nothing about one model. What those two packages raise for a broken folder is
+theirs, and becomes one of our errors here. Tests: tests/images/test_images_loading.py,
 tests/images/test_images_engine.py.
 """
 
