@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.errors import DeviceBrokenError, EnvironmentProblem, PackageError, WeightsError
+from toprope.errors import PackageError, TopropeError, WeightsError
 from toprope.extras import advice
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def weights_errors(folder: Path) -> Iterator[None]:
     """Context that turns errors about files into WeightsError or PackageError with the model's folder."""
     try:
         yield
-    except (EnvironmentProblem, WeightsError, DeviceBrokenError):
+    except TopropeError:
         raise
     except ImportError as error:
         raise PackageError(
