@@ -14,7 +14,7 @@ Example:
     (result,), code = graph.fetch()
     df.finalize()
 
-The API is that of CANN's Python package `dataflow`; it is "the reference" in this package and in docs/flow.md.
+The names are those of CANN's Python package `dataflow`, which is "the reference" in this package and in docs/flow.md.
 Tests: tests/base/test_import.py.
 """
 
