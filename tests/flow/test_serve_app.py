@@ -626,6 +626,7 @@ def test_openapi_has_the_inputs_and_outputs(service):
     post = found["paths"]["/predict"]["post"]
     body = post["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["x"]
+    assert body["additionalProperties"] is False  # an unknown input is refused
     assert body["properties"]["x"]["x-dtype"] == "float32"
     assert body["properties"]["x"]["x-shape"] == [-1, 2]
     assert post["responses"]["200"]["content"]["application/json"]["schema"]["required"] == ["y"]
