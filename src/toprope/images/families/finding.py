@@ -2,8 +2,7 @@
 
 Called when an engine is opened, and by `toprope edit` to check knobs before loading. model_index.json is diffusers'
 format, toprope.json is our own (docs/images.md). A new module that is no family (such as `base`, `loading`, `sizes`)
-has to be named in `families` below. Tests: tests/images/test_images_engine.py, tests/images/test_images_samplers.py,
-tests/images/test_images_cli.py.
+has to be named in `families` below. Tests: tests/images/test_images_engine.py, tests/images/test_images_demo.py.
 """
 
 from __future__ import annotations
