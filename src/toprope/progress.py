@@ -2,8 +2,8 @@
 
 The work reports to a `Progress`; callbacks show it on a terminal (`toprope.terminal.Display`), on a page, or nowhere.
 
-Reported to by `images`, `tiers`, `native_build` and `toprope port`. Tests: tests/cli/test_terminal.py,
-tests/images/test_images_web.py.
+Reported to by `images`, `tiers`, `native_build` and `toprope port`. `Step` is public: `toprope.images` exports it. The
+last step is always reported. Tests: tests/cli/test_terminal.py, tests/images/test_images_web.py.
 """
 
 from __future__ import annotations
