@@ -1,7 +1,9 @@
 """Limits for the streams of a program that are needed for safety, and no others; pure.
 
 `plan_program`, for `toprope cores plan` and users. Begins with limits that are proven safe, takes away each one that
-`cores.check` proves needless, and makes the others as large as can be. Tests: tests/cores/test_cores_plan_safe.py.
+`cores.check` proves needless, and makes the others as large as can be. At every moment the limits at hand are proven
+safe, so the deadline only decides how good they are; the order of the tries is free. Tests:
+tests/cores/test_cores_plan_safe.py.
 """
 
 from __future__ import annotations
