@@ -294,8 +294,8 @@ def _not_loaded(what: str, package: str, facts: Facts) -> Finding:
     script = _set_env(facts, package)
     loaded = [each for each in software.variables_of(package) if facts.environment.get(each)]
     if not loaded:
-        told = Message("{what} {where}, but its environment is not loaded in this shell.", what=what, where=where)
-        return Finding(f"{name}-not-loaded", told, (f"source {script}",), "", sources)
+        text = Message("{what} {where}, but its environment is not loaded in this shell.", what=what, where=where)
+        return Finding(f"{name}-not-loaded", text, (f"source {script}",), "", sources)
     return Finding(
         f"{name}-incomplete",
         Message(

@@ -80,13 +80,13 @@ def direct_memory_alignment(descriptor: int) -> int | None:
 
     It is 4 for many disks, 512 for others; Linux reports it since 6.1.
     """
-    told = ctypes.create_string_buffer(_STATX_BYTES)
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
     try:
-        if _libc().statx(descriptor, b"", _AT_EMPTY_PATH, _DIO_ALIGN, told):
+        if _libc().statx(descriptor, b"", _AT_EMPTY_PATH, _DIO_ALIGN, buffer):
             return None
     except AttributeError:  # a C library without it
         return None
-    mask, alignment = (int.from_bytes(told.raw[at : at + 4], sys.byteorder) for at in (0, _MEMORY_ALIGNMENT))
+    mask, alignment = (int.from_bytes(buffer.raw[at : at + 4], sys.byteorder) for at in (0, _MEMORY_ALIGNMENT))
     return alignment if mask & _DIO_ALIGN and alignment else None
 
 
