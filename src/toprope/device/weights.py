@@ -4,7 +4,8 @@ The mapped pages are given back as they are copied, so that a file larger than t
 `PIECE` decides how much of the host's memory is used, and `toprope.device.load` promises at most 64 MB.
 
 Called by `Device.load` and `toprope.device.load`. The formats are those of safetensors and torch.save, which read them;
-pickles are read with `weights_only` alone. Tests: tests/device/test_device_weights.py.
+pickles are read with `weights_only` alone. Tests: tests/device/test_device_weights.py;
+tests/sim/simulated/test_device_weights.py for the copy to a card.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 toprope.cores asks it when it reads a graph, a profile or a schedule: such kernels can deadlock under core limits. For a
 kernel without a row the answer is None, and the checker assumes the worst: keep it so, or proofs of safety are wrong.
-Names are the vendor's; a new kernel is a row of the table. Tests: tests/cores/test_cores_findings.py.
+Names are the vendor's; a new kernel is a row of the table. Tests: tests/cores/test_cores_record_csv.py,
+tests/cores/test_cores_record.py.
 """
 
 from __future__ import annotations
