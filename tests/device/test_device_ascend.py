@@ -162,4 +162,5 @@ def test_other_reasons_are_one_line():
     assert advice(both) == "see `toprope doctor 507008`"
     other = ImportError("/x/libtorch_npu.so: undefined symbol: _ZN3c1011StorageImplE")
     assert advice(other) == "install the release of it that was built for this torch"
-    assert advice(ModuleNotFoundError("No module named 'yaml'")) == "install the Python package that has the module yaml"
+    module = ModuleNotFoundError("No module named 'yaml'")
+    assert advice(module) == "install the Python package that has the module yaml"
