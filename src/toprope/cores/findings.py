@@ -1,8 +1,8 @@
 """Faults of a program other than a lack of cores, such as collectives that two cards run in different order; pure.
 
-`check` adds them to its result; the commands print them. What is a fault follows the vendor's documents, which the
-texts name, and the model's rules; a finding's name is an interface for programs. A new check is a function and a row of
-`RULES`, a case in tests/cores/test_cores_findings.py and a line in docs/cores.md. Tests:
+`check` adds them to its result; the commands print them. What is a fault is fixed by the vendor's rules for collectives
+and core limits, which docs/cores.md lists; a rule's name is an interface for programs. A new check is a function and a
+row of `RULES`, a case in tests/cores/test_cores_findings.py and a line in docs/cores.md. Tests:
 tests/cores/test_cores_findings.py, tests/cores/test_cores_record.py (cores that a record does not say).
 """
 
