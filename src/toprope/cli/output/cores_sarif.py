@@ -1,6 +1,8 @@
 """The result of a check of cores as SARIF 2.1.0, which CI systems show next to the code. Pure.
 
-Called by `cli.cores` with `--sarif FILE`. The form is OASIS SARIF 2.1.0. Tests: tests/cli/test_cli_cores.py.
+Called by `cli.cores` with `--sarif FILE`. Fixed by OASIS SARIF 2.1.0: the names of all keys, "level", and one
+`ruleIndex` for each result. Names of rules are those of `cores.findings.RULES`; a new rule needs its sentence in
+`_TEXTS`. The texts are free. Tests: tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations
