@@ -1,5 +1,7 @@
 """Write torch_operators.toml: the operators that torch's functions, methods and layers call, recorded from torch.
 
+    python scripts/torch_operators.py src/toprope/support/torch_operators.toml
+
 Every entry of torch's own test tables (OpInfo, ModuleInfo) is called with its sample inputs on the CPU, without
 gradients, and a dispatch mode notes the operators. An operator of every sample is one that each call needs; one of some
 samples depends on the arguments. Names that torch's tables lack are called in `extras`, where more can be added.
