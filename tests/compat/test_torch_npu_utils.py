@@ -254,6 +254,32 @@ for module, name in ((torch_npu._inductor, "config"), (torch_npu.dynamo, "torcha
                      (torch_npu.utils, "set_asd_loss_scale")):
     refused(AttributeError, f"does not have {module.__name__}.{name}", getattr, module, name)
 """,
+    "lines and levels": """
+import contextlib, io, os, re
+from torch_npu._C._logging import _LogContext
+from torch_npu.utils import utils
+from torch_npu.utils._dynamo import _dynamo_register_interface_for_device
+from toprope.sim.npu import _logs
+
+form = r"\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d:\\d\\d\\((\\d+)\\)-\\[(\\w+)\\] (.*)\\n"
+for name, level in (("info", "INFO"), ("warn", "WARNING"), ("error", "ERROR")):
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        getattr(utils, f"_print_{name}_log")("a line")
+    assert re.fullmatch(form, text.getvalue()).groups() == (str(os.getpid()), level, "a line")
+
+logs = _LogContext.GetInstance()
+assert logs is _LogContext.GetInstance()
+for level, lines in ((20, 1), (30, 0)):
+    logs.setLogs({"torch.distributed": level})
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        _logs.info("torch.distributed", "a line")
+        _logs.info("another part", "a line")
+    assert text.getvalue().count("a line") == lines
+
+_dynamo_register_interface_for_device()
+from torch._dynamo.device_interface import get_interface_for_device
+assert get_interface_for_device("npu").device_count() == torch.npu.device_count()
+""",
     "the log of variables": """
 import io, logging, os
 os.environ["FIRST"], os.environ["EMPTY"] = "1", ""

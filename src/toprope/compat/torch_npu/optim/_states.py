@@ -1,6 +1,8 @@
 """Base of the optimizers of `torch_npu.optim` that keep states, one tensor for each state of a group and dtype.
 
-Tests: tests/compat/test_torch_npu_optim.py.
+Used by the modules of this folder, not by programs. The names of the states and their place in `state_dict` are
+torch_npu's; how they are laid one behind the other is that of npu_fused_optim_base.py. Tests:
+tests/compat/test_torch_npu_optim.py.
 """
 
 from __future__ import annotations
