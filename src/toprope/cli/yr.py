@@ -3,7 +3,7 @@
 `cli.run` calls `install`, which puts a launcher of this file in front of PATH, where no real `yr` is installed. Each
 command is handed to the verb of the same name (`cli.start`, `cli.status`, `cli.stop`). Commands and `-c FILE` in front
 of them are openYuanrong's; the launcher runs toprope's own Python, whatever Python the program uses. Tests:
-tests/cli/test_cli_start.py.
+tests/cli/test_cli_start.py, tests/cli/test_standard_streams.py.
 """
 
 from __future__ import annotations
