@@ -80,7 +80,8 @@ def _result(
 
 def _location(where: str, name: str, files: list[str]) -> dict[str, Any]:
     """The file, and the place in it as a logical location; a CSV's place is its line."""
-    file = next((each for each in sorted(files, key=len, reverse=True) if where.startswith(f"{each}:")), files[0])
+    given = (each for each in sorted(files, key=len, reverse=True) if where.startswith(f"{each}:"))
+    file = next(given, where.rpartition(": ")[0] or files[0])  # a folder or a pattern was given, and this file found
     inside = where.removeprefix(f"{file}:").strip()
     physical: dict[str, Any] = {"artifactLocation": {"uri": file.replace("\\", "/")}}
     line = inside.removeprefix("line ").partition(",")[0]
