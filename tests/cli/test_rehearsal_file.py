@@ -71,19 +71,8 @@ def line_of(text: str) -> int:
 @pytest.mark.slow
 def test_each_trouble_is_named_with_its_line_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TROUBLES)
-    options = (
-        "--chip",
-        "910B3",
-        "--hbm",
-        "1GiB",
-        "--report",
-        "report.json",
-        "--report",
-        "page.html",
-        "--fail-on",
-        "refused,sync-in-loop",
-    )
-    done = run(tmp_path, *options, "program.py")
+    options = "--chip", "910B3", "--hbm", "1GiB", "--fail-on", "refused,sync-in-loop"
+    done = run(tmp_path, *options, "--report", "report.json", "--report", "page.html", "program.py")
     facts = json.loads((tmp_path / "report.json").read_text())
     jsonschema.validate(facts, schema())
     (card,) = facts["cards"]
