@@ -126,6 +126,10 @@ for wrong in ([1, 2, 3], [], [[0]], "0-3", [0.5, 1]):
     refused(ValueError, "ERR00001 PTA invalid parameter", set_thread_affinity, wrong)
 for wrong in ([-1, 5], [3, 2], [[0, 1], [2, -3]]):
     refused(ValueError, "ERR00003 PTA invalid value", set_thread_affinity, wrong)
+torch_npu._C._npu_set_thread_affinity(core, core)  # the variable is set
+assert os.sched_getaffinity(0) == {core}
+torch_npu._C._npu_set_thread_affinity(-1, -1)
+assert os.sched_getaffinity(0) == start
 refused(RuntimeError, "two integers", torch_npu._C._npu_set_thread_affinity, 1)
 """,
     "saving in the background": """
