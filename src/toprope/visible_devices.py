@@ -11,9 +11,10 @@ Example:
     >>> visible_cards("3,1", 4)
     Visible(cards=(), problem='numbers must rise, and 1 follows 3')
 
-Used by `device`, `sim`, `functions`, `images` and the commands; docs/device.md shows it to users. What torch_npu and
-CANN do with the variables is the measure: tests/base/test_visible_devices.py asks the simulated card, which follows
-them.
+Used by `device`, `sim`, `functions`, `images` and the commands; docs/device.md shows it to users. What torch_npu, CANN
+and NVIDIA's driver do with their variables is the measure, odd as it is; only the sentences are free. Tests:
+tests/base/test_visible_devices.py, which also asks the simulated card, and tests/base/test_visible_devices_maps.py for
+`IdMap`, `cuda_map` and grants.
 """
 
 from __future__ import annotations

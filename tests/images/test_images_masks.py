@@ -233,6 +233,10 @@ def test_a_picture_alone_repeats_its_edit_to_the_byte(tmp_path, capsys) -> None:
     (again,) = (tmp_path / "again").glob("*.png")
     assert again.read_bytes() == made.read_bytes()
     assert run("--repeat", made, "--out-dir", tmp_path / "third", "--device", "cpu", "--quiet") == 0  # by its .json
+    box((64, 64), (0, 0, 8, 8)).save(source)  # another picture where the edited one was
+    assert run("--repeat", made, "--out-dir", tmp_path / "fourth", "--device", "cpu", "--quiet") == 0
+    (fourth,) = (tmp_path / "fourth").glob("*.png")
+    assert fourth.read_bytes() == made.read_bytes()
     picture().save(tmp_path / "plain.png")
     capsys.readouterr()
     assert run("--repeat", tmp_path / "plain.png", "--model", model) == 2
