@@ -8,7 +8,7 @@ import pytest
 
 from toprope import functions as yr
 from toprope.functions.exception_pickle import Portable
-from toprope.functions.exceptions import CODES, describe, invoke_error
+from toprope.functions.exceptions import CODES, describe, fresh, invoke_error
 
 
 class Own(Exception):
@@ -101,6 +101,16 @@ def test_attributes_of_what_was_raised_are_there():
     assert (text.encoding, text.reason) == ("utf8", "why")
     assert invoke_error(StopIteration(4)).value == 4
     assert invoke_error(ImportError("m", name="n")).name == "n"
+
+
+def test_notes_cause_and_context_of_what_was_raised_are_there_and_in_each_callers_copy():
+    origin, cause, context = ValueError("a"), KeyError("cause"), KeyError("context")
+    origin.add_note("noted")
+    origin.__cause__, origin.__context__ = cause, context
+    error = invoke_error(origin)
+    for each in (error, fresh(error)):
+        assert each.__notes__ == ["noted"]
+        assert (each.__cause__, each.__context__, each.__suppress_context__) == (cause, context, True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,8 +267,3 @@ def _in_instance(what: str) -> Backend:
     if not context.is_set():
         raise YRRuntimeError(f"{what} is only supported on cloud with posix api", CODES["incorrect usage"])
     return context.backend()
-
-
-def when_done(ref: ObjectRef, callback: Callable[[ObjectRef], None]) -> None:
-    """Call back once the object is available."""
-    ref.on_complete(callback)

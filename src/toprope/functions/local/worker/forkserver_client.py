@@ -1,6 +1,7 @@
 """Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed.
 
-Only the reactor calls it. The messages of both sides are defined in `forkserver`. Tests:
+Only the reactor calls it. The messages of both sides are defined in `forkserver`. Workers may import torch ahead only
+where no real card's software reads its mask at that moment (`_may_import_torch`). Tests:
 tests/functions/test_functions_faults.py.
 """
 
