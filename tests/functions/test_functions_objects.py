@@ -320,6 +320,22 @@ def test_functions_that_call_themselves_do_not_wait_for_each_others_cores():
     assert yr.get(depth.invoke(34), 60) == 34  # 16 cores have room for 32
 
 
+def test_a_worker_that_has_waited_holds_its_cores_again():
+    @yr.instance
+    class Waits:
+        def wait(self):
+            return yr.get(sleep.invoke(0.1))
+
+    def taken() -> float:
+        (node,) = yr.resources()
+        return node["capacity"]["CPU"] - node["allocatable"]["CPU"]
+
+    one = Waits.options(yr.InvokeOptions(cpu=1777)).invoke()  # no sum of workers for functions
+    with ended(one):
+        yr.get(one.wait.invoke(), 60)
+        assert until(lambda: taken() == sum(each["resources"]["CPU"] for each in yr.list_instances()))
+
+
 @pytest.mark.slow
 def test_a_worker_may_ask_for_very_much_at_once():
     """The answers filled the socket once, while the questions filled the other, and both sides waited."""

@@ -15,7 +15,7 @@ YRError
 ├── YRTypeError (TypeError)
 └── CancelError                           the call was cancelled
 
-Tests: tests/functions/test_functions_exceptions.py, tests/functions/test_functions_exception_library.py.
+Tests: tests/functions/test_functions_exceptions.py, tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

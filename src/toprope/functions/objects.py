@@ -3,7 +3,8 @@
 Users hold references, whose methods are openYuanrong's; an `Entry` has the value or error, or those who wait for it.
 `ObjectBackend` is the part of `Backend` that references need. On Ray, `ray.refs` has entries of its own. Entries and
 values are free to change. A callback runs in the thread that sets the result, often under the session's lock: it must
-be quick and must not wait. Tests: tests/functions/test_functions_objects.py.
+be quick and must not wait. Tests: tests/functions/test_functions_objects.py,
+tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ For users; `toprope.flow` starts its processes by them, too. A call checks its o
 (`functions.context`); nothing runs here. Names, messages and quirks are openYuanrong's (its decorators, master of
 2026-08), such as `options`, which changes a function's proxy and copies a class's. Calls are frequent: what can be
 computed once is computed in the constructors. Tests: tests/functions/test_functions_options.py,
-tests/functions/test_functions_objects.py.
+tests/functions/test_functions_objects.py, tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Instances and pools ask; they are called back with a grant, under the session's lock. The order is the ledger's
 (`scheduling.ledger`); here are the choice of nodes by affinity, the cards that other programs hold
 (`deployment.reservations`) and the texts about shortages. Tests: tests/functions/test_functions_affinity.py,
-tests/functions/test_functions_instances.py, tests/functions/test_functions_semantics.py,
-tests/functions/test_functions_claims.py.
+tests/functions/test_functions_resource_groups.py, tests/functions/test_functions_claims.py.
 """
 
 from __future__ import annotations

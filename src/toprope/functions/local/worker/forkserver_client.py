@@ -2,7 +2,7 @@
 
 Only the reactor calls it. The messages of both sides are defined in `forkserver`. Workers may import torch ahead only
 where no real card's software reads its mask at that moment (`_may_import_torch`). Tests:
-tests/functions/test_functions_faults.py.
+tests/functions/test_functions_sockets.py, and (slow) tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Placement of instances on Ray's nodes, and the time limits of their requests, which Ray does not have.
 
 `ray.instances` and `ray.functions` ask it for Ray's options of a request, and have it watch the request. Ray itself
-grants the resources. Tests: tests/functions/test_functions_ray.py.
+grants the resources. A request fails late only if it had no room: one that Ray has granted may still wait for its
+process. Intervals are free. Tests: tests/functions/test_functions_ray.py (slow).
 """
 
 from __future__ import annotations
