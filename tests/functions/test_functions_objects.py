@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -512,6 +513,31 @@ def test_what_is_read_lies_in_shared_memory_and_stays_as_long_as_it_is_read(thin
     assert not empty()
     del first
     assert until(empty)
+
+
+@pytest.mark.parametrize("how", ["lets go", "is killed"])
+def test_what_a_worker_reads_is_freed_when_it_does_no_longer(how):
+    @yr.instance
+    class Keeps:
+        def keep(self, value):
+            self.value = value
+
+        def total(self):
+            return int(self.value.sum()), os.getpid()
+
+    assert until(empty)
+    one, ref = Keeps.invoke(), yr.put(large())
+    with ended(one):
+        yr.get(one.keep.invoke(ref), 60)
+        del ref
+        assert not empty()
+        total, pid = yr.get(one.total.invoke())
+        assert total == large().sum()
+        if how == "lets go":
+            yr.get(one.keep.invoke(None))
+        else:
+            os.kill(pid, signal.SIGKILL)
+        assert until(empty)
 
 
 def test_tensors_travel_as_arrays_do_and_are_the_receivers_own(thing):
