@@ -1,7 +1,9 @@
 """HCCL's collectives: their kinds, the vector cores that HCCL recommends, dtypes that only newer releases take.
 
-Called by `cores` (findings, plans), `sim.distributed` and `cli.reports.failure`. The data and their sources are in
-collectives.toml. Tests: tests/cores/test_cores_findings.py.
+Called by `cores` (findings, plans), `sim.distributed` and `cli.reports.failure`. The figures are the vendor's: they and
+their sources are in collectives.toml, and change there, each with its source. Free is how a name is recognised; a
+collective that no source speaks of gets no answer. Tests: tests/cores/test_cores_findings.py,
+tests/cores/test_cores_examples.py, tests/cli/test_failure.py (releases).
 """
 
 from __future__ import annotations

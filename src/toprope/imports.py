@@ -2,8 +2,9 @@
 
 This file is read at the start of every Python process of a run: it imports nothing but the import system.
 
-Used by `sim` and `compat`. A hook finds no module itself: the other finders of sys.meta_path do, as without it.
-Tests: tests/compat/test_pytest_plugin.py.
+Used by `sim` and `compat`. A hook finds no module itself: the other finders of sys.meta_path do, as without it. What
+Python's import system asks of finders and loaders is fixed, and that a module keeps its own loader: torch and inspect
+look at it. Tests: tests/base/test_imports.py.
 """
 
 from __future__ import annotations

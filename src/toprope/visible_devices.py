@@ -12,8 +12,9 @@ Example:
     Visible(cards=(), problem='numbers must rise, and 1 follows 3')
 
 Used by `device`, `sim`, `functions`, `images` and the commands; docs/device.md shows it to users. What torch_npu and
-CANN do with the variables is the measure: tests/base/test_visible_devices.py asks the simulated card, which follows
-them.
+CANN do with the variables is the measure, and what torch.cuda does for NVIDIA's: which cards are seen is fixed, the
+explanations are free. tests/base/test_visible_devices.py asks the simulated card, which follows them, and
+tests/base/test_visible_devices_maps.py has the maps, containers and NVIDIA's rules.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@
     print(yr.get(counter.add.invoke(3)))
     yr.finalize()
 
-Functions and instances run in processes of this machine, or, by `Config(server_address="ray")`, on Ray. The names are
-listed in `functions.exports`. Tests: tests/functions/test_functions_unavailable.py, tests/base/test_import.py.
+Functions and instances run in processes of this machine, or, by `Config(server_address="ray")`, on Ray. Tests:
+tests/functions/test_functions_unavailable.py, tests/base/test_import.py.
 """
 
 from toprope.functions import exports

@@ -3,8 +3,8 @@
 `functions.api` calls it; `local.session.Session`, `ray.backend.RayBackend` and `local.worker.relay.Relay` implement it.
 A method that is added here is added to all three. `perform` runs calls of other processes: they can name whatever is
 public in `Backend` and in the protocols of its parts. The interface is free to change; the spelling of
-DEFAULT_NAMESPACE is openYuanrong's. Each backend is held by tests/functions/test_functions_assertions.py and
-tests/functions/test_functions_semantics.py.
+DEFAULT_NAMESPACE is openYuanrong's. What is here is held by tests/functions/test_functions_instances.py, each backend
+by tests/functions/test_functions_assertions.py.
 """
 
 from __future__ import annotations

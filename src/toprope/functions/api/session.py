@@ -3,8 +3,8 @@
 For users, and for `toprope.flow`. `init` chooses the backend by the server address: `functions.local` or
 `functions.ray`; every other call checks its arguments and passes them to that backend. Names, defaults and messages
 are openYuanrong's (its `apis.py`); `list_instances` is ours. docs/functions.md lists them. Tests:
-tests/functions/test_functions_assertions.py, tests/functions/test_functions_objects.py,
-tests/functions/test_functions_options.py.
+tests/functions/test_functions_assertions.py, tests/functions/test_functions_options.py,
+tests/functions/test_functions_generators.py.
 """
 
 from __future__ import annotations

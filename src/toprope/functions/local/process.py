@@ -2,7 +2,7 @@
 
 Plain records that the parts of a local session share: the reactor makes a `Process`, instances and pools make
 `Call`s. They change under the session's lock. The messages of `_WINDOW` calls must fit into a socket. Tests:
-tests/functions/test_functions_objects.py, tests/functions/test_functions_generators.py (streams).
+tests/functions/test_functions_assertions.py, tests/functions/test_functions_generators.py (streams).
 """
 
 from __future__ import annotations

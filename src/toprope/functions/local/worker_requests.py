@@ -2,7 +2,7 @@
 
 A part of the local session. A worker waits for the answer, but no method here may wait: it registers a callback. Every
 public method can be called by a worker: the name of one that is not for workers begins with `_`, or is in another
-class. Tests: tests/functions/test_functions_objects.py, tests/functions/test_functions_generators.py,
+class. Tests: tests/functions/test_functions_objects.py, tests/functions/test_functions_instances.py,
 tests/functions/test_functions_semantics.py.
 """
 

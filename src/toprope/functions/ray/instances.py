@@ -2,7 +2,7 @@
 
 `RayBackend` calls it; `ray.worker.actor` is the instance itself. What happens on an event is decided by
 `functions.lifecycle`; here its commands are carried out, as `local.instance_manager` does on one machine. Names,
-lifetimes and states of actors are Ray's, two of them private (`_get_local_state`, `ray._private.state`). Tests:
+lifetimes and states of actors are Ray's; two ways to ask for states are private to it, and change with it. Tests:
 tests/functions/test_functions_ray_manager.py without Ray, tests/functions/test_functions_ray.py (slow) for the rest.
 """
 
