@@ -280,6 +280,23 @@ def test_the_whole_api_works_inside_of_an_instance(thing):
         assert "failed to get object, code: 4005" in told["timeout"]
 
 
+def test_a_fork_of_the_program_has_no_session_and_leaves_its_parents():
+    ref = yr.put(1)
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            yr.put(2)
+        except yr.YRRuntimeError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with open(read, encoding="utf-8") as file:
+        assert "this process is a fork of the one that called yr.init: call yr.init in it too" in file.read()
+    assert yr.get(ref) == 1
+
+
 def test_only_the_program_begins_and_ends_a_session(thing):
     one = Nested.invoke()
     with ended(one):

@@ -2,8 +2,8 @@
 
 `yr.init` with an address of a Ray comes here. It checks the address and the token, connects, and makes the session
 actor and the driver's `RayBackend`. Forms of addresses are openYuanrong's and Ray's, the arguments of a start Ray's.
-A start that fails leaves no process and no variable behind. Tests: tests/functions/test_functions_ray_auth.py, and
-(slow) tests/functions/test_functions_ray.py.
+A start that fails leaves no process and no variable behind. Tests: tests/functions/test_functions_ray_auth.py,
+tests/functions/test_functions_ray_parts.py, and (slow) tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `ray.instances` and `ray.functions` ask it for Ray's options of a request, and have it watch the request. Ray itself
 grants the resources. A request fails late only if it had no room: one that Ray has granted may still wait for its
-process. Intervals are free. Tests: tests/functions/test_functions_ray.py (slow).
+process. Intervals are free. Tests: tests/functions/test_functions_ray_parts.py, and (slow)
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `ray.functions` has Ray call `run`, `stream` and their variants, which are sent by name; it makes the tuple that they
 get: change both. A worker that runs calls reports it more often than `ray.functions` asks, or a call that runs passes
-for one that waits. Tests: tests/functions/test_functions_ray.py (slow).
+for one that waits. Tests: tests/functions/test_functions_ray_parts.py, and (slow)
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations
