@@ -24,6 +24,8 @@ from toprope.cli.start import _simulated
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions.deployment import state_file
 from toprope.functions.deployment.start_options import WRONG_MODE, Deployment, begin, leftover, no_set
+from toprope.functions.local.folder import hold, shared_folder
+from toprope.functions.local.listing import listed
 from toprope.functions.local.startup import this_node
 from toprope.functions.options import Config
 from toprope.settings import Settings
@@ -286,6 +288,16 @@ def test_status_lists_the_instances_of_programs_where_nothing_was_started(runtim
     finally:
         functions.finalize()
     assert shown() == "System Status: STOPPED\n"
+
+
+def test_a_session_that_has_ended_without_removing_its_folder_is_not_listed(runtime):
+    folder = shared_folder()
+    (folder / "instances.json").write_text(json.dumps({"pid": 12, "instances": [{"id": "one"}]}))
+    assert list(listed()) == []  # it has no lock yet
+    lock = hold(folder)
+    assert list(listed()) == [(12, [{"id": "one"}])]
+    os.close(lock)
+    assert list(listed()) == []
 
 
 @pytest.mark.parametrize(

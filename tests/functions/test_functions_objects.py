@@ -557,6 +557,24 @@ def test_what_a_worker_reads_is_freed_when_it_does_no_longer(how):
         assert until(empty)
 
 
+def test_what_a_worker_has_asked_for_and_does_not_take_is_freed():
+    @yr.instance
+    class Asks:
+        def both(self, refs):
+            try:
+                yr.get(refs)
+            except ValueError:
+                return True
+
+    assert until(empty)
+    one, refs = Asks.invoke(), [fail.invoke("first"), yr.put(large())]
+    with ended(one):
+        assert yr.get(one.both.invoke(refs), 60)
+        del refs
+        yr.get(one.both.invoke([fail.invoke("again")]), 60)  # with this result, at the latest, it is said
+        assert until(empty)
+
+
 def test_tensors_travel_as_arrays_do_and_are_the_receivers_own(thing):
     torch = pytest.importorskip("torch")
 

@@ -218,17 +218,21 @@ def marked(mark):
 def test_what_a_process_leaves_is_killed_in_whatever_session_it_is():
     mark = f"{process.MARK}=test-{os.getpid()}"
     name, _, value = mark.partition("=")
-    program = "sleep 600 & setsid sleep 600 & (setsid sh -c 'sleep 600' &) ; wait"
-    parent = subprocess.Popen(["sh", "-c", program], env=os.environ | {name: value}, start_new_session=True)
+    program = f"env -u {name} sleep 600 & echo $!; sleep 600 & setsid sleep 600 & (setsid sh -c 'sleep 600' &) ; wait"
+    parent = subprocess.Popen(
+        ["sh", "-c", program], env=os.environ | {name: value}, start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    plain = Path("/proc") / parent.stdout.readline().strip()  # in the parent's group, without its mark
     try:
-        assert until(lambda: len(marked(mark.encode())) >= 4)
+        assert until(lambda: len(marked(mark.encode())) >= 4 and b"sleep" in (plain / "cmdline").read_bytes())
         subprocess.run([sys.executable, "-I", "-S", guard.__file__, str(parent.pid), mark], check=True, timeout=60)
         time.sleep(0.2)
         assert parent.poll() is None  # it waits for the end
         parent.kill()
         parent.wait(10)
-        assert until(lambda: not marked(mark.encode()))
+        assert until(lambda: not marked(mark.encode()) and not plain.exists())
     finally:
+        parent.stdout.close()
         for pid in marked(mark.encode()):
             os.kill(pid, signal.SIGKILL)
 

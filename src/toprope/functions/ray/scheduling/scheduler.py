@@ -200,9 +200,7 @@ class Asked:
         if self._room is None:
             nodes = [each for each in self.nodes_then() if self._on is None or self._on(node_of(each))]
             if self._bundles is None:
-                # one that can never be met keeps nothing from others: Ray does not wait for it
-                before = [each for each in self._before if shortage(nodes, each).ever]
-                self._room = fits(nodes, self._request, before)
+                self._room = fits(nodes, self._request, self._before)
             else:
                 self._room = has_bundle_room(nodes, self._request, self._bundles)
         return self._room
