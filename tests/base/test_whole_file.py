@@ -37,9 +37,7 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path, durable) -> 
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_what_must_not_be_lost_reaches_the_disk_the_file_before_the_folders_entry(
-    tmp_path, durable, monkeypatch
-) -> None:
+def test_what_must_not_be_lost_is_on_the_disk_before_and_after_it_has_its_name(tmp_path, durable, monkeypatch) -> None:
     synced = []
 
     def sync(descriptor: int) -> None:

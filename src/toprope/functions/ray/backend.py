@@ -172,7 +172,10 @@ class RayBackend(Backend):
             if allow_partial:
                 return None
             raise
-        raise found  # outside of the handler of Ray's error: it has a cause of its own
+        try:
+            raise found  # outside of the handler of Ray's error: it has a cause of its own
+        finally:
+            del found  # or the error, by its traceback, would keep this frame and its callers' objects alive
 
     def error_of(self, error: BaseException, entry: Entry, timeout: float) -> BaseException:
         """Translate Ray's error for an object into one of the yr API."""

@@ -377,7 +377,10 @@ class Relay(Backend):
         except Exception as error:
             raise unreadable(error) from error
         if failed:
-            raise value
+            try:
+                raise value
+            finally:
+                del value  # or the error, by its traceback, would keep this frame and its callers' objects alive
         return value
 
 
