@@ -409,8 +409,8 @@ def test_a_group_whose_member_ends_before_it_was_looked_at_had_started(answers, 
         fail=lambda member, error: ended.append(error.code),
     )
     ray = SimpleNamespace(wait=lambda asked, **_: (asked, []), get=get, exceptions=SimpleNamespace(RayError=RayError))
-    world = SimpleNamespace(instances=instances, ray=ray, ask=lambda *_: None)
-    of_session = instance_groups.Groups(world)
+    world = SimpleNamespace(ray=ray, ask=lambda *_: None)
+    of_session = instance_groups.Groups(world, None, instances)
     of_session._give_back = lambda group: None
     group = instance_groups._Group("g", members, GroupOptions(same_lifecycle=True), Stage.WAITING, answers=answers)
     group.placement = SimpleNamespace(wait=lambda timeout: True)

@@ -4,6 +4,8 @@ What needs a Ray that runs is in test_functions_ray.py, whose tests are slow.
 """
 
 import asyncio
+import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -23,6 +25,7 @@ from toprope.functions.ray.functions import _SURE, _Late
 from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.nodes.cluster_view import Seen
 from toprope.functions.ray.nodes.local_node import Offer
+from toprope.functions.ray.objects import RayObjects
 from toprope.functions.ray.refs import Entry
 from toprope.functions.ray.scheduling.scheduler import Asked
 from toprope.functions.ray.worker import guard, process, task
@@ -97,6 +100,27 @@ def test_what_the_user_raised_is_found_through_all_tasks_that_it_passed():
 ])  # fmt: skip
 def test_how_a_process_ended_is_said_as_far_as_ray_tells(text, how):
     assert exited("the worker of a function", text).message == f"the worker of a function exited: {how}"
+
+
+def test_an_error_that_was_caught_keeps_no_frame_and_no_object_alive():
+    class Kept:
+        pass
+
+    def refuse(*_, timeout):
+        raise exceptions.RayError
+
+    def catch():
+        kept = Kept()
+        with contextlib.suppress(ValueError):
+            RayObjects._one(session, Entry("of Ray"), None, -1, False)
+        return ref(kept)
+
+    session = SimpleNamespace(ray=SimpleNamespace(exceptions=exceptions, get=refuse), error_of=lambda *_: ValueError())
+    gc.disable()
+    try:
+        assert catch()() is None
+    finally:
+        gc.enable()
 
 
 # Workers
@@ -256,7 +280,7 @@ def world(idle=None, shortage=("1 unit with [card count: Not Enough].", 1002), d
     found.is_done = lambda entry: done
     found.ask = lambda what, pool: found.idle if what is Manager.idle_for else None
     found.ray = SimpleNamespace(cancel=lambda ref, force: found.cancelled.append(ref))
-    found.instances = SimpleNamespace(placing=SimpleNamespace(shortage=lambda request, options: shortage))
+    found.placing = SimpleNamespace(shortage=lambda request, options: shortage)
     return found
 
 
@@ -267,7 +291,7 @@ def world(idle=None, shortage=("1 unit with [card count: Not Enough].", 1002), d
 def test_a_call_is_late_only_where_no_worker_works_comes_or_has_room(facts, may_begin, later):
     backend, entry = world(**facts), Entry("its reference")
     pool = SimpleNamespace(name="pool", request=None, options=None, asked=SimpleNamespace(may_begin=may_begin))
-    _Late(backend, pool, ref(entry), 1000)()
+    _Late(backend, backend.placing, pool, ref(entry), 1000)()
     assert backend.later == (later or [])
     if later is None:
         assert entry.error.code == 1002

@@ -17,7 +17,7 @@ import pytest
 
 from functions_faults import Victim, dies, lives, options, slow, within
 from toprope import functions as yr
-from toprope.functions.local.worker.forkserver_client import Forkserver
+from toprope.functions.local.forkserver_client import Forkserver
 
 NUMBERS = random.Random(sys.argv[1])
 MB = 2**20

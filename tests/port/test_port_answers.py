@@ -86,8 +86,9 @@ ONLY_CUDA = [
     "def op(x):\n    if _has(x):\n        return _kernel(x)\n    return x\n",
     "def _f_cuda(x):\n    torch.cuda.synchronize()\n\ndef f(x, impl):\n"
     "    if x.device.type == 'cuda' and _init():\n        return _f_cuda(x)\n    return x\n",
-    "def run(self, loader):\n    if self.device == 'cuda':\n        s = torch.cuda.Stream()\n    for x in loader:\n"
-    "        if self.device == 'cuda':\n            x = x.cuda()\n",
+    "def run(self, loader):\n    assert self.device != 'xpu'\n"
+    "    if self.device == 'cuda':\n        s = torch.cuda.Stream()\n"
+    "    for x in loader:\n        if self.device == 'cuda':\n            x = x.cuda()\n",
     "from torch.utils import cpp_extension\n\ndef _name():\n    return torch.cuda.get_device_name().lower()\n\n"
     "def build(sources):\n    return cpp_extension.load(name=_name(), sources=sources)\n",
 ]  # fmt: skip

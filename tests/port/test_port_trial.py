@@ -45,13 +45,21 @@ def test_a_comparison_with_cuda_is_converted_with_the_name(text, wanted):
 
 
 @pytest.mark.parametrize("text", [
+    'def f(x, device):\n    return x.half() if device == "cuda" else x.to("xpu" if device == "xpu" else "cpu")\n',
+    'p.add_argument("--device", choices=["cuda", "mps", "cpu"])\nargs = p.parse_args()\nhalf = args.device == "cuda"\n',
+])  # fmt: skip
+def test_a_comparison_of_what_may_be_another_kind_stays(text):
+    assert '== "cuda"' in body(text)
+
+
+@pytest.mark.parametrize("text", [
     'def f(x, device):\n    return x.half() if device == "cuda" else x\n',
     'device = "cuda:1"\nx.to(device)\namp = device == "cuda"\n',
     'if y:\n    device = read()\nelse:\n    device = "cuda"\namp = device == "cuda"\n',
-    'p.add_argument("--device", choices=["cuda", "mps", "cpu"])\nargs = p.parse_args()\nhalf = args.device == "cuda"\n',
 ])  # fmt: skip
-def test_a_comparison_of_what_may_be_another_text_stays(text):
-    assert '== "cuda"' in body(text)
+def test_a_comparison_of_what_may_be_another_text_is_the_same_one_on_cuda(text):
+    """Not `is_accelerator`: "cuda:1" is another text there."""
+    assert 'portable.is_named(device, "cuda")' in body(text)
 
 
 # A number behind a name that may have one

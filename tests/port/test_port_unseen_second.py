@@ -199,7 +199,7 @@ def test_the_name_of_a_device_was_taken_for_the_cpu_by_another_file(tmp_path):
     """The model was on the NPU and every batch on the CPU: "npu" fell through to torch.device("cpu")."""
     after, done = project(tmp_path, tools=DECIDES, calls=CALLS)
     assert '("cuda" if torch.cuda.is_available() else "cpu")' in after["calls"]
-    assert any('compared with "cuda" in Calculator' in each.held_back for each in done["calls"].findings)
+    assert any("its text is asked for in line 4 of tools.py" in each.held_back for each in done["calls"].findings)
 
 
 def test_a_choice_without_a_way_for_other_devices_is_followed_through_files(tmp_path):

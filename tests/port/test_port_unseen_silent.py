@@ -377,15 +377,15 @@ def test_an_option_that_is_not_read_is_named_in_its_report():
     assert line == "TR019 resolve it where it is read: portable.resolve(args.vllm.sync_backend)"
 
 
-def test_a_device_that_a_function_of_the_project_compares_is_said_to_be_one(tmp_path):
+def test_a_device_that_a_function_of_the_project_compares_is_rewritten_with_the_comparison(tmp_path):
     done = files(
         tmp_path,
         a_py='def load(path, device="cuda"):\n    if device == "cuda":\n        go()\n    return path.to(device)\n',
         b_py='from a import load\nm = load(p, device="cuda")\nn = load(p, "cuda")\nload(p, key="cuda")\n',
     )
     assert said(done["b.py"]) == [
-        'TR101 "cuda" is compared in load: left as it is; also in line 3',
-        'TR101 "cuda" is not seen to be a device: left as it is',
+        'TR010 "cuda": on the device in use',
+        'TR101 "cuda" is not seen to be a device: left as it is; also in line 4',
     ]  # fmt: skip
 
 

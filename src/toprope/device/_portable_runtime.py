@@ -45,7 +45,6 @@ def _choose() -> torch.device:
         if each == "cpu" or getattr(getattr(torch, each, None), "is_available", lambda: False)():
             return torch.device(each, int(index)) if index and each != "cpu" else torch.device(each)
     raise RuntimeError(f"there is no {kind}, which TOPROPE_DEVICE or PREFERRED_DEVICE asks for")
-
 def _chosen() -> torch.device:
     """The device in use, which does not change after the first answer."""
     global _device
@@ -55,12 +54,10 @@ def _chosen() -> torch.device:
 setattr(_chosen, "_dynamo_marked_constant", True)  # torch.compiler.assume_constant_result, without importing dynamo
 def _module() -> Any:
     return None if _chosen().type == "cpu" else getattr(torch, _chosen().type)
-
 def _ask(name: str, default: _T, *arguments: Any, **keywords: Any) -> _T:
     function = getattr(_module(), name, None)
     answer: _T = default if function is None else function(*arguments, **keywords)
     return answer
-
 def device(spec: Any = None) -> torch.device:
     """The device to use: of an index, of a name ("cuda:1" is the second one of whatever is in use), or the current.
 
@@ -111,7 +108,6 @@ def _given(spec: Any) -> tuple[int, ...]:
     index = _index(spec)
     return () if index is None else (index,)
 def _is_host(kind: str) -> bool: return kind in ("cpu", "meta")
-
 def is_accelerator(what: Any) -> bool:
     """Test for an accelerator: of a tensor, a device, a device's name or index, or an object that can say so.
 
@@ -134,6 +130,10 @@ def is_accelerator(what: Any) -> bool:
     place = getattr(what, "device", None)
     place = place if isinstance(place, (torch.device, str)) else getattr(what, "type", None)
     return isinstance(place, (torch.device, str)) and is_accelerator(place)
+def is_named(what: Any, *names: str) -> bool:
+    """Test a device's name as `what in names` does; the names of the accelerator in use stand for CUDA's there."""
+    ours = [each for each in names if each.partition(":")[0] == "cuda" and is_available()]
+    return what in (*names, *map(name, ours), *(kind() + each[4:] for each in ours))
 def is_available() -> bool: return _chosen().type != "cpu"
 def device_count() -> int: return int(_ask("device_count", 0))
 def current_device() -> int: return int(_ask("current_device", 0))

@@ -18,8 +18,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from toprope.port.conditions import guards
+from toprope.port.conditions.asked_texts import asked_keys, hold_asked
 from toprope.port.conditions.compared import hold_compared
+from toprope.port.conditions.doubted import doubt_rewrites
 from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold_patched
+from toprope.port.conditions.recorded import hold_figures
 from toprope.port.conditions.scaled import scale_for_one
 from toprope.port.family import Handler
 from toprope.port.file import RUNTIME, File
@@ -92,6 +95,8 @@ def port(
         ported.operators = file.operators
         _settle(file, wanted, path)
         text = _written(file, wanted, deselected, elsewhere, path)
+        doubt_rewrites(file, wanted, path)
+        ported.asked = asked_keys(file, wanted)
         if foreign:
             ported.guards = guards.guards(file, wanted, deselected, foreign) | asked_in_tests(file, path, foreign)
         ported.after = data if text == source.text else source.encode(text)
@@ -113,9 +118,10 @@ def _is_replaced(file: File, finding: Finding, findings: list[Finding]) -> bool:
     """
     if finding.converted:
         return False
-    if finding.rule.code == "TR101" and any(
-        each.line == finding.line and each.held_back == guards.SAME_CONDITION for each in findings
-    ):
+    if finding.rule.code in ("TR101", "TR017a") and any(
+        each.line == finding.line and each is not finding
+        and each.held_back and each.held_back in (guards.SAME_CONDITION, finding.held_back) for each in findings
+    ):  # fmt: skip
         return True
     start = file.source.starts[finding.line - 1] + finding.column - 1
     end = file.source.starts[finding.end_line - 1] + finding.end_column - 1
@@ -220,7 +226,7 @@ def _keyword(handler: Handler, node: ast.keyword, file: File, _: ast.Call) -> bo
 
 def _settle(file: File, findings: list[Finding], path: str) -> None:
     """Hold back edits that would take a comment away, or cross another one's."""
-    scale_for_one(file, findings)
+    scale_for_one(file, findings, path)
     hold_compared(file, findings)
     hold_patched(file, findings, path)
     for finding in findings:
@@ -258,13 +264,15 @@ def _hold_back(
     while changed:
         before = [finding.converted for finding in findings]
         guards.hold_back(file, findings, deselected, elsewhere)
+        hold_asked(file, findings, elsewhere)
         left = [finding for finding in file.findings if id(finding) not in wanted or not finding.converted]
         stays = {id(edit): finding for finding in left for edit in finding.edits}
         for finding in findings:
             other = next((stays[id(edit)] for edit in finding.edits if id(edit) in stays), None)
             if finding.converted and other is not None:
                 finding.held_back = f"it stays with the name in line {other.line}"
-        hold_in_tests(file, findings, path)
+        hold_in_tests(file, findings, path, elsewhere)
+        hold_figures(findings)
         changed = before != [finding.converted for finding in findings]
 
 

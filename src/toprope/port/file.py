@@ -7,6 +7,8 @@ Tests: tests/port/test_port_engine.py.
 from __future__ import annotations
 
 import ast
+import keyword
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -299,6 +301,10 @@ class File:
         line, column = self.source.place(start)
         end_line, end_column = self.source.place(end)
         edits = (edits,) if isinstance(edits, Edit) else tuple(edits)
+        if isinstance(node, ast.IfExp) and any(
+            (each.start, each.end) == (start, end) and each.is_call for each in edits
+        ):
+            edits += self._without_parentheses(node, start, end)
         if edits and not held_back and self.in_fstring(node) and not self.has_exact_place(node):
             held_back = "its place inside the f-string is not known exactly"
         if edits and isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
@@ -311,6 +317,22 @@ class File:
         self.findings.append(finding)
         self.places.append((finding, node))
         return finding
+
+    def _without_parentheses(self, node: ast.AST, start: int, end: int) -> tuple[Edit, ...]:
+        """Take the parentheses around a choice away, where they are neither a call's nor a tuple's."""
+        text, low, high = self.source.text, start, end
+        while low > 0 and text[low - 1].isspace():
+            low -= 1
+        while high < len(text) and text[high].isspace():
+            high += 1
+        if text[low - 1 : low] != "(" or text[high : high + 1] != ")" or self.in_fstring(node):
+            return ()
+        before = text[: low - 1].rstrip(" \t")
+        word = re.search(r"\w*\Z", before)
+        is_keyword = word is not None and keyword.iskeyword(word[0]) and len(before) < low - 1
+        if not is_keyword and re.search(r"[\w)\]}\"'\\]\Z", before):
+            return ()
+        return Edit(low - 1, start, ()), Edit(end, high + 1, ())
 
     def has_exact_place(self, node: ast.AST) -> bool:
         """Return whether the text at the place of a node is that node; inside f-strings the place may be wrong."""

@@ -37,6 +37,7 @@ class Finding:
             to add.
         after: the text of the place afterwards; "" where nothing is done there.
         held_back: why the edits were not made although the rule has some; "" where they were.
+        doubt: why a person should read the edits although the rule is of class P; "" where nobody needs to.
         cell: the number of the notebook's cell, from 1; None elsewhere.
         seen: how often a trace saw it asked of torch.
         known: whether it is in the baseline.
@@ -52,6 +53,7 @@ class Finding:
     message: str = ""
     after: str = ""
     held_back: str = ""
+    doubt: str = ""
     cell: int | None = None
     seen: int = 0
     known: bool = False
@@ -63,17 +65,17 @@ class Finding:
 
     @property
     def kind(self) -> Kind:
-        """P, R or N, as its rule; R where a P could not be rewritten."""
-        if self.rule.kind is Kind.PRESERVING and not self.converted and (self.edits or self.held_back):
-            return Kind.REVIEW
-        return self.rule.kind
+        """P, R or N, as its rule; R where a P could not be rewritten, or where its edits are in doubt."""
+        is_left = not self.converted and (self.edits or self.held_back)
+        return Kind.REVIEW if self.rule.kind is Kind.PRESERVING and (is_left or self.doubt) else self.rule.kind
 
     @property
     def said(self) -> str:
-        """Text for reports: the message, else the text of the place with the consequence of its rule."""
+        """Text for reports: the message, else the text of the place with the consequence of its rule and the doubt."""
         text = " ".join(self.before.split())
         shown = text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
-        return self.message if self.message and not self.held_back else f"{shown}: {self.rule.consequence}"
+        said = self.message if self.message and not self.held_back else f"{shown}: {self.rule.consequence}"
+        return f"{said}; {self.doubt}" if self.doubt and self.converted else said
 
     @property
     def is_site(self) -> bool:
@@ -101,6 +103,7 @@ class Ported:
         operators: number of calls of torch's operators: under KNOWN, under DEPENDS, or under a name that no table has.
         companion: name and bytes of a file that is put next to it when it is written, and must not be there yet.
         guards: what answers of other files guard in it and stays CUDA's, where the port was asked for it.
+        asked: keys of texts of devices that questions in it are about, each with the place (`conditions.asked_texts`).
     """
 
     path: str
@@ -113,6 +116,7 @@ class Ported:
     operators: Counter[str] = field(default_factory=Counter)
     companion: tuple[str, bytes] | None = None
     guards: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:

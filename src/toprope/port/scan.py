@@ -20,7 +20,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from toprope.errors import UsageError
-from toprope.port.conditions.across import answers_elsewhere, devices_elsewhere
+from toprope.port.conditions.across import (
+    answers_elsewhere,
+    devices_elsewhere,
+    skips_elsewhere,
+    texts_elsewhere,
+)
 from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
@@ -267,7 +272,9 @@ def port_files(
     programs = {path: _program(path) for path in files}
     project = project_in(files, programs.values())
     looked = _Looked(programs, choice, project, context)
-    elsewhere = answers_elsewhere(programs, looked) | devices_elsewhere(programs, looked)
+    elsewhere = skips_elsewhere(programs, looked) | answers_elsewhere(programs, looked)
+    elsewhere |= devices_elsewhere(programs, looked)
+    elsewhere |= texts_elsewhere(programs, looked, project)
     done = {} if modules else looked.unchanged(elsewhere)
     one = partial(_one, choice=choice, modules=modules, project=project, context=context, elsewhere=elsewhere)
     del programs, looked
@@ -334,7 +341,7 @@ class _Looked:
 
     def unchanged(self, elsewhere: Mapping[str, str]) -> dict[Path, Ported]:
         """Those of them that are ported in the same way whatever other files guard."""
-        names = sorted({key.strip("@.()").encode() for key in elsewhere})
+        names = sorted({name.encode() for key in elsewhere for name in re.findall(r"\w{2,}", key)})
         word = re.compile(rb"\b(?:" + b"|".join(names) + rb")\b") if names else None
         return {
             path: ported for path, ported in self._ported.items()

@@ -18,7 +18,10 @@ from toprope.functions.objects import Entry, Value
 from toprope.functions.transport.wire import Closed, Kind, Message
 
 if TYPE_CHECKING:
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.object_store import ObjectStore
+    from toprope.functions.local.reactor import Reactor
+    from toprope.functions.local.session_state import SessionState
+    from toprope.functions.local.worker_requests import Requests
 
 __all__ = ["Dispatcher"]
 
@@ -26,8 +29,11 @@ __all__ = ["Dispatcher"]
 class Dispatcher:
     """Sends calls of a session, and handles messages of workers. The caller of `send` holds the session's lock."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionState, reactor: Reactor, store: ObjectStore, requests: Requests) -> None:
         self._session = session
+        self._reactor = reactor
+        self._store = store
+        self._requests = requests
         self._numbers = itertools.count(1)
 
     def send(self, process: Process, call: Call) -> None:
@@ -44,7 +50,7 @@ class Dispatcher:
             if len(process.pending) < process.window:
                 self._send_backlog(process)
             else:
-                self._session.reactor.read_available(process)
+                self._reactor.read_available(process)
 
     def _transmit(self, process: Process, call: Call) -> None:
         value = call.value
@@ -68,9 +74,9 @@ class Dispatcher:
             specs.append((found.spec, found.data is not None, ids))
             parts += [found.data] if found.data is not None else []
             parts += found.parts
-            self._session.store.lend(found.spec, process)
+            self._store.lend(found.spec, process)
         if value.spec:
-            self._session.store.lend(value.spec, process)
+            self._store.lend(value.spec, process)
         held = tuple(self._session.expose(each, process) for each in value.refs)
         call.number = next(self._numbers)
         process.pending[call.number] = call
@@ -91,7 +97,7 @@ class Dispatcher:
         """A worker ended before a call was sent to it: the call has not begun."""
         del process.pending[call.number]
         process.backlog.appendleft(call)
-        self._session.reactor.lost(process)
+        self._reactor.lost(process)
 
     def handle(self, process: Process, messages: Sequence[Message]) -> None:
         """Handle messages of a worker. Never blocks."""
@@ -107,8 +113,7 @@ class Dispatcher:
                     else:
                         parts = iter(given)
                         values = [
-                            self._session.store.received(has_data, spec, ids, parts, process)
-                            for has_data, spec, ids in meta
+                            self._store.received(has_data, spec, ids, parts, process) for has_data, spec, ids in meta
                         ]
                         for entry, value in zip(call.entries, values, strict=False):
                             entry.finish(value)
@@ -117,7 +122,7 @@ class Dispatcher:
                     self._handle(process, message)
             if process.backlog and len(process.pending) < process.window:
                 self._send_backlog(process)
-        self._session.store.free_released()
+        self._store.free_released()
 
     def _send_backlog(self, process: Process) -> None:
         """Send the waiting calls in one system call, under the session's lock."""
@@ -127,14 +132,14 @@ class Dispatcher:
                 self._transmit(process, process.backlog.popleft())
             process.channel.send_gathered()
         except Closed:
-            self._session.reactor.lost(process)
+            self._reactor.lost(process)
 
     def _handle(self, process: Process, message: Message) -> None:
         kind, number = message.kind, message.number
         if kind == Kind.FAIL:
             is_ours, leaves = message.meta
             if leaves:  # before the caller has its answer: its next call is not for this worker
-                self._session.reactor.exits_by_itself(process)
+                self._reactor.exits_by_itself(process)
             call = process.pending.pop(number, None)
             if call is not None:
                 self._stream_ended(process, call)
@@ -151,13 +156,13 @@ class Dispatcher:
                 return
             entry = Entry()
             has_data, spec, ids = message.meta[0]
-            entry.finish(self._session.store.received(has_data, spec, ids, iter(message.parts), process))
+            entry.finish(self._store.received(has_data, spec, ids, iter(message.parts), process))
             call.stream.add(entry)
         elif kind == Kind.RELEASE:
             for key in message.meta:
                 if process.lent[key] > 0:
                     process.lent[key] -= 1
-                    self._session.store.returned(key)
+                    self._store.returned(key)
         elif kind == Kind.REFS:
             for name, times in message.meta:
                 held = process.held.get(name)
@@ -166,7 +171,7 @@ class Dispatcher:
                     if held[1] <= 0:
                         del process.held[name]
         else:
-            self._session.requests.receive(process, message)
+            self._requests.receive(process, message)
 
     def close_stream(self, stream: Stream) -> None:
         """Stop a generator: its call ends after the current item, or never starts."""
@@ -183,6 +188,17 @@ class Dispatcher:
         else:
             call.owner.withdraw(call)
 
+    def release(self, process: Process) -> None:
+        """Release what an ended worker has borrowed: blocks, objects, and generators."""
+        for key, times in process.lent.items():
+            if times > 0:
+                self._store.returned(key, times)
+        process.lent.clear()
+        process.held.clear()
+        for stream in process.streams.values():
+            self.close_stream(stream)
+        process.streams.clear()
+
     def _stream_ended(self, process: Process, call: Call) -> None:
         """Tell a worker to forget its request to stop a generator: the call has ended."""
         if call.stream is not None and call.stream.closed:
@@ -192,7 +208,7 @@ class Dispatcher:
         try:
             process.channel.send(Kind.CANCEL, call.number, is_unwanted)
         except Closed:
-            self._session.reactor.lost(process)
+            self._reactor.lost(process)
 
     def _ended(self, process: Process, call: Call, error: BaseException | None) -> None:
         if not call.owner.ended(process, call, error):

@@ -19,9 +19,13 @@ from pathlib import Path
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
 
-__all__ = ["LOCK", "folders_of_sessions", "hold", "join_folder", "leave_folder", "shared_folder"]
+__all__ = ["LOCK", "MARK", "folders_of_sessions", "hold", "join_folder", "leave_folder", "shared_folder"]
 
 LOCK = "lock"
+
+MARK = "TOPROPE_WORKER"
+"""The variable by which programs that a worker started are known: the session's folder and the worker's number."""
+
 _FRESH = 60.0
 """Seconds within which a new session locks its folder."""
 

@@ -46,6 +46,7 @@ from toprope.functions.local.listing import Listing
 from toprope.functions.local.masks import mask
 from toprope.functions.local.object_store import NOTHING
 from toprope.functions.local.process import Call, Process
+from toprope.functions.local.scheduling.instance_groups import Groups
 from toprope.functions.objects import Entry, Value
 from toprope.functions.options import InvokeOptions
 from toprope.functions.scheduling.holders import Holder
@@ -54,7 +55,10 @@ from toprope.functions.scheduling.requests import Request
 from toprope.functions.transport.wire import Kind
 
 if TYPE_CHECKING:
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.pools import Pools
+    from toprope.functions.local.reactor import Reactor
+    from toprope.functions.local.scheduling.scheduler import Scheduler
+    from toprope.functions.local.session_state import SessionState
 
 __all__ = ["Instances"]
 
@@ -67,14 +71,18 @@ REMEMBERED = 500
 class Instances:
     """The instances of a session. All methods but `create`, `submit`, `terminate` and `find` hold its lock."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionState, reactor: Reactor, scheduler: Scheduler, pools: Pools) -> None:
         self._session = session
+        self._reactor = reactor
+        self._scheduler = scheduler
+        self.make_room = pools.make_room
+        self.groups = Groups(session, reactor, scheduler, self)
         self._by_id: dict[str, Instance] = {}
         self._dead: deque[Instance] = deque()
         self._numbers = itertools.count(1)
         self.appeared = threading.Condition(session.lock)
         self.dropped: deque[str] = deque()  # instances of which a handle is gone
-        self.listing = Listing(session)
+        self.listing = Listing(session, reactor, self.holders)
 
     # Creating
 
@@ -102,15 +110,14 @@ class Instances:
 
     def ask(self, instance: Instance) -> None:
         """Ask for the resources of an instance, and have it start when it gets them."""
-        session = self._session
-        session.scheduler.place(instance, instance.request, instance.options, self.granted)
+        self._scheduler.place(instance, instance.request, instance.options, self.granted)
         limit = instance.options.schedule_timeout_ms
         if limit >= 0:
-            instance.timeout = session.reactor.after(limit / 1000, lambda: self._too_late(instance, limit))
-        self._session.scheduler.serve()
+            instance.timeout = self._reactor.after(limit / 1000, lambda: self._too_late(instance, limit))
+        self._scheduler.serve()
         if instance.state is State.WAITING:
-            session.scheduler.warn_if_never(f"instance {instance.id}", instance, instance.request)
-            session.pools.make_room()
+            self._scheduler.warn_if_never(f"instance {instance.id}", instance, instance.request)
+            self.make_room()
 
     def granted(self, instance: Instance, grant: Grant) -> None:
         """Start an instance whose resources were granted."""
@@ -120,7 +127,7 @@ class Instances:
                 instance.timeout.cancel()
         commands = instance.granted()
         if Do.GIVE_BACK in commands:
-            self._session.scheduler.ledger_of(instance).release(grant.number)
+            self._scheduler.ledger_of(instance).release(grant.number)
         self.do(instance, commands)
 
     def do(self, instance: Instance, commands: Sequence[Command]) -> None:
@@ -137,7 +144,7 @@ class Instances:
                 case Do.STOP:
                     self._stop(instance)
                 case Do.WITHDRAW:
-                    self._session.scheduler.withdraw(instance)
+                    self._scheduler.withdraw(instance)
                 case Gone():
                     self._clean_up_ended(instance, command)
                 case Do.FREE:
@@ -147,10 +154,10 @@ class Instances:
         session, options = self._session, instance.options
         assert instance.grant is not None
         try:
-            nodes = session.scheduler.ledger_of(instance).nodes
+            nodes = self._scheduler.ledger_of(instance).nodes
             variables = {**session.variables_for(instance.id), **options.environment()}
             environment, unset = mask(instance.grant, nodes, {**os.environ, **variables})
-            process = session.reactor.take()
+            process = self._reactor.take()
         except YRRuntimeError as error:
             self.do(instance, instance.not_started(error))
             return
@@ -196,7 +203,7 @@ class Instances:
             self.appeared.notify_all()
             self.listing.changed()
             if instance.group is not None:
-                self._session.scheduler.groups.do(instance.group, instance.group.up(instance))
+                self.groups.do(instance.group, instance.group.up(instance))
             self.do(instance, commands)
             self.free_if_unused(instance)
 
@@ -286,7 +293,7 @@ class Instances:
         process = instance.process
         if process is None or process.closed:  # its end is on its way, or dealt with
             return
-        self._session.reactor.stop(process, grace_of(instance.options))
+        self._reactor.stop(process, grace_of(instance.options))
 
     def _clean_up_ended(self, instance: Instance, end: Gone) -> None:
         """Clean up after a dead instance; its group may have to end too."""
@@ -295,24 +302,24 @@ class Instances:
             instance.timeout.cancel()
         if instance.group is not None:
             group = instance.group
-            self._session.scheduler.groups.do(group, group.gone(instance, instance.id, end))
+            self.groups.do(group, group.gone(instance, instance.id, end))
 
     def _freed(self, instance: Instance) -> None:
         if instance.grant is not None:
-            self._session.scheduler.ledger_of(instance).release(instance.grant.number)
+            self._scheduler.ledger_of(instance).release(instance.grant.number)
             instance.grant = None
         instance.gone.set()
         handles.forget(instance.id)
         self.listing.changed()
         if instance.group is not None:
-            self._session.scheduler.groups.freed(instance.group)
+            self.groups.freed(instance.group)
         instance.options, instance.calls = _NONE, None  # what is remembered is small
         self._dead.append(instance)
         if len(self._dead) > REMEMBERED:
             oldest = self._dead.popleft()
             if self._by_id.get(oldest.id) is oldest:
                 del self._by_id[oldest.id]
-        self._session.scheduler.serve()
+        self._scheduler.serve()
 
     def end_all(self, error: BaseException) -> None:
         """End all instances with the session: pending calls fail, and shutdown hooks run."""
@@ -413,7 +420,7 @@ class Instances:
         """Return what a call of an instance waits for."""
         if instance.state is State.WAITING:
             group = "" if instance.group is None else f"its group {instance.group.name} {instance.group.stage}: "
-            why = self._session.scheduler.shortage_of(instance, instance.request)
+            why = self._scheduler.shortage_of(instance, instance.request)
             return f"instance {instance.id} still {instance.state}: {group}{why}"
         return f"instance {instance.id} ({instance.state}) had not answered"
 
@@ -425,12 +432,12 @@ class Instances:
     def _check(self, instance: Instance) -> BaseException | None:
         if instance.options.group_name:
             try:
-                self._session.scheduler.groups.join(instance)
+                self.groups.join(instance)
             except YRequestError as error:
                 return error
 
         def check(request: Request) -> None:
-            self._session.scheduler.check(instance, request)
+            self._scheduler.check(instance, request)
 
         instance.request, refused = admitted(instance.options, check, id=instance.id, is_async=instance.code.is_async)
         return refused
@@ -438,7 +445,7 @@ class Instances:
     def _too_late(self, instance: Instance, limit: int) -> None:
         with self._session.lock:
             if instance.state is State.WAITING:
-                scheduler = self._session.scheduler
+                scheduler = self._scheduler
                 why = scheduler.shortage_of(instance, instance.request)
                 self.do(instance, instance.late(too_late(limit, why, scheduler.code_of_shortage(instance))))
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.local.folder import LOCK, folders_of_sessions
 from toprope.whole_file import writing_whole
 
 if TYPE_CHECKING:
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.reactor import Reactor
+    from toprope.functions.local.session_state import SessionState
+    from toprope.functions.scheduling.holders import Holder
 
 __all__ = ["Listing", "listed"]
 
@@ -31,17 +33,21 @@ class Listing:
 
     Args:
         session: the session.
+        reactor: has the timers.
+        holders: returns the instances.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionState, reactor: Reactor, holders: Callable[[], list[Holder]]) -> None:
         self._session = session
+        self._reactor = reactor
+        self._holders = holders
         self._is_due = False
 
     def changed(self) -> None:
         """Schedule a write: instances were created, changed or ended."""
         if not self._is_due and not self._session.ended:
             self._is_due = True
-            self._session.reactor.after(_PAUSE, self._write)
+            self._reactor.after(_PAUSE, self._write)
 
     def _write(self) -> None:
         session = self._session
@@ -49,7 +55,7 @@ class Listing:
             self._is_due = False
             if session.ended:
                 return
-            told = {"pid": os.getpid(), "instances": [each.as_dict() for each in session.instances.holders()]}
+            told = {"pid": os.getpid(), "instances": [each.as_dict() for each in self._holders()]}
         path = session.folder / _FILE
         try:
             with writing_whole(path, mode=0o600) as file:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
@@ -22,13 +21,17 @@ from toprope.functions.transport.serialization import BlockKey, Packed, pack, pl
 
 if TYPE_CHECKING:
     from toprope.functions.local.process import Process
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.reactor import Reactor
+    from toprope.functions.local.session_state import SessionState
 
-__all__ = ["NOTHING", "ObjectStore", "shared_folder"]
+__all__ = ["DONE", "NOTHING", "ObjectStore", "shared_folder"]
 
 
 NOTHING = Value(pickle.dumps(((), {}), 5))
 """The arguments of a call that has none."""
+
+DONE = Value(pickle.dumps(True, 5))
+"""The value of an object that carries no information."""
 
 
 class ObjectStore:
@@ -39,13 +42,14 @@ class ObjectStore:
 
     Args:
         session: whose values they are.
-        folder: where the memory is.
+        reactor: the way to workers whose memory it is.
     """
 
-    def __init__(self, session: Session, folder: Path) -> None:
+    def __init__(self, session: SessionState, reactor: Reactor) -> None:
         self._session = session
-        self._arena = Arena(folder, "driver")
-        self._reader = Reader(folder)
+        self._reactor = reactor
+        self._arena = Arena(session.folder, "driver")
+        self._reader = Reader(session.folder)
         self._lends: Counter[BlockKey] = Counter()
         self._unwanted: dict[BlockKey, int] = {}  # blocks whose value is gone but that are still read: their owner
         self._gone: deque[tuple[int, tuple[BlockKey | None, ...]]] = deque()
@@ -72,7 +76,7 @@ class ObjectStore:
         refs = [self._session.object(number, owner) for number in ids]
         if not spec:
             return Value(data, (), (), refs)
-        self._session.reactor.owns(owner.number, sum(key is not None for key in spec))
+        self._reactor.owns(owner.number, sum(key is not None for key in spec))
         return SharedValue(Packed(data, spec, inline), refs, owner.number, self.forget)
 
     def forget(self, owner: int, spec: tuple[BlockKey | None, ...]) -> None:
@@ -122,7 +126,7 @@ class ObjectStore:
             for key in keys:
                 self._arena.free(Block(*key))
             return
-        self._session.reactor.free(owner, keys)
+        self._reactor.free(owner, keys)
 
     def unpack(self, value: Value) -> Any:
         """The value itself, for this process; large arrays in it are read where they lie."""

@@ -32,7 +32,9 @@ from toprope.functions.timers import Timer
 from toprope.functions.transport.wire import Kind
 
 if TYPE_CHECKING:
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.reactor import Reactor
+    from toprope.functions.local.scheduling.scheduler import Scheduler
+    from toprope.functions.local.session_state import SessionState
 
 __all__ = ["Pools"]
 
@@ -79,8 +81,10 @@ class Asking:
 class Pools:
     """The worker pools of a session. For all methods but `add` and `cancel` the caller holds its lock."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionState, reactor: Reactor, scheduler: Scheduler) -> None:
         self._session = session
+        self._reactor = reactor
+        self._scheduler = scheduler
         self._pools: dict[bytes, Pool] = {}
         self._numbers = itertools.count(1)
 
@@ -88,7 +92,7 @@ class Pools:
         """Add a function call: it runs once its argument objects and a worker are available."""
         options = call.options
         assert options is not None
-        request, refused = admitted(options, self._session.scheduler.check_keys)
+        request, refused = admitted(options, self._scheduler.check_keys)
         if isinstance(refused, YRequestError):
             call.fail(refused)
             return
@@ -99,7 +103,7 @@ class Pools:
             pool = self._pools.get(key)
             if pool is None:
                 try:
-                    ledger = self._session.scheduler.ledger_name(options)
+                    ledger = self._scheduler.ledger_name(options)
                 except YRequestError as error:
                     call.fail(error)
                     return
@@ -132,10 +136,10 @@ class Pools:
                         call.fail(error)
                 case Kill(workers):
                     for process in workers:
-                        self._session.reactor.kill(process)
+                        self._reactor.kill(process)
                 case Do.WITHDRAW:
                     for asking in pool.asked:
-                        self._session.scheduler.withdraw(asking)
+                        self._scheduler.withdraw(asking)
                     pool.asked.clear()
 
     def advance(self, pool: Pool) -> None:
@@ -148,16 +152,16 @@ class Pools:
         for _ in range(pool.wanted):
             asking = Asking(pool, pool.options)
             pool.asked.append(asking)
-            session.scheduler.place(asking, pool.request, pool.options, self.granted)
+            self._scheduler.place(asking, pool.request, pool.options, self.granted)
             limit = pool.options.schedule_timeout_ms
             if limit >= 0:
                 late = functools.partial(self._too_late, asking, limit)
-                asking.late = session.reactor.after(limit / 1000, late)
-        session.scheduler.serve()
+                asking.late = self._reactor.after(limit / 1000, late)
+        self._scheduler.serve()
         if pool.asked:
             if not pool.warned:
                 pool.warned = True
-                session.scheduler.warn_if_never("a function", pool.asked[0], pool.request)
+                self._scheduler.warn_if_never("a function", pool.asked[0], pool.request)
             self.make_room(but=pool)
 
     def granted(self, asking: Asking, grant: Grant) -> None:
@@ -165,7 +169,7 @@ class Pools:
         session, pool = self._session, asking.pool
         if asking.late is not None:
             asking.late.cancel()
-        ledger = session.scheduler.ledger_of(asking)
+        ledger = self._scheduler.ledger_of(asking)
         if Do.START not in pool.granted(asking) or session.ended:
             ledger.release(grant.number)
             return
@@ -173,7 +177,7 @@ class Pools:
         try:
             variables = {**session.variables_for(f"function-{next(self._numbers)}"), **options.environment()}
             environment, unset = mask(grant, ledger.nodes, {**os.environ, **variables})
-            process = session.reactor.take()
+            process = self._reactor.take()
         except YRRuntimeError as error:
             ledger.release(grant.number)
             self._do(pool, pool.refused(error))
@@ -196,7 +200,7 @@ class Pools:
             if error is not None:
                 # it is not as the options say: nothing may run in it, and another would be no better
                 self._do(pool, pool.refused(error))
-                self._session.reactor.stop(process, GRACE)
+                self._reactor.stop(process, GRACE)
                 return False
             pool.up.add(process)
         elif error is not None:
@@ -211,7 +215,7 @@ class Pools:
         return Do.SEND in commands
 
     def _recycle_in(self, seconds: float, pool: Pool, process: Process) -> None:
-        process.recycling = self._session.reactor.after(seconds, lambda: self._recycle(pool, process))
+        process.recycling = self._reactor.after(seconds, lambda: self._recycle(pool, process))
 
     def _recycle(self, pool: Pool, process: Process) -> None:
         with self._session.lock:
@@ -225,7 +229,7 @@ class Pools:
 
     def _release(self, pool: Pool, process: Process) -> None:
         pool.idle.remove(process)
-        self._session.reactor.stop(process, GRACE)
+        self._reactor.stop(process, GRACE)
 
     def make_room(self, but: Pool | None = None) -> None:
         """Stop idle workers, whose resources others need."""
@@ -243,10 +247,10 @@ class Pools:
         process.pending.clear()
         process.backlog.clear()
         if grant is not None:
-            self._session.scheduler.ledger_of(asking).release(grant.number)
+            self._scheduler.ledger_of(asking).release(grant.number)
         error = YRequestError(f"the worker of a function exited: {process.how_it_ended}", CODES["instance exited"], 22)
         self._do(pool, pool.lost(process, begun, never_begun, error))
-        self._session.scheduler.serve()
+        self._scheduler.serve()
         self.advance(pool)
 
     def cancel(self, entry: Entry, force: bool) -> None:
@@ -283,7 +287,7 @@ class Pools:
                 for process in pool.workers:
                     for call in (*process.pending.values(), *process.backlog):
                         call.fail(error)
-                    self._session.reactor.stop(process, AT_END)
+                    self._reactor.stop(process, AT_END)
 
     def why_waiting(self, pool: Pool, call: Call) -> str:
         """Return what a call waits for."""
@@ -293,17 +297,17 @@ class Pools:
         if missing:
             return f"the function had not begun: {len(missing)} of its arguments were not there"
         asking = pool.asked[0] if pool.asked else Asking(pool, pool.options)
-        return f"the function had not begun: {self._session.scheduler.shortage_of(asking, pool.request)}"
+        return f"the function had not begun: {self._scheduler.shortage_of(asking, pool.request)}"
 
     def _too_late(self, asking: Asking, limit: int) -> None:
         with self._session.lock:
             pool = asking.pool
             if asking not in pool.asked:
                 return
-            self._session.scheduler.withdraw(asking)
+            self._scheduler.withdraw(asking)
             if pool.late(asking):
-                why = self._session.scheduler.shortage_of(asking, pool.request)
-                code = self._session.scheduler.code_of_shortage(asking, pool.request)
+                why = self._scheduler.shortage_of(asking, pool.request)
+                code = self._scheduler.code_of_shortage(asking, pool.request)
                 self._do(pool, pool.refused(too_late(limit, why, code)))
 
     def _most(self, options: InvokeOptions) -> int:

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING
 
 from toprope.functions.exceptions import YRRuntimeError
 from toprope.functions.interrupts import interruptible
+from toprope.functions.local.forkserver_client import Forkserver, end_strays
 from toprope.functions.local.process import Process
-from toprope.functions.local.worker.forkserver_client import Forkserver, end_strays
 from toprope.functions.objects import Entry
 from toprope.functions.timers import Timer, Timers
 from toprope.functions.transport.serialization import BlockKey
 from toprope.functions.transport.wire import Channel, Closed, Kind
 
 if TYPE_CHECKING:
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.session_state import SessionState
 
 __all__ = ["Reactor"]
 
@@ -60,7 +60,7 @@ STOP_ALL = 10.0
 class Reactor:
     """Starts workers through the forkserver, and reads their messages unless a waiting caller does."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionState) -> None:
         self._session = session
         self._idle: deque[Process] = deque()
         self._all: dict[int, Process] = {}
@@ -148,14 +148,7 @@ class Reactor:
                 return
             process.cleaned_up = True
             self._close(process)
-            for key, times in process.lent.items():
-                if times > 0:
-                    self._session.store.returned(key, times)
-            process.lent.clear()
-            process.held.clear()
-            for stream in process.streams.values():
-                self._session.close_stream(stream)
-            process.streams.clear()
+            self._session.release(process)
             for timer in (process.deadline, process.cleanup_timer, process.recycling):
                 if timer is not None:
                     timer.cancel()
@@ -340,11 +333,7 @@ class Reactor:
             if not process.channel.flush():
                 self._full.append(process)
         self._timers.run()
-        self._session.store.free_released()
-        if self._session.instances.dropped:
-            self._session.instances.free_dropped()
-        if self._session.unwanted:
-            self._session.close_unwanted()
+        self._session.tidy()
 
     def _read(self, process: Process) -> None:
         """Read messages of a worker, unless another thread does."""

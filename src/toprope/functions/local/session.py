@@ -1,20 +1,18 @@
 """Session of the driver: functions and instances in processes of this machine.
 
 `yr.init` without an address makes it; it is the `Backend` of the program, so its public methods are those of
-`functions.backend`. It joins the parts: dispatcher, instances, pools, scheduler, object store, reactor and the requests
-of workers. One lock guards them all, and no code waits while it holds the lock: a part that is added keeps to that.
-Tests: tests/functions/test_functions_semantics.py, tests/functions/test_functions_assertions.py.
+`functions.backend`. It joins the parts, which know `local.session_state` alone: dispatcher, instances, pools,
+scheduler, object store, reactor and the requests of workers. One lock guards them all, and no code waits while it holds
+the lock: a part that is added keeps to that. Tests: tests/functions/test_functions_semantics.py,
+tests/functions/test_functions_assertions.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
-import sys
 import threading
 import time
-import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,29 +21,31 @@ from typing import Any
 
 from toprope.functions import interrupts
 from toprope.functions.arguments import lift
-from toprope.functions.backend import DEFAULT_NAMESPACE, Backend, Code, listed_names
+from toprope.functions.backend import Code, listed_names
 from toprope.functions.deployment.reservations import Reservations
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, fresh, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
 from toprope.functions.key_value_store import Pairs
 from toprope.functions.local.dispatcher import Dispatcher
-from toprope.functions.local.folder import hold
+from toprope.functions.local.instance import Instance
 from toprope.functions.local.instance_manager import Instances
 from toprope.functions.local.object_store import NOTHING, ObjectStore
 from toprope.functions.local.pools import Pools
 from toprope.functions.local.process import Call, Process, Stream
 from toprope.functions.local.reactor import Reactor
 from toprope.functions.local.scheduling.scheduler import Scheduler
+from toprope.functions.local.session_state import SessionState
 from toprope.functions.local.worker_requests import Requests
 from toprope.functions.objects import Entry, ObjectRef, Value, given, parted
 from toprope.functions.options import Config, InvokeOptions
-from toprope.functions.scheduling.ledger import Ledger, Node
+from toprope.functions.scheduling.holders import Holder
+from toprope.functions.scheduling.ledger import Node
 from toprope.functions.transport.wire import Kind
 
 __all__ = ["Session"]
 
 
-class Session(Backend):
+class Session(SessionState):
     """A session. One lock guards its state; no code blocks while it is held.
 
     Args:
@@ -64,69 +64,24 @@ class Session(Backend):
         variables: Mapping[str, str] | None = None,
         reservations: Reservations | None = None,
     ) -> None:
-        self.config = config
-        self._variables = variables or {}
-        self.folder = folder
-        self.job_id = config.job_id or f"job-{uuid.uuid4().hex[:8]}"
-        self.hold = hold(folder)
-        self.lock = threading.RLock()
-        self.store = ObjectStore(self, folder)
-        self.ledger = Ledger([node])
-        self.codes: dict[str, Code] = {}
-        self.objects: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
+        super().__init__(config, node, folder, variables)
         self.unwanted: deque[Stream] = deque()  # streams that this process has closed
-        self._object_numbers = itertools.count(1)
-        self.ended = False
-        self.reactor = Reactor(self)
-        self.instances = Instances(self)
-        self.pools = Pools(self)
-        self.node = node.id
-        self.scheduler = Scheduler(self, reservations)
-        self.resource_groups, self.groups = self.scheduler.resource_groups, self.scheduler.groups
         self.pairs = Pairs()
-        self.requests = Requests(self)
-        self.dispatcher = Dispatcher(self)
-        self.send, self.handle = self.dispatcher.send, self.dispatcher.handle
-        self.close_stream = self.dispatcher.close_stream
-        self._process = os.getpid()
+        self.reactor = Reactor(self)
+        self.store = ObjectStore(self, self.reactor)
+        self.scheduler = Scheduler(self, self.reactor, reservations)
+        self.pools = Pools(self, self.reactor, self.scheduler)
+        self.instances = Instances(self, self.reactor, self.scheduler, self.pools)
+        self.resource_groups, self.groups = self.scheduler.resource_groups, self.instances.groups
+        requests = Requests(self, self.reactor, self.store, self.scheduler, self.pools, self.instances)
+        dispatcher = Dispatcher(self, self.reactor, self.store, requests)
+        self.send, self.handle = dispatcher.send, dispatcher.handle
+        self.close_stream, self.release = dispatcher.close_stream, dispatcher.release
         self.reactor.start()
         self._guard = interrupts.Guard()
         _sessions.add(self)
 
-    def variables_for(self, id: str) -> dict[str, str]:
-        """Variables of a worker in addition to those of this process.
-
-        Args:
-            id: of the instance, or of the worker for functions.
-        """
-        kept = {name: value for name, value in self._variables.items() if name not in os.environ}
-        return {**kept, **self.config.environment(), "INSTANCE_ID": id, "YR_JOB_ID": self.job_id}
-
     # Objects
-
-    def object(self, number: int, owner: Process) -> Entry:
-        """Return the object that a worker knows by this number."""
-        held = owner.held.get(number)
-        if held is not None:
-            found: Entry = held[0]
-            return found
-        entry = self.objects.get(number)
-        if entry is None:
-            raise YRRuntimeError(f"there is no object {number:016x} any more", CODES["get failed"])
-        return entry
-
-    def expose(self, entry: Entry, to: Process) -> int:
-        """Return the number of an object for a worker, which holds the object from now on."""
-        number = self._number(entry)
-        held = to.held.setdefault(number, [entry, 0])
-        held[1] += 1
-        return number
-
-    def adopt(self, entry: Entry, number: int, owner: Process) -> None:
-        """Register the number that a worker has chosen for an object that it requests, and holds."""
-        entry.number = number
-        self.objects[number] = entry
-        owner.held[number] = [entry, 1]
 
     def put(self, value: Any) -> ObjectRef:
         """Store a value and return a reference to it."""
@@ -152,6 +107,16 @@ class Session(Backend):
                 results.append(result(entry))
         self.store.free_released()
         return results
+
+    def tidy(self) -> None:
+        """Free the values, instances and generators that this process has dropped."""
+        self.store.free_released()
+        if self.instances.dropped:
+            self.instances.free_dropped()
+        if self.unwanted:
+            with self.lock:
+                while self.unwanted:
+                    self.close_stream(self.unwanted.popleft())
 
     def result(self, entry: Entry) -> Any:
         """The value of an object that is there.
@@ -222,18 +187,6 @@ class Session(Backend):
         """Call back once the object is available."""
         entry.when_done(callback)
 
-    def object_id(self, entry: Entry) -> str:
-        """A name for an object."""
-        with self.lock:
-            return f"{self._number(entry):016x}"
-
-    def _number(self, entry: Entry) -> int:
-        """Return the number of an object; it gets one at the first use."""
-        if not entry.number:
-            entry.number = next(self._object_numbers)
-            self.objects[entry.number] = entry
-        return entry.number
-
     # Functions and instances
 
     def invoke(
@@ -284,12 +237,6 @@ class Session(Backend):
             return ObjectRefGenerator(_StreamItems(self, call.stream))
         return given([ObjectRef(self, entry) for entry in call.entries], call.returns)
 
-    def close_unwanted(self) -> None:
-        """Stop the generators that this process has closed."""
-        with self.lock:
-            while self.unwanted:
-                self.close_stream(self.unwanted.popleft())
-
     def know(self, code: Code) -> str:
         """The key of a function or class, by which workers know it."""
         key = code.identify()
@@ -314,10 +261,6 @@ class Session(Backend):
         """The id and class of a named instance."""
         return self.instances.find(name, namespace, timeout)
 
-    def python_path(self) -> list[str]:
-        """Return the folders to put in front of the workers' sys.path: this process's own."""
-        return [*self.config.load_paths, *(each for each in sys.path if each)]
-
     # What there is
 
     def resources(self) -> list[dict[str, Any]]:
@@ -331,6 +274,15 @@ class Session(Backend):
                 }
                 for node in self.ledger.nodes
             ]  # fmt: skip
+
+    def living(self) -> list[Instance]:
+        """The instances that hold resources."""
+        return self.instances.living()
+
+    def holders(self, ledger: str) -> list[Holder]:
+        """The instances and workers that hold resources of a ledger."""
+        of_ledger = {each.id for each in self.living() if each.ledger == ledger}
+        return [*(each for each in self.instances.holders() if each.id in of_ledger), *self.pools.holders(ledger)]
 
     def list_instances(self) -> list[dict[str, Any]]:
         """The living instances."""
@@ -347,24 +299,12 @@ class Session(Backend):
         (node,) = self.ledger.nodes
         return {"id": node.id, "ip": node.labels.get("HOST_IP", ""), "namespace": self.namespace}
 
-    @property
-    def namespace(self) -> str:
-        """The namespace of named instances that name none."""
-        return self.config.ns or DEFAULT_NAMESPACE
-
     # Its end
 
-    def check(self) -> None:
-        """Refuse work once the session has ended.
-
-        Raises:
-            YRRuntimeError: it has.
-        """
-        if self.ended:
-            what = "already finalized"
-            if os.getpid() != self._process:
-                what = "this process is a fork of the one that called yr.init: call yr.init in it too"
-            raise YRRuntimeError(what, CODES["finalized"])
+    def leave(self, ledger: str, error: BaseException) -> None:
+        """End the instances, workers and calls of a resource group that is removed."""
+        self.instances.leave(ledger, error)
+        self.pools.leave(ledger, error)
 
     def _why(self, entry: Entry) -> str:
         call = entry.call

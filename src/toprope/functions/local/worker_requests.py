@@ -21,7 +21,12 @@ from toprope.functions.objects import Entry, Value
 from toprope.functions.transport.wire import Closed, Kind, Message
 
 if TYPE_CHECKING:
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.instance_manager import Instances
+    from toprope.functions.local.object_store import ObjectStore
+    from toprope.functions.local.pools import Pools
+    from toprope.functions.local.reactor import Reactor
+    from toprope.functions.local.scheduling.scheduler import Scheduler
+    from toprope.functions.local.session_state import SessionState
 
 __all__ = ["Requests"]
 
@@ -29,8 +34,21 @@ __all__ = ["Requests"]
 class Requests:
     """Answers the requests of a session's workers. The caller holds the session's lock; no method blocks."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self,
+        session: SessionState,
+        reactor: Reactor,
+        store: ObjectStore,
+        scheduler: Scheduler,
+        pools: Pools,
+        instances: Instances,
+    ) -> None:
         self._session = session
+        self._reactor = reactor
+        self._store = store
+        self._scheduler = scheduler
+        self._pools = pools
+        self._instances = instances
 
     def receive(self, process: Process, message: Message) -> None:
         """Handle a message that is no result."""
@@ -44,7 +62,7 @@ class Requests:
                 session.codes[key] = _Received(key, name, is_async, message.parts[0])
         elif message.kind == Kind.REQUEST:
             what, has_data, spec, ids, extra = message.meta
-            value = session.store.received(has_data, spec, ids, iter(message.parts), process)
+            value = self._store.received(has_data, spec, ids, iter(message.parts), process)
             try:
                 self._request(process, message.number, what, value, extra)
             except Exception as error:
@@ -53,7 +71,7 @@ class Requests:
     def _request(self, process: Process, number: int, what: str, value: Value, extra: Any) -> None:
         session = self._session
         if what == "request":
-            operation, arguments = session.store.unpack(value)
+            operation, arguments = self._store.unpack(value)
             if operation.startswith("_") or operation not in vars(Requests):
                 raise YRRuntimeError(f"{operation} is no request of a worker", CODES["internal error"])
             getattr(self, operation)(process, number, *arguments)
@@ -65,7 +83,7 @@ class Requests:
             key, options, ids = extra
             refs = [session.object(each, process) for each in ids]
             code = session.codes[key]
-            self._answer(process, number, session.instances.create(code, value, refs, pickle.loads(options)))
+            self._answer(process, number, self._instances.create(code, value, refs, pickle.loads(options)))
         else:
             target, returns, numbers, ids = extra
             refs = [session.object(each, process) for each in ids]
@@ -81,9 +99,9 @@ class Requests:
                 process.streams[numbers[0]] = call.stream
             try:
                 if what == "invoke":
-                    session.pools.add(call)
+                    self._pools.add(call)
                 else:
-                    session.instances.submit(target[0], call)
+                    self._instances.submit(target[0], call)
             except Exception as error:  # no answer is expected: the error is reported with the result
                 call.fail(error)
 
@@ -108,7 +126,7 @@ class Requests:
                     text = f"it was not there within {timeout} s"
                     self._answer_error(process, number, YRTimeoutError(text, CODES["get failed"]))
 
-        waiting = _Waiting(self._session, process, None if timeout == -1 else timeout, late)
+        waiting = _Waiting(self, process, None if timeout == -1 else timeout, late)
         entry.when_done(done)
 
     def wait(self, process: Process, number: int, names: list[int], count: int, timeout: float | None) -> None:
@@ -133,7 +151,7 @@ class Requests:
             with self._session.lock:
                 end()
 
-        waiting = _Waiting(self._session, process, timeout, late)
+        waiting = _Waiting(self, process, timeout, late)
         for entry in entries:
             entry.when_done(look)
         look()
@@ -149,7 +167,7 @@ class Requests:
     def cancel(self, process: Process, number: int, names: list[int], force: bool, recursive: bool) -> None:
         """Cancel the calls of functions that make these objects."""
         for name in names:
-            self._session.pools.cancel(self._session.object(name, process), force)
+            self._pools.cancel(self._session.object(name, process), force)
         self._answer(process, number, None)
 
     def next_item(self, process: Process, number: int, name: int) -> None:
@@ -163,7 +181,7 @@ class Requests:
             del process.streams[name]
             self._answer(process, number, None)
         else:
-            waiting = _Waiting(session, process, None, lambda: None)
+            waiting = _Waiting(self, process, None, lambda: None)
 
             def changed() -> None:
                 with session.lock:
@@ -182,10 +200,9 @@ class Requests:
     def terminate(self, process: Process, number: int, instance: str, is_sync: bool) -> None:
         """End an instance."""
         # waiting here would keep everybody waiting: the end is asked for, and the answer follows it
-        session = self._session
-        found = session.instances.get(instance)
+        found = self._instances.get(instance)
         if found is not None:
-            session.instances.end_group(found)
+            self._instances.end_group(found)
         self._answer(process, number, None)
 
     def find(self, process: Process, number: int, name: str, namespace: str, timeout: float) -> None:
@@ -196,10 +213,10 @@ class Requests:
         def look() -> None:
             with session.lock:
                 try:
-                    instance, code = session.instances.find(name, namespace, 0)
+                    instance, code = self._instances.find(name, namespace, 0)
                 except YRError as error:
                     if time.monotonic() < until:
-                        session.reactor.after(0.05, look)
+                        self._reactor.after(0.05, look)
                     else:
                         self._answer_error(process, number, error)
                     return
@@ -227,7 +244,7 @@ class Requests:
         """The place of the worker's instance in its function group, None outside of one."""
         owner, context = process.owner, None
         if isinstance(owner, Instance) and owner.group is not None and owner.options.function_group_options is not None:
-            context = self._session.scheduler.groups.context(owner.group, owner)
+            context = self._instances.groups.context(owner.group, owner)
         self._answer(process, number, context)
 
     def _instance_of(self, process: Process, what: str) -> Instance:
@@ -245,7 +262,7 @@ class Requests:
 
     def _answer(self, process: Process, number: int, result: Any) -> None:
         try:
-            value = self._session.store.pack(result)
+            value = self._store.pack(result)
         except Exception as error:  # the store is full: the error is the requester's, not the reader's
             self._answer_error(process, number, error)
         else:
@@ -254,7 +271,7 @@ class Requests:
     def _answer_error(self, process: Process, number: int, error: BaseException) -> None:
         if number:
             kept, _ = describe(error)
-            value = self._session.store.pack(kept)
+            value = self._store.pack(kept)
             self._answer_value(process, number, value, failed=True)
 
     def _answer_value(self, process: Process, number: int, value: Value, *, failed: bool = False) -> None:
@@ -263,29 +280,29 @@ class Requests:
             if process.closed or not number:
                 return
             ids = tuple(session.expose(entry, process) for entry in value.refs)
-            session.store.lend(value.spec, process)
+            self._store.lend(value.spec, process)
             parts = [*([value.data] if value.data is not None else []), *value.parts]
             try:
                 process.channel.send(Kind.REPLY, number, (failed, value.data is not None, value.spec, ids), parts)
             except Closed:
-                session.reactor.lost(process)
+                self._reactor.lost(process)
 
 
 class _Waiting:
     """A waiting worker: its cores are lent to others meanwhile, unless it runs other calls too.
 
     Args:
-        session: the session.
+        requests: has the timers and the scheduler.
         process: who waits.
         timeout: seconds; None for no limit.
         late: called when they are over.
     """
 
-    def __init__(self, session: Session, process: Process, timeout: float | None, late: Callable[[], None]) -> None:
-        self._session = session
+    def __init__(self, requests: Requests, process: Process, timeout: float | None, late: Callable[[], None]) -> None:
+        self._scheduler = requests._scheduler
         self._process = process
         self._ended = False
-        self._timer = None if timeout is None else session.reactor.after(timeout, late)
+        self._timer = None if timeout is None else requests._reactor.after(timeout, late)
         self._count(1)
 
     def end(self) -> bool:
@@ -299,7 +316,7 @@ class _Waiting:
         return True
 
     def _count(self, change: int) -> None:
-        process, session = self._process, self._session
+        process = self._process
         before, process.waits = process.waits, process.waits + change
         owner = process.owner
         grant = getattr(owner, "grant", None)
@@ -308,10 +325,10 @@ class _Waiting:
         is_async = isinstance(owner, Instance) and owner.code.is_async
         if owner.options.calls_at_once(is_async=is_async) > 1:
             return
-        ledger = session.scheduler.ledger_of(owner)
+        ledger = self._scheduler.ledger_of(owner)
         if process.waits:
             ledger.pause(grant.number)
-            session.scheduler.serve()
+            self._scheduler.serve()
         else:
             ledger.resume(grant.number)
 

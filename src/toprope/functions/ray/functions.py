@@ -20,14 +20,15 @@ from toprope.functions.objects import ObjectRef
 from toprope.functions.options import InvokeOptions
 from toprope.functions.ray.manager import Manager
 from toprope.functions.ray.refs import Entry, FailedArgumentError, lift
-from toprope.functions.ray.scheduling.scheduler import Asked
+from toprope.functions.ray.scheduling.scheduler import Asked, Placing
 from toprope.functions.ray.tensors import know_tensors
 from toprope.functions.ray.worker import task
 from toprope.functions.ray.worker.process import Setup
 from toprope.functions.scheduling.requests import InvalidRequestError, Request, parse
 
 if TYPE_CHECKING:
-    from toprope.functions.ray.backend import RayBackend
+    from toprope.functions.ray.instances import Instances
+    from toprope.functions.ray.objects import RayObjects
 
 __all__ = ["Functions"]
 
@@ -71,10 +72,12 @@ class Functions:
 
     Args:
         backend: of the process.
+        instances: of the process.
     """
 
-    def __init__(self, backend: RayBackend) -> None:
+    def __init__(self, backend: RayObjects, instances: Instances) -> None:
         self._backend = backend
+        self._instances = instances
         self._pools: dict[int, Pool] = {}
         self._codes: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -113,7 +116,7 @@ class Functions:
         limit = options.schedule_timeout_ms
         if limit >= 0 and result is not None:
             first = result if isinstance(result, ObjectRef) else result[0]
-            late = _Late(self._backend, pool, weakref.ref(first._entry), limit)
+            late = _Late(backend, self._instances.placing, pool, weakref.ref(first._entry), limit)
             backend.clock.after(limit / 1000 + _SURE, late)
         return result
 
@@ -145,12 +148,12 @@ class Functions:
             return found
         options.check()
         request = parse(options.custom_resources, options.cpu, options.memory)
-        placing = self._backend.instances.placing
+        placing = self._instances.placing
         placing.check(request, options)
         where = placing.options(request, options)
         tries = options.retry_times
         where.update(max_retries=tries, retry_exceptions=bool(tries))
-        setup = self._backend.instances.setup(options)
+        setup = self._instances.setup(options)
         apart = bool(request.cards or setup.variables or setup.folder)
         if apart or setup.path:
             where["runtime_env"] = {"env_vars": {_APART: "1", **setup.variables}}
@@ -174,13 +177,17 @@ class _Late:
 
     Args:
         backend: of the process.
+        placing: of the process.
         pool: its options.
         entry: its result, while it is referenced.
         limit: ms.
     """
 
-    def __init__(self, backend: RayBackend, pool: Pool, entry: weakref.ref[Entry], limit: int) -> None:
+    def __init__(
+        self, backend: RayObjects, placing: Placing, pool: Pool, entry: weakref.ref[Entry], limit: int
+    ) -> None:
         self._backend = backend
+        self._placing = placing
         self._pool = pool
         self._entry = entry
         self._limit = limit
@@ -198,7 +205,7 @@ class _Late:
         if idle is None and pool.asked.may_begin:  # the first worker for such calls is on its way
             backend.clock.after(_LOOK, self)
             return
-        why, code = backend.instances.placing.shortage(pool.request, pool.options)
+        why, code = self._placing.shortage(pool.request, pool.options)
         if "[" not in why:  # there is room: it waits for its arguments, or is about to begin
             backend.clock.after(1.0, self)
             return

@@ -39,7 +39,7 @@ from toprope.functions.ray.worker.process import Setup
 from toprope.functions.scheduling.requests import Request
 
 if TYPE_CHECKING:
-    from toprope.functions.ray.backend import RayBackend
+    from toprope.functions.ray.objects import RayObjects
 
 __all__ = ["Instances"]
 
@@ -57,13 +57,13 @@ class Instances:
         backend: of the process.
     """
 
-    def __init__(self, backend: RayBackend) -> None:
+    def __init__(self, backend: RayObjects) -> None:
         self._backend = backend
         self._lock = threading.RLock()
         self._records: dict[str, Record] = {}
         self._numbers = itertools.count(1)
-        self.placing = Placing(backend)
-        self.groups = Groups(backend)
+        self.placing = Placing(backend, self.leave)
+        self.groups = Groups(backend, self.placing, self)
 
     # Creating
 

@@ -1,6 +1,7 @@
 """Options with the name of a device that the file itself sets, asks or declares as numbers of cards.
 
-Called by `rules.arguments`; tests/port/test_port_needless.py.
+Called by `rules.arguments` and `rules.devices`; tests/port/test_port_needless.py,
+tests/port/test_port_unseen_seventh.py.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import ast
 import re
 
 from toprope.port.file import File
-from toprope.port.project.facts import last_name, option_of
+from toprope.port.project.facts import is_options, last_name, option_of
 from toprope.port.syntax.nodes import nodes_of
 
 __all__ = [
-    "is_of_another_program", "is_only_asked", "is_set_to_device", "is_used_as_tensor", "only_numbers", "takes_numbers",
+    "is_of_another_program", "is_only_asked", "is_set_to_device", "is_used_as_tensor", "names_option",
+    "only_numbers", "takes_numbers",
 ]  # fmt: skip
 
 _NUMBERS = re.compile(r"\s*(?:\d+(?:\s*,\s*\d+)*)?\s*")
@@ -149,3 +151,45 @@ def is_used_as_tensor(file: File, node: ast.Name) -> bool:
         and isinstance(each.value, ast.Name) and each.value.id == node.id
         for each in nodes_of(around)
     )  # fmt: skip
+
+
+_GETS = {"getattr", "hasattr", "setattr", "delattr"}
+_DECLARES = {"add_argument", "add_option", "option", "argument"}
+_KEPT = {"get", "pop", "setdefault"}
+
+
+def names_option(file: File, node: ast.Constant) -> bool:
+    """Return whether a text is the name of an option or of a flag, and no device: `getattr(args, "cuda")`.
+
+    Of `vars(args)["cuda"]` and `config["cuda"]` only where the file declares a flag of this name.
+    """
+    around = file.parent(node)
+    if isinstance(around, ast.Subscript) and around.slice is node:
+        return _holds_options(around.value) and _declares_flag(file, str(node.value))
+    if not isinstance(around, ast.Call) or node not in around.args:
+        return False
+    name, position = last_name(around.func), around.args.index(node)
+    if name in _GETS and position == 1:
+        return is_options(around.args[0])
+    if isinstance(around.func, ast.Attribute) and name in _KEPT and position == 0:
+        return _holds_options(around.func.value) and _declares_flag(file, str(node.value))
+    return position == 0 and (name in _DECLARES or name.startswith("DEFINE_"))
+
+
+def _holds_options(node: ast.expr) -> bool:
+    """Return whether it is a table of options: `vars(args)`, `args.__dict__`, `config`."""
+    match node:
+        case ast.Call(func=ast.Name(id="vars"), args=[holder]) | ast.Attribute(value=holder, attr="__dict__"):
+            return is_options(holder)
+    return is_options(node)
+
+
+def _declares_flag(file: File, name: str) -> bool:
+    """Return whether the file declares an option that is true or false, such as `--cuda`."""
+    for node in file.walk.scopes:
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument" and option_of(node) == name:
+            action, kind = file.keyword(node, "action"), file.keyword(node, "type")
+            is_switch = action is not None and str(getattr(action.value, "value", "")).startswith("store_")
+            if is_switch or (kind is not None and "bool" in ast.unparse(kind.value)):
+                return True
+    return False

@@ -14,7 +14,6 @@ from string import Formatter
 
 from toprope.port.file import File
 from toprope.port.project.facts import is_options, option_of
-from toprope.port.project.scripted import is_outside
 from toprope.port.syntax.nodes import name_of
 
 __all__ = [
@@ -529,8 +528,6 @@ def _keyword_use(file: File, keyword: ast.keyword) -> Use:
     name = file.dotted(call.func) if isinstance(call, ast.Call) else None
     if keyword.arg is None or not device_name(keyword.arg) or name in _KNOWS_CUDA or keyword.arg == _KERNEL_FOR:
         return Use.UNKNOWN
-    if isinstance(call, ast.Call) and _is_compared(file, call, keyword.arg):
-        return Use.UNKNOWN
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
         return Use.UNKNOWN
     to = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "to_empty")
@@ -543,15 +540,8 @@ def _keyword_use(file: File, keyword: ast.keyword) -> Use:
 def why_unknown(file: File, node: ast.expr) -> str:
     """Return why the use of the text of a device is not known, for a reader."""
     around = file.parent(node)
-    call = file.parent(around) if isinstance(around, ast.keyword) else around
     if _registers(file, node):
         return "says for which device a kernel is"
-    if isinstance(call, ast.Call) and node is not call.func:
-        argument = (
-            around.arg if isinstance(around, ast.keyword) else call.args.index(node) if node in call.args else None
-        )
-        if argument is not None and _is_compared(file, call, argument):
-            return f"is compared in {file.text(call.func)}"
     if isinstance(around, ast.Compare) and isinstance(file.parent(around), ast.Assert):
         return "is asserted: where the port resolves that device, the assertion holds on CUDA alone"
     if isinstance(around, ast.Compare) and device_name(name_of(around.left)):
@@ -586,15 +576,8 @@ def _argument_use(file: File, call: ast.Call, argument: ast.AST) -> Use:
             if isinstance(binding.node, ast.FunctionDef):
                 names = [each.arg for each in (*binding.node.args.posonlyargs, *binding.node.args.args)]
                 if position < len(names) and device_name(names[position]):
-                    return Use.UNKNOWN if _is_compared(file, call, position) else _text_or_kind(names[position])
+                    return _text_or_kind(names[position])
     return Use.UNKNOWN
-
-
-def _is_compared(file: File, call: ast.Call, argument: str | int) -> bool:
-    """Return whether a function of the project compares this argument with "cuda": another name changes its branch."""
-    called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    outside = is_outside(file.dotted(call.func) or "", file.project.modules)
-    return not outside and (called, argument) in file.project.compared
 
 
 def _default_use(arguments: ast.arguments, default: ast.AST) -> Use:

@@ -13,11 +13,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from toprope.port.conditions.asked_texts import ASKED, MAY_ASK
 from toprope.port.finding import Ported
+from toprope.port.project.facts import Project
 from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.source import Source, UnreadableError
 
-__all__ = ["DECIDES", "answers_elsewhere", "answers_in", "devices_elsewhere", "keys_in"]
+__all__ = [
+    "DECIDES", "SKIPPING", "answers_elsewhere", "answers_in", "devices_elsewhere", "keys_in", "skips_elsewhere",
+    "texts_elsewhere",
+]  # fmt: skip
 
 _ASKS = re.compile(rb"is_available|device_count")
 _QUESTIONS = {"is_available", "device_count"}
@@ -26,6 +31,9 @@ _ROUNDS = 3
 DECIDES = "@"
 """Before the name of a function that gives a device, among the keys of answers: its own question stays CUDA's."""
 _GIVES = re.compile(rb"def\s+\w*device\w*\s*\(", re.IGNORECASE)
+SKIPPING = re.compile(r"(?:\w*_)?(?:requires?|needs?|skip|only|unless|if)_?\w*cuda\w*", re.IGNORECASE)
+"""Decorators of tests that need CUDA, by name."""
+_SKIPS = re.compile(SKIPPING.pattern.encode(), re.IGNORECASE)
 _CHOICES = {"TR001", "TR001a", "TR003", "TR024"}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -84,6 +92,53 @@ def devices_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, froz
             inside = any(each.lineno <= finding.line <= (each.end_lineno or 0) for finding in held)
             if inside and "device" in each.name.lower() and any(isinstance(one, ast.Return) for one in nodes_of(each)):
                 found.setdefault(f"{DECIDES}{each.name}", path.name)
+    return found
+
+
+def texts_elsewhere(
+    programs: Mapping[Path, bytes], look: Callable[[Path, frozenset[str]], Ported], project: Project
+) -> dict[str, str]:
+    """Find the texts of devices that files ask about, and that may come from another one.
+
+    Returns:
+        The place by the key of the text, as `asked_texts` has them; of an argument that is handed on, too.
+    """
+    found: dict[str, str] = {}
+    for path, data in programs.items() if len(programs) > 1 else ():
+        if MAY_ASK.search(data):
+            for key, where in look(path, frozenset()).asked.items():
+                found.setdefault(key, f"{where} of {path.name}")
+    ahead = [key for key in found if key.endswith(")")]
+    sources: dict[str, list[str]] = {}
+    for (function, argument), (called, given) in project.handed if ahead else ():
+        sources.setdefault(f"{ASKED}{called}({given})", []).append(f"{ASKED}{function}({argument})")
+    while ahead:
+        key = ahead.pop()
+        more = [each for each in sources.get(key, ()) if each not in found]
+        found |= dict.fromkeys(more, found[key])
+        ahead += more
+    return found
+
+
+def skips_elsewhere(programs: Mapping[Path, bytes], look: Callable[[Path, frozenset[str]], Ported]) -> dict[str, str]:
+    """Find the decorators that skip tests without CUDA, such as `requires_cuda`, and whose question stays.
+
+    Returns:
+        The file by the keys of the decorator.
+    """
+    found: dict[str, str] = {}
+    for path, data in programs.items() if len(programs) > 1 else ():
+        if not (_ASKS.search(data) and _SKIPS.search(data)):
+            continue
+        ported = look(path, frozenset())
+        held = [each.line for each in ported.findings if each.rule.code in _CHOICES and each.held_back]
+        for statement in Source(data).parse().body if held and not ported.skipped else ():
+            name = statement.name if isinstance(statement, _Function) else ""
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                name = statement.targets[0].id
+            inside = any(statement.lineno <= line <= (statement.end_lineno or 0) for line in held)
+            if inside and SKIPPING.fullmatch(name):
+                found |= dict.fromkeys((name, f".{name}", f".{name}()"), path.name)
     return found
 
 

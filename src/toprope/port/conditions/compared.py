@@ -1,7 +1,7 @@
 """Devices that are not run on but asked about by their text: compared, looked up in a table, part of a file's name.
 
-`x.device == torch.device("cuda:0")` asks for CUDA: with the device in use in its place it would be true on the CPU. And
-`{"cuda": 0, "cpu": -1}[device]` has no key for another card. So neither is rewritten; unknown is pessimistic.
+`x.device == torch.device("cuda:0")` asks for CUDA: with the device in use in its place it would be true on the CPU. So
+it is not rewritten; unknown is pessimistic. `asked_texts` follows a text to where it is compared and looked up.
 
 Called by `engine` and `guards`; tests/port/test_port_compared.py.
 """
@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator
 from toprope.port.analysis.places import TWO_KINDS, is_argument, texts_of
 from toprope.port.file import File
 from toprope.port.finding import Finding
-from toprope.port.project.scripted import is_outside
 from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.scopes import with_defaults
 
@@ -35,7 +34,7 @@ OTHER_ENGINES = {
     "cupy", "faiss", "onnxruntime", "spacy", "catboost", "xgboost", "lightgbm",
 }  # fmt: skip
 """Packages that compute by themselves, on CUDA or the CPU: they know no device of torch's by its name."""
-_QUESTIONS = ("TR017", "TR018", "TR065")
+_QUESTIONS = ("TR017", "TR017a", "TR018", "TR065")
 _BINDS = {"io_binding", "bind_input", "bind_output", "bind_ortvalue_input"}
 _MASK = "CUDA_VISIBLE_DEVICES"
 _ASSERTS = re.compile(r"assert_?(?:\w*_)?(?:Not|List|Tuple|Set|Count)?(?:Equals?|In|NotIn|Is|IsNot|equals?|is|in)")
@@ -72,7 +71,7 @@ def _hold_fallbacks(file: File, places: list[tuple[Finding, ast.AST]]) -> None:
     """
     asked = [(f, n) for f, n in places if f.rule.code in ("TR001", "TR001a", "TR024")]
     for finding, node in places if asked else ():
-        if finding.rule.code not in ("TR017", "TR018") or not isinstance(node, ast.expr):
+        if finding.rule.code not in ("TR017", "TR017a", "TR018") or not isinstance(node, ast.expr):
             continue
         device = node.left if isinstance(node, ast.Compare) else node.func if isinstance(node, ast.Call) else node
         if any(isinstance(each, ast.expr) and texts_of(file, each) in TWO_KINDS for each in nodes_of(device)):
@@ -249,27 +248,15 @@ def _looked_up(file: File, node: ast.expr) -> str:
         package = (file.dotted(call.func) or "").partition(".")[0]
         if package in OTHER_ENGINES:
             return f"{LOOKED_UP}given to {package} in line {call.lineno}, which knows CUDA and the CPU"
-        if decides := _decided(file, call, outer, node if isinstance(inner, ast.Tuple) else inner):
-            return f'{LOOKED_UP}compared with "cuda" in {decides}, which says by it where tensors are'
     if is_argument(file, node):
         return f"{LOOKED_UP}an argument of a command line in line {node.lineno}"
     match outer:
-        case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=holder), attr=name)]) if name in file.project.settings:
-            if holder != "self":
-                return f'{LOOKED_UP}compared with "cuda" where the program decides by it where tensors are'
         case ast.Assign(targets=[ast.Subscript(value=value)]) if file.dotted(value) == "os.environ":
             return f"{LOOKED_UP}a variable of the environment in line {outer.lineno}, which others read as it is"
         case ast.Call(func=function) if file.dotted(function) in ("os.environ.setdefault", "os.putenv"):
             return f"{LOOKED_UP}a variable of the environment in line {outer.lineno}, which others read as it is"
         case ast.Subscript(value=value, slice=ast.Slice() | ast.Constant(value=int())) if value is inner:
             return f"{LOOKED_UP}cut by position in line {outer.lineno}: the names of other devices are shorter"
-        case ast.Subscript(value=value, slice=key) if key is inner and _has_cuda(file, value):
-            return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
-        case ast.Call(func=ast.Attribute(value=value, attr="get" | "pop" | "index")) if _has_cuda(file, value):
-            return f"{LOOKED_UP}a key of the table in line {outer.lineno}, which has none for other devices"
-        case ast.Match(subject=subject, cases=cases) if subject is inner:
-            if any(_is_cuda(each) for case in cases for each in nodes_of(case.pattern)):
-                return f"{LOOKED_UP}matched in line {outer.lineno}"
         case ast.FormattedValue() | ast.BinOp() | ast.Call():
             return _in_a_command(file, outer) or _in_a_file_name(file, outer)
     return ""
@@ -282,33 +269,6 @@ def _in_a_command(file: File, part: ast.AST) -> str:
     if any(isinstance(each, ast.Constant) and re.search(r"(?:^|\s)--[\w-]+[= ]$", str(each.value)) for each in texts):
         return f"{LOOKED_UP}an argument of a command line in line {getattr(whole, 'lineno', 0)}"
     return ""
-
-
-def _decided(file: File, call: ast.Call, outer: ast.AST | None, inner: ast.AST) -> str:
-    """Return the function of the project that decides by the text of this argument; "" where there is none."""
-    function: ast.expr | None = call.func
-    argument = outer.arg if isinstance(outer, ast.keyword) else call.args.index(inner) if inner in call.args else None
-    match outer:
-        case ast.keyword(arg="args", value=ast.Tuple(elts=parts)) if inner in parts:  # Process(target=f, args=(x, d))
-            function, argument = file.argument(call, None, "target"), parts.index(inner)
-    called = name_of(function) if function is not None else ""
-    if not called or function is None or is_outside(file.dotted(function) or "", file.project.modules):
-        return ""
-    return called if argument is not None and (called, argument) in file.project.decided else ""
-
-
-def _has_cuda(file: File, table: ast.expr) -> bool:
-    """Return whether a table is written out in the file with a key, or an element, that is a name of CUDA."""
-    if isinstance(table, ast.Name):
-        values = [each.value for each in file.bindings(table)]
-        return any(value is not None and not isinstance(value, ast.Name) and _has_cuda(file, value) for value in values)
-    parts = table.keys if isinstance(table, ast.Dict) else table.elts if isinstance(table, ast.List | ast.Tuple) else []
-    return any(each is not None and _is_cuda(each) for each in parts)
-
-
-def _is_cuda(node: ast.AST) -> bool:
-    text = node.value if isinstance(node, ast.Constant) else None
-    return isinstance(text, str) and text.partition(":")[0] == "cuda"
 
 
 def _in_a_file_name(file: File, part: ast.AST) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from toprope.port.analysis.places import device_name
-from toprope.port.conditions.across import DECIDES
+from toprope.port.conditions.across import DECIDES, answers_in
 from toprope.port.conditions.answers import is_given
 from toprope.port.conditions.compared import COMPARED, LOOKED_UP, OTHER_ENGINES, is_only_text
 from toprope.port.conditions.compiled import asks_for_package, compiled_uses, functions_of_kernels
@@ -26,6 +26,7 @@ from toprope.port.conditions.opened import Opened, block_behind, is_negative, op
 from toprope.port.family import AS_CLASS
 from toprope.port.file import File
 from toprope.port.finding import Finding
+from toprope.port.project.asked import OTHERS
 from toprope.port.project.scripted import is_outside
 from toprope.port.rule import Kind
 from toprope.port.syntax.nodes import name_of, nodes_of
@@ -33,7 +34,7 @@ from toprope.port.syntax.scopes import with_defaults
 
 __all__ = ["QUESTIONS", "SAME_CONDITION", "foreign_answers", "guards", "hold_back"]
 
-QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR018", "TR024", "TR065"})
+QUESTIONS = frozenset({"TR001", "TR001a", "TR016", "TR017", "TR017a", "TR018", "TR024", "TR065"})
 """Rules whose rewrite lets a question be answered with yes on another accelerator."""
 
 RUNS = frozenset({
@@ -45,6 +46,9 @@ RUNS = frozenset({
 _OF_THE_MACHINE = {"TR001", "TR001a", "TR024"}
 """Questions whose answer is one for the whole program. Where one stays, all that decide where tensors are do."""
 _CHOICE = "TR003"
+_NEVER = {"TR043", "TR045", "TR076a"}
+_NEVER_ASKED = {"torch.cuda.get_arch_list", "torch.version.cuda", "torch.backends.cuda.is_built"}
+"""Questions of how torch was built for CUDA, which no rule rewrites where they decide."""
 _PLACES = {"devices", "moves", "numbers", "tensors"}
 _ALSO = "decides where tensors are, as"
 
@@ -115,12 +119,13 @@ def hold_back(
         elsewhere: keys of answers (`Opened.keys`) that must not change for the sake of another file or cell, with the
             reason.
     """
-    _hold_behind_cuda(file, findings)
+    deselected = list(deselected)
+    _hold_behind_cuda(file, findings, deselected, elsewhere or {})
     nodes = [(finding, node) for finding, node in file.places]
     wanted, left = set(map(id, findings)), set(map(id, deselected))
     asked = [(f, n) for f, n in nodes if id(f) in wanted and f.converted and f.rule.code in QUESTIONS]
     other_file = _decided_elsewhere(file, elsewhere or {})
-    anchor = other_file or _choice_that_stays(file, nodes, wanted)
+    anchor = other_file or _choice_that_stays(file, nodes, wanted) or _placed_by_another(file, nodes, elsewhere or {})
     if not asked and not anchor:
         return
     stays = list(_staying(file, [(f, n) for f, n in nodes if id(f) in wanted or id(f) in left], left))
@@ -176,6 +181,24 @@ def hold_back(
         places = finding.rule.code == _CHOICE or (finding.rule.family in _PLACES and is_free)
         if places and finding.converted and id(finding) in wanted:
             finding.held_back = f"it {_ALSO} {anchor} does, which stays"
+
+
+def _placed_by_another(file: File, nodes: Sequence[tuple[Finding, ast.AST]], elsewhere: Mapping[str, str]) -> str:
+    """Return an answer of another file that stays, and by which this one chooses the device; "" without one."""
+    for key, node, place in _answers_that_stay(file, elsewhere):
+        choices = [part for part, outer in opened_by(file, node) if isinstance(outer, ast.IfExp)]
+        if _places_tensors(file, [(each, each) for each in choices], nodes):
+            return f"{key.strip('.()')} of {place}"
+    return ""
+
+
+def _answers_that_stay(file: File, elsewhere: Mapping[str, str]) -> Iterator[tuple[str, ast.expr, str]]:
+    """Find the reads of answers of other files that stay, each with its key and the file that needs it."""
+    places = {name: place.partition(",")[0] for key, place in elsewhere.items() for name in _names_of(key)}
+    tree = file.walk.module.node
+    if places and isinstance(tree, ast.Module):
+        for key, node in foreign_answers(file, places.keys() - answers_in(tree)):
+            yield key, node, places[key]
 
 
 def _is_fine(finding: Finding, wanted: Collection[int], left: Collection[int]) -> bool:
@@ -493,10 +516,16 @@ def _is_set_to_none(file: File, target: ast.Attribute) -> bool:
 # Code that runs on CUDA alone, since the question in front of it stays
 
 
-def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
+def _hold_behind_cuda(
+    file: File, findings: Sequence[Finding], deselected: Iterable[Finding], elsewhere: Mapping[str, str]
+) -> None:
     """Leave what runs only behind a question that asks for CUDA itself: a rewrite there changes nothing."""
     wanted = set(map(id, findings))
+    seen = wanted.union(map(id, deselected))
     regions: list[tuple[ast.AST, str]] = []
+    for _, answer, place in _answers_that_stay(file, elsewhere):
+        why = f"it stays with {file.text(answer)}, an answer about CUDA alone for the sake of {place}"
+        regions += [(part, why) for part, _ in opened_by(file, answer)]
     for finding, node in file.places:
         if id(finding) in wanted and not finding.converted and _asks_for_cuda(file, finding, node):
             why = f"it stays with the condition in line {finding.line}"
@@ -505,6 +534,11 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
             if question is not None:
                 regions += [(part, why) for part, _ in opened_by(file, question)]
                 regions += [(part, why) for part in _asked_with(file, question)]
+        elif (value := _by_device(file, node)) is not None and finding.rule.code == "TR101":
+            regions.append((value, f"it stays with the key in line {finding.line}"))
+        elif _is_left(file, finding, node, wanted, seen):
+            opened = opened_by(file, node)
+            regions += [(part, f"it stays with the condition in line {finding.line}") for part, _ in opened]
     for node in file.walk.scopes:
         whole = file.parent(node)
         if isinstance(whole, ast.BoolOp) and isinstance(whole.op, ast.And) and file.dotted(node) in _BUILDS_OF_TORCH:
@@ -530,6 +564,30 @@ def _hold_behind_cuda(file: File, findings: Sequence[Finding]) -> None:
             finding.held_back = SAME_CONDITION if is_beside else why
 
 
+def _by_device(file: File, key: ast.AST) -> ast.expr | None:
+    """Return the value under a key of a table by kinds of device: `{"cuda": torch.cuda.synchronize, "cpu": None}`."""
+    table = file.parent(key)
+    if not isinstance(table, ast.Dict) or key not in table.keys:
+        return None
+    names = {each.value for each in table.keys if isinstance(each, ast.Constant)}
+    is_of_devices = "cpu" in names and len(names) == len(table.keys) and names <= {"cpu", "cuda", *OTHERS}
+    return table.values[table.keys.index(key)] if is_of_devices else None
+
+
+def _names_of(key: str) -> Iterator[str]:
+    """All keys under which other files reach an answer that one of them reaches by this key."""
+    yield key
+    if name := "" if key.startswith(("[", DECIDES)) else key.strip(".()"):
+        yield from (name, f".{name}", f".{name}()")
+
+
+def _is_left(file: File, finding: Finding, node: ast.AST, wanted: Collection[int], seen: Collection[int]) -> bool:
+    """Return whether a place is a question of CUDA's that no rule rewrites, or that a person keeps by a comment."""
+    if id(finding) in wanted:
+        return finding.rule.code in _NEVER and not finding.edits and (file.dotted(node) or "") in _NEVER_ASKED
+    return id(finding) not in seen and finding.rule.code in _OF_THE_MACHINE
+
+
 def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
     """Return whether a place is a question that the rules leave: of a kernel, of one of several kinds of device."""
     if finding.rule.code == "TR101" or finding.held_back == COMPARED:  # device == "cuda", == torch.device("cuda")
@@ -544,7 +602,7 @@ def _asks_for_cuda(file: File, finding: Finding, node: ast.AST) -> bool:
             other = other.args[0]  # of an earlier run
         name = name_of(other)
         return device_name(name)
-    return finding.rule.code in ("TR016", "TR017", "TR018") and not finding.edits
+    return finding.rule.code in ("TR016", "TR017", "TR017a", "TR018") and not finding.edits
 
 
 def _asked_with(file: File, question: ast.AST) -> Iterator[ast.expr]:

@@ -4,7 +4,7 @@ A test is skipped where there is no CUDA. What it does behind that question may 
 in the file: a kernel of the program, a plug-in. So a question in a test is converted only where something behind it
 is, and nothing behind it speaks of CUDA any more; in a project that builds operators for CUDA none is. Moves of
 tensors are converted as everywhere. Tests: tests/port/test_port_unseen_fourth.py,
-tests/port/test_port_unseen_sixth.py.
+tests/port/test_port_unseen_sixth.py, tests/port/test_port_unseen_seventh.py.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
+from toprope.port.conditions.across import SKIPPING
 from toprope.port.conditions.evidence import NOTHING
 from toprope.port.conditions.guards import QUESTIONS, foreign_answers
 from toprope.port.conditions.opened import Opened, is_negative
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.patched import set_in
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import name_of, nodes_of
 
-__all__ = ["IN_A_TEST", "asked_in_tests", "hold_in_tests", "hold_patched"]
+__all__ = ["IN_A_TEST", "asked_in_tests", "hold_in_tests", "hold_patched", "is_test"]
 
 IN_A_TEST = "it stays in this test: not all that it is for is seen to be converted"
 """The reason why something stays in a test."""
 
 _QUESTIONS = QUESTIONS - {"TR065"}  # a backend is no device
+_ASSERTS = {"assertTrue", "assert_", "assert_true"}
+_SETS_UP = {"setUp", "setUpClass", "setup_method", "setup_class", "asyncSetUp"}
 _DEVICES = {"TR002", "TR002a", "TR002b", "TR004", "TR010"}
 _FOLDERS = {"test", "tests", "testing", "unittests", "unit_tests"}
 _FILE = re.compile(r"_?test_\w+|Test[A-Z0-9_]\w*|\w+_tests?|\w+[a-z0-9]Tests?|conftest|_?testing")
@@ -54,7 +57,7 @@ def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
     wanted = set(map(id, findings))
     name, replaced = PurePath(path).stem, file.project.patched
     is_imported = PurePath(path).suffix != ".ipynb" and name in file.project.imported
-    is_reached = _is_test(file, path) or name == "__init__" or is_imported
+    is_reached = is_test(file, path) or name == "__init__" or is_imported
     is_own = any(place.startswith((f"{name},", "this file,")) for place in replaced.values())
     patched = dict(replaced) if is_reached or is_own else {}
     if re.search(r"torch\.cuda\.\w+\s*=[^=]", file.source.text):
@@ -83,9 +86,18 @@ def hold_patched(file: File, findings: Iterable[Finding], path: str) -> None:
                 finding.held_back = f"it stays with the condition in line {asked.line}"
 
 
-def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
-    """Hold back the questions and the bare devices of a test that are not seen to be right on other devices."""
-    if not _is_test(file, path):
+def hold_in_tests(
+    file: File, findings: Sequence[Finding], path: str, elsewhere: Mapping[str, str] | None = None
+) -> None:
+    """Hold back the questions and the bare devices of a test that are not seen to be right on other devices.
+
+    Args:
+        file: the file.
+        findings: what is converted or reported.
+        path: its name.
+        elsewhere: answers of other files that stay, as in `guards.hold_back`.
+    """
+    if not is_test(file, path):
         return
     wanted, has_tests = set(map(id, findings)), bool(_TESTS.search(file.source.text))
     converted = [(f, n) for f, n in file.places if id(f) in wanted and f.converted]
@@ -102,6 +114,12 @@ def hold_in_tests(file: File, findings: Iterable[Finding], path: str) -> None:
             stays = finding.rule.code in _DEVICES and isinstance(node, ast.expr) and _is_unused(file, node)
         if stays:
             finding.held_back = IN_A_TEST
+    skipped = list(_skipped_without_cuda(file, elsewhere or {})) if has_tests else []
+    for finding, node in file.places if skipped else ():
+        around = {node, *file.ancestors(node)}
+        name = next((name for test, name in skipped if test in around and node not in test.decorator_list), "")  # type: ignore[attr-defined]
+        if name and id(finding) in wanted and finding.converted:
+            finding.held_back = f"it stays with {name}, which skips it without CUDA"
 
 
 def asked_in_tests(file: File, path: str, keys: Collection[str]) -> dict[str, str]:
@@ -110,14 +128,14 @@ def asked_in_tests(file: File, path: str, keys: Collection[str]) -> dict[str, st
     Returns:
         What it does with them, by the key of the answer.
     """
-    if not _is_test(file, path) or not file.context.has_operators_for(file.source.text):
+    if not is_test(file, path) or not file.context.has_operators_for(file.source.text):
         return {}
     return dict.fromkeys(
         (key for key, _ in foreign_answers(file, keys)), "decides about tests of the project's kernels"
     )
 
 
-def _is_test(file: File, path: str) -> bool:
+def is_test(file: File, path: str) -> bool:
     """Return whether a file is a test by what it imports, or by its name or folder and by what is in it."""
     if _IS_TEST.search(file.source.text):
         return True
@@ -131,9 +149,9 @@ def _is_test(file: File, path: str) -> bool:
 def _is_converted_with(file: File, question: ast.AST, converted: list[ast.AST]) -> bool:
     """Return whether something behind a question is converted, and nothing that is left there speaks of CUDA."""
     function = file.function(question)
-    statement = file.statement(question) if isinstance(question, ast.expr) else None
-    if isinstance(statement, ast.Assert) and function is not None:
-        parts: list[ast.AST] = [function]
+    if _is_asserted(file, question) and function is not None:
+        around = file.parent(function)
+        parts: list[ast.AST] = [around if function.name in _SETS_UP and around is not None else function]
     else:
         opened = Opened(file)
         parts = [part for part, _ in opened.by(question, not is_negative(question))]
@@ -150,6 +168,43 @@ def _is_converted_with(file: File, question: ast.AST, converted: list[ast.AST]) 
         if _LEFT.search(name) and not _ASKS.fullmatch(name) and not (file.dotted(node) or "").startswith("torch.cuda"):
             return False
     return True
+
+
+def _is_asserted(file: File, question: ast.AST) -> bool:
+    """Return whether a test fails where a question is answered with no: `assert`, `self.assertTrue(...)`."""
+    statement = file.statement(question) if isinstance(question, ast.expr) else None
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        return name_of(call.func) in _ASSERTS and bool(call.args) and question in nodes_of(call.args[0])
+    return isinstance(statement, ast.Assert)
+
+
+def _skipped_without_cuda(file: File, elsewhere: Mapping[str, str]) -> Iterator[tuple[ast.AST, str]]:
+    """Find the functions and classes that a decorator skips without CUDA, whose question stays, each with its name.
+
+    The decorator is one of another package, or of the project or the file, where its own question stays.
+    """
+    left = [node for finding, node in file.places if finding.rule.code in _QUESTIONS and not finding.converted]
+    for node in file.walk.parents:
+        for each in getattr(node, "decorator_list", ()):
+            decorator = each.func if isinstance(each, ast.Call) else each
+            name = name_of(decorator)
+            if not SKIPPING.fullmatch(name):
+                continue
+            full = file.dotted(decorator)
+            if full is None:
+                made = [each.node for each in file.bindings(decorator)] if isinstance(decorator, ast.Name) else []
+                made = [file.statement(one) for one in made if isinstance(one, ast.expr | ast.stmt)]
+                stays = any(inner in left for one in made for inner in nodes_of(one))
+            else:
+                is_own = full.startswith(".") or not file.project.modules.isdisjoint(full.split(".")[:-1])
+                stays = not is_own or not _keys(name).isdisjoint(elsewhere)
+            if stays:
+                yield node, name
+
+
+def _keys(name: str) -> set[str]:
+    return {name, f".{name}", f".{name}()"}
 
 
 def _asks_for_cuda(node: ast.AST) -> bool:

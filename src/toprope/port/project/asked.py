@@ -1,21 +1,18 @@
-"""Arguments that functions compare with "cuda", by name across files: what decides by the text of a device.
+"""Texts of devices across files: arguments that functions hand on, by name, and tables with a key for CUDA.
 
-`def start(device): if device == "cuda": ...` stays as it is, since "cuda:1" is another text on CUDA. So what is given
-to it must stay, too, where the answer says where tensors are: the name of another card is taken for the CPU there.
-
-Part of `facts`; used by `rules.tests`. Tests: tests/port/test_port_compared.py.
+Part of `facts`; `conditions.asked_texts` and `scan` follow texts by it. Tests: tests/port/test_port_asked_texts.py.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from toprope.port.syntax.nodes import Nodes, nodes_of
 
-__all__ = ["OTHERS", "Answers", "Argument", "answers_of", "closure", "is_one_device", "option_of"]
+__all__ = ["OTHERS", "Answers", "Argument", "answers_of", "has_cuda_key", "is_one_device", "option_of", "says_cuda"]
 
 Argument = tuple[str, str | int]
 """A function, method or class by its name, with an argument by its name or its place."""
@@ -28,27 +25,20 @@ _OF_OTHERS = {"to", "cuda", "get", "format", "append", "update", "join", "print"
 """Methods and functions that the names of others would be taken for."""
 _ONE_DEVICE = re.compile(r"(?:^|_)(?:dev|device|map_location)(?:$|_(?:name|str|string|text|spec|id|in_use)$)", re.I)
 _MAY_BE_DEVICE = re.compile(r"dev|cuda|gpu|provider|accel|location|where|place", re.IGNORECASE)
-_DEVICES = re.compile(r"(?:cuda|cpu|mps|npu|xpu)(?::\d+)?|\w+ExecutionProvider")
-_OF_THE_RUN = {"autocast", "GradScaler", "print", "info", "debug", "warning", "synchronize", "empty_cache"}
-"""Calls that only switch something on for CUDA: no tensor is on another device without them."""
-_DTYPE = re.compile(r"dtype|\.(?:b?float|half|double|int|long|u?int)\d*$")
+_SAYS_CUDA = re.compile(r"\^?\(?cuda(?:\b|_|:|\W|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Questions that the functions of a file ask about the text of an argument.
+    """How a file hands texts of devices on, and looks them up.
 
     Attributes:
-        compared: arguments that are compared with "cuda".
-        decided: those whose answer says where tensors are, or has no way for other devices.
         handed: arguments that are handed on to another function, with that function's.
-        settings: attributes of options and their like (`args.run_device`) that decide in the same way.
+        tables: names of tables that have a key for CUDA and none for an NPU.
     """
 
-    compared: frozenset[Argument] = frozenset()
-    decided: frozenset[Argument] = frozenset()
     handed: frozenset[tuple[Argument, Argument]] = frozenset()
-    settings: frozenset[str] = frozenset()
+    tables: frozenset[str] = frozenset()
 
 
 def is_one_device(name: str) -> bool:
@@ -66,49 +56,49 @@ def option_of(call: ast.Call) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-def closure(
-    decided: Iterable[frozenset[Argument]], handed: Iterable[frozenset[tuple[Argument, Argument]]]
-) -> frozenset[Argument]:
-    """Return the arguments that decide, also through the functions that they are handed on to."""
-    found = frozenset[Argument]().union(*decided)
-    pairs = frozenset[tuple[Argument, Argument]]().union(*handed)
-    while True:
-        more = {source for source, target in pairs if target in found} - found
-        if not more:
-            return found
-        found |= more
-
-
 def answers_of(tree: ast.Module, nodes: Nodes) -> Answers:
-    """Return what the functions of a file ask of their arguments.
+    """Return how a file hands its arguments on.
 
     Args:
         tree: the file.
         nodes: its nodes.
     """
-    asking = [each for each in nodes.all if isinstance(each, ast.Compare | ast.Call | ast.Match)]
-    tests = [(node, name) for node in asking for name in _names_in(node)]
     given = [(call, name, target) for call in nodes.calls for name, target in _handed(call)]
-    if not tests and not given:
-        return Answers()
-    parents = nodes.parents()
-    places = _Places(parents)
-    compared: set[Argument] = set()
-    decided: set[Argument] = set()
+    tables = frozenset(_tables(tree))
+    if not given:
+        return Answers(tables=tables)
+    places = _Places(nodes.parents())
     handed: set[tuple[Argument, Argument]] = set()
-    settings: set[str] = set()
-    for test, name in tests:
-        around, arguments = places.arguments(test, name)
-        if arguments and _is_equality(test):
-            compared |= arguments
-        bare = name.rpartition(".")[2]
-        if (arguments or name.startswith(".")) and _stays(around or tree, bare, test) and _decides(test, name, parents):
-            decided |= arguments
-            settings |= {bare} if name.startswith(".") else set()
     for call, name, target in given:
-        handed |= {(argument, target) for argument in places.arguments(call, name)[1]}
-    settings -= set(_of_two_kinds(nodes.all)) if settings else set()
-    return Answers(frozenset(compared), frozenset(decided), frozenset(handed), frozenset(settings))
+        handed |= {(argument, target) for argument in places.arguments(call, name)}
+    return Answers(frozenset(handed), tables)
+
+
+def _tables(tree: ast.Module) -> Iterator[str]:
+    """The names of tables, of the module or of its classes, that have a key for CUDA and none for an NPU."""
+    classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+    for statement in [*tree.body, *(inner for each in classes for inner in each.body)]:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if has_cuda_key(value):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict() as value) if has_cuda_key(value):
+                yield name
+
+
+def says_cuda(node: ast.AST | None) -> bool:
+    """Return whether it is a text that begins with "cuda", in any case."""
+    text = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(text, str) and len(text) < 40 and bool(_SAYS_CUDA.match(text))
+
+
+def has_cuda_key(node: ast.expr) -> bool:
+    """Return whether it is a table with a key for CUDA, and with none for an NPU."""
+    match node:
+        case ast.Dict(keys=keys):
+            return any(map(says_cuda, keys)) and not any(getattr(each, "value", None) == "npu" for each in keys)
+        case ast.Call(func=ast.Name(id="dict"), keywords=given):
+            return "cuda" in {each.arg for each in given} and "npu" not in {each.arg for each in given}
+    return False
 
 
 class _Places:
@@ -118,19 +108,19 @@ class _Places:
         self._parents = parents
         self._kept: dict[ast.ClassDef, dict[str, set[Argument]]] = {}
 
-    def arguments(self, node: ast.AST, name: str) -> tuple[ast.AST | None, set[Argument]]:
-        """The function or class around a node whose argument has a name there, with that argument in a call."""
+    def arguments(self, node: ast.AST, name: str) -> set[Argument]:
+        """The arguments, in calls of the function or class around a node, that have a name there."""
         attribute = name.removeprefix("self.") if name.startswith("self.") else ""
         at = self._parents.get(node)
         while at is not None:
             if attribute and isinstance(at, ast.ClassDef):
-                return at, self._keeps(at).get(attribute, set())
+                return self._keeps(at).get(attribute, set())
             if not attribute and isinstance(at, _Function):
                 called, names = self._names(at)
                 if name in names:
-                    return at, {(called, each) for each in names[name]}
+                    return {(called, each) for each in names[name]}
             at = self._parents.get(at)
-        return None, set()
+        return set()
 
     def _names(self, function: _Function) -> tuple[str, dict[str, list[str | int]]]:
         """The name under which a function is called, and the arguments of a call by the names of the parameters."""
@@ -155,43 +145,6 @@ class _Places:
         return self._kept[owner]
 
 
-def _of_two_kinds(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The options whose choices are "cuda" and "cpu": a comparison with "cuda" is converted."""
-    for call in nodes:
-        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
-            given = next((each.value for each in call.keywords if each.arg == "choices"), None)
-            words = given.elts if isinstance(given, ast.List | ast.Tuple) else []
-            if {each.value for each in words if isinstance(each, ast.Constant)} in ({"cuda"}, {"cuda", "cpu"}):
-                yield option_of(call)
-
-
-def _is_equality(test: ast.AST) -> bool:
-    """Return whether a name itself is compared with "cuda", or matched: another text gives another answer."""
-    match test:
-        case ast.Compare(left=ast.Name()):
-            return True
-        case ast.Compare(left=ast.Constant(), ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Name()]):
-            return True
-    return isinstance(test, ast.Match)
-
-
-def _names_in(node: ast.Compare | ast.Call | ast.Match) -> Iterator[str]:
-    """The names that a node compares with "cuda", or chooses by."""
-    match node:
-        case ast.Compare(left=left, ops=[_], comparators=[right]):
-            for one, other in ((left, right), (right, left)):
-                if _text_of(one) and any(_is_cuda(each) for each in nodes_of(other)):
-                    yield _text_of(one)
-        case ast.Call(func=ast.Attribute(value=value, attr="startswith"), args=[ast.Constant(value="cuda"), *_]):
-            yield from filter(None, [_text_of(value)])
-        case ast.Match(subject=ast.Name(id=name)):
-            yield name
-
-
-def _is_cuda(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.partition(":")[0] == "cuda"
-
-
 def _text_of(node: ast.expr) -> str:
     """The name whose text a node is: `device`, `str(device)`, `device.lower()`.
 
@@ -209,70 +162,6 @@ def _text_of(node: ast.expr) -> str:
         case ast.Subscript(value=ast.Call() as inner):
             return _text_of(inner)
     return ""
-
-
-def _stays(function: ast.AST, name: str, test: ast.AST) -> bool:
-    """Return whether the port leaves a comparison: but for `"cuda" in device` of one that tells no kinds apart."""
-    is_in = isinstance(test, ast.Call) or (
-        isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In | ast.NotIn) and _is_cuda(test.left)
-    )
-    if not is_in or not is_one_device(name.removeprefix("self.")):
-        return True
-    texts = {
-        each.value for each in nodes_of(function) if isinstance(each, ast.Constant) and isinstance(each.value, str)
-    }
-    return any(each.partition(":")[0] in OTHERS for each in texts)
-
-
-def _decides(test: ast.AST, name: str, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Return whether what a comparison chooses says where tensors are, or where there is no way for other devices."""
-    if isinstance(test, ast.Match):
-        return any(map(_places, test.cases))
-    inner, outer = test, parents.get(test)
-    while isinstance(outer, ast.BoolOp | ast.UnaryOp):
-        inner, outer = outer, parents.get(outer)
-    if isinstance(outer, ast.IfExp) and inner is outer.test:
-        return _places(outer.body) or _places(outer.orelse)
-    if not isinstance(outer, ast.If) or inner is not outer.test:
-        return False
-    is_equal = not isinstance(test, ast.Compare) or isinstance(test.ops[0], ast.Eq | ast.In)
-    others: list[ast.stmt] = outer.orelse if is_equal else outer.body
-    statements = [each for each in (*outer.body, *outer.orelse) if not _sets(each, name)]
-    if any(map(_places, statements)) or any(map(_refuses, others)):
-        return True
-    last = outer
-    while len(last.orelse) == 1 and isinstance(last.orelse[0], ast.If):
-        last = last.orelse[0]
-    return not last.orelse and last is not outer and any(map(_binds, outer.body))
-
-
-def _sets(statement: ast.stmt, name: str) -> bool:
-    """Return whether a statement gives the name itself another text: `if d == "cuda" and ...: d = "cpu"`."""
-    return isinstance(statement, ast.Assign) and any(_text_of(each) == name for each in statement.targets)
-
-
-def _binds(statement: ast.AST) -> bool:
-    return isinstance(statement, ast.Assign) and any(isinstance(each, ast.Name) for each in statement.targets)
-
-
-def _refuses(statement: ast.AST) -> bool:
-    return any(isinstance(each, ast.Raise) for each in nodes_of(statement))
-
-
-def _places(node: ast.AST) -> bool:
-    """Return whether code says on which device something is."""
-    match node:
-        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _OF_THE_RUN:
-            return False
-        case ast.Constant(value=str(text)) if _DEVICES.fullmatch(text):
-            return True
-        case ast.Call(func=ast.Attribute(attr="cuda" | "cpu" | "device")):
-            return True
-        case ast.Call(func=ast.Attribute(attr="to"), args=[where, *_]) if not _DTYPE.search(ast.unparse(where)):
-            return True
-        case ast.Compare():
-            return False
-    return any(map(_places, ast.iter_child_nodes(node)))
 
 
 def _handed(call: ast.Call) -> Iterator[tuple[str, Argument]]:

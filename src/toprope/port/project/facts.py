@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from toprope.port.project.asked import OTHERS, Argument, answers_of, closure, is_one_device, option_of
+from toprope.port.project.asked import OTHERS, Argument, answers_of, is_one_device, option_of
 from toprope.port.project.patched import PATCHES, imported_in, patched_in
 from toprope.port.project.reexports import Exports, exports_of, together
+from toprope.port.project.replicas import in_one_program, makes_replicas
 from toprope.port.project.script_reach import reached
 from toprope.port.project.scripted import Scripts, full_name, imports_of, scripts_of
 from toprope.port.syntax.nodes import Nodes, name_of, nodes_of
@@ -27,12 +28,12 @@ __all__ = [
 WORDS = re.compile(
     rb"def\s+(?:cuda|is_cuda|to|type|get_device)\b|is_cuda\s*[:=][^=]"
     rb"|[!=]=\s*[\"']cuda|[\"']cuda[\"']\s*[!=]=|\bin\s*[\[({]\s*[\"']cuda|\bcase\s+[\"']cuda"
-    rb"|[\"']cuda[\"']\s+(?:not\s+)?in\b|startswith\(\s*[\"']cuda"
+    rb"|[\"']cuda[\"']\s+(?:not\s+)?in\b|startswith\(\s*[\"']cuda|[\"']cuda[\"']\s*:"
     rb"|default\s*=\s*[\"'](?:cuda|nccl)|help\s*=[^\n]*\bcuda\b|(?m:^\w+(?:\.\w+)+\s*=\s*[\"'](?:cuda|nccl))"
     rb"|(?m:^_C\s*=)|choices\s*=\s*[\[({][^\])}]*[\"'](?:cuda|nccl)|import\s+\*|\w\.torch\."
     rb"|from\s+(?!torch\b)[\w.]+\s+import\b[^\n]*\b(?:torch|cuda)\b"
     rb"|class\s+\w+\s*\([^)]*\b(?:LightningLite|Fabric|Trainer|(?:MM)?DataParallel)\b"
-    rb"|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
+    rb"|\bDataParallel\b|attn_implementation\s*=|\bjit\b|\bScriptModule\b|\bscript_method\b|\bscript_if_tracing\b"
     rb"|\bset_default_tensor_type\b|\b[A-Z]\w*\.(?:\w+_)?(?:dev|device)\b|" + PATCHES
 )
 """Reasons to look at all files together: a method whose calls rules rewrite, a comparison with "cuda", an option whose
@@ -87,11 +88,8 @@ class Facts:
     Attributes:
         classes: its classes by their names.
         scripts: what it has compiled, and what calls what.
-        compared: functions, methods and classes with their arguments, by name and by place, that are compared with
-            "cuda".
-        decided: those of them whose answer says where tensors are, or has no way for other devices.
         handed: arguments of functions that are handed on to another function, with that function's.
-        settings: attributes of options and their like that are compared and decide in the same way.
+        tables: names of tables that have a key for CUDA and none for an NPU.
         options: options of the command line that may be "cuda" or "nccl", as attributes of what is parsed, and
             attributes that a module gives such a text ("DEVICE" of `cfg.DEVICE`, "MODEL.DEVICE" of `cfg.MODEL.DEVICE`).
         read: attributes of what holds parsed options, by its name, that it reads.
@@ -102,14 +100,13 @@ class Facts:
         imported: the full names of what it imports.
         has_type_of_cuda: whether it makes a type of CUDA's tensors the default one.
         asked_classes: attributes by the name of a device that it reads of classes: "Options.device".
+        replicas: whether it makes a DataParallel, and starts no process for each card.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
     scripts: Scripts = field(default_factory=Scripts)
-    compared: frozenset[Argument] = frozenset()
-    decided: frozenset[Argument] = frozenset()
     handed: frozenset[tuple[Argument, Argument]] = frozenset()
-    settings: frozenset[str] = frozenset()
+    tables: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     exports: Exports = field(default_factory=Exports)
@@ -119,6 +116,7 @@ class Facts:
     imported: frozenset[str] = frozenset()
     has_type_of_cuda: bool = False
     asked_classes: frozenset[str] = frozenset()
+    replicas: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,9 +129,8 @@ class Project:
         at_top: those of them that stand for a file or package in the outermost folder, and hide what is installed.
         scripted: functions, classes and methods ("Net.forward") that TorchScript compiles or may compile.
         scripted_in: the same of each file, by its fingerprint.
-        compared: functions and their arguments that are compared with "cuda".
-        decided: those whose answer says where tensors are, also through other functions that they are handed on to.
-        settings: attributes of options and their like whose comparison with "cuda" decides in the same way.
+        handed: arguments of functions that are handed on to another function, with that function's.
+        tables: names of tables that have a key for CUDA and none for an NPU.
         options: options of the command line that may be "cuda" or "nccl", and attributes that a module gives it.
         unread: those of them that no file reads by such a name.
         exports: the names of torch that can be imported from each module, by the module's last name.
@@ -143,6 +140,7 @@ class Project:
         imported: the names in what any file imports of the project's modules: "a", "b" and "c" of "a.b.c".
         has_type_of_cuda: whether any file makes a type of CUDA's tensors the default one.
         asked_classes: attributes by the name of a device that any file reads of classes: "Options.device".
+        replicas: the module that makes a DataParallel, by the modules that are in one program with it.
     """
 
     classes: dict[str, Class] = field(default_factory=dict)
@@ -150,9 +148,8 @@ class Project:
     at_top: frozenset[str] = frozenset()
     scripted: frozenset[str] = frozenset()
     scripted_in: Mapping[Fingerprint, frozenset[str]] = field(default_factory=dict)
-    compared: frozenset[Argument] = frozenset()
-    decided: frozenset[Argument] = frozenset()
-    settings: frozenset[str] = frozenset()
+    handed: frozenset[tuple[Argument, Argument]] = frozenset()
+    tables: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     exports: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -162,6 +159,7 @@ class Project:
     imported: frozenset[str] = frozenset()
     has_type_of_cuda: bool = False
     asked_classes: frozenset[str] = frozenset()
+    replicas: Mapping[str, str] = field(default_factory=dict)
 
     def mentions_option(self, data: bytes) -> bool:
         """Return whether the bytes of a file may read an option whose default is a device."""
@@ -235,19 +233,17 @@ def project_of(
     """
     facts, names, modules = list(facts), list(names), frozenset(modules)
     classes: dict[str, Class] = {}
-    compared: frozenset[Argument] = frozenset()
     for each in facts:
         for name, found in each.classes.items():
             classes[name] = classes[name] | found if name in classes else found
-        compared |= each.compared
     options = frozenset(name for each in facts for name in each.options)
     exports = together([(name, each.exports) for name, each in zip(names, facts, strict=False)])
     unread = options - {name for each in facts for name in each.read}
     kinds = frozenset(name for each in facts for name in each.kinds)
     project = Project(
-        classes, frozenset(modules), compared=compared, options=options, unread=unread, exports=exports, kinds=kinds,
-        decided=closure((each.decided for each in facts), (each.handed for each in facts)),
-        settings=frozenset(name for each in facts for name in each.settings),
+        classes, frozenset(modules), options=options, unread=unread, exports=exports, kinds=kinds,
+        handed=frozenset[tuple[Argument, Argument]]().union(*(each.handed for each in facts)),
+        tables=frozenset[str]().union(*(each.tables for each in facts)),
         assigned=frozenset(f"{name}.{one}" for name, each in zip(names, facts, strict=False) for one in each.assigned),
         patched={one: f"{name or 'this file'}, line {line}" for name, each in zip_longest(names, facts)
                  for one, line in sorted(each.patched, reverse=True)},
@@ -257,6 +253,7 @@ def project_of(
         ),
         has_type_of_cuda=any(each.has_type_of_cuda for each in facts),
         asked_classes=frozenset[str]().union(*(each.asked_classes for each in facts)),
+        replicas=in_one_program((name, each.imported, each.replicas) for name, each in zip(names, facts, strict=False)),
     )  # fmt: skip
     if not any(each.scripts.compiles for each in facts):
         return project
@@ -293,10 +290,10 @@ def facts_of(tree: ast.Module, *, scripts: bool = True) -> Facts:
     kinds = frozenset(filter(None, map(_of_kinds, nodes.calls)))
     answers = answers_of(tree, nodes)
     return Facts(
-        classes, scripts_of(tree, nodes, imports) if scripts else Scripts(), answers.compared, answers.decided,
-        answers.handed, answers.settings, options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
+        classes, scripts_of(tree, nodes, imports) if scripts else Scripts(), answers.handed, answers.tables,
+        options, read, exports_of(tree), kinds, frozenset(_assigned(tree)),
         frozenset(patched_in(nodes.calls)), frozenset(imported_in([*nodes.statements, *nodes.calls])),
-        any(map(_sets_type, nodes.calls)), frozenset(_asked_of_classes(nodes.all)),
+        any(map(_sets_type, nodes.calls)), frozenset(_asked_of_classes(nodes.all)), makes_replicas(nodes),
     )  # fmt: skip
 
 

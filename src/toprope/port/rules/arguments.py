@@ -193,10 +193,8 @@ def _read(file: File, node: ast.Attribute) -> bool:
     """`args.device` of an option whose default is a device, in any file of the project."""
     if _is_to_resolve(file, node):
         resolver = file.portable("kind" if use(file, node) is Use.KIND else resolver_for(node.attr))
-        held = 'its text is compared with "cuda" where the program decides by it where tensors are'
-        held = held if node.attr in file.project.settings else ""
         edits = file.replace(node, f"{resolver}(", node, ")")
-        file.report(DEFAULT, node, "resolved where it is read", edits=edits, held_back=held)
+        file.report(DEFAULT, node, "resolved where it is read", edits=edits)
         file.pass_over(node)
     return False
 

@@ -20,6 +20,7 @@ from toprope.port.analysis.places import (
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.rule import Example, Kind, Rule
+from toprope.port.rules.device_texts import is_rewritten
 from toprope.port.syntax.edits import Edit
 from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import with_defaults
@@ -37,7 +38,7 @@ PARAMETER = FAMILY.rule(
     "TR019a", _P, 'def f(device="cuda"): the text stays, and is resolved in the function',
     why=f"""{_IMPORT_TIME} So the default stays "cuda", and the first statement makes of it the name of the device in
     use. On CUDA that is the same text; a device, a number, None or another text goes through as it is. Where the
-    function asks for the text itself, device != "cuda", it is resolved where it is read instead.""",
+    function asks for the text itself, and that question stays, it is resolved where it is read instead.""",
     source=_SOURCE,
     examples=[
         Example(
@@ -89,15 +90,15 @@ PARAMETER = FAMILY.rule(
         Example(
             """
             def run(x, device="cuda"):
-                if device != "cuda":
-                    print("not the usual one")
+                if device == "cuda" or device == "mps":
+                    print("the usual one")
                 return x.to(device)
             """,
             """
             from toprope.device import portable
             def run(x, device="cuda"):
-                if device != "cuda":
-                    print("not the usual one")
+                if device == "cuda" or device == "mps":
+                    print("the usual one")
                 return x.to(portable.resolve(device))
             """,
         ),
@@ -262,7 +263,7 @@ def resolve_in(
 def _is_compared(file: File, read: ast.expr) -> bool:
     """Return whether the text of a device is compared with a name of CUDA's, and not for the kind of device alone."""
     around = file.parent(read)
-    return isinstance(around, ast.Compare) and any(
+    return isinstance(around, ast.Compare) and not is_rewritten(file, around) and any(
         isinstance(each, ast.Constant) and str(each.value).partition(":")[0] == "cuda"
         for side in (around.left, *around.comparators) for each in nodes_of(side)
     )  # fmt: skip

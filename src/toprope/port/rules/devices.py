@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 
 from toprope.port.analysis import places
+from toprope.port.analysis.own_options import names_option
 from toprope.port.analysis.places import Said, Use, begins_device, function_for, is_listed, is_template, said, use
 from toprope.port.analysis.receivers import is_for_own_to
 from toprope.port.family import Family
@@ -345,6 +346,8 @@ def _text(file: File, node: ast.expr) -> bool:
         return False
     how = use(file, node)
     if how is Use.UNKNOWN and not named.chosen:
+        if isinstance(node, ast.Constant) and names_option(file, node):
+            return False
         if not is_listed(file, node) and not _is_taken_by_runtime(file, node):
             file.report(UNUSED, node, f"{file.text(node)} {places.why_unknown(file, node)}: left as it is")
             return _but_for(file, node, named)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ast
 
-from toprope.port.analysis.places import TWO_KINDS, is_constant_cuda, texts_of
+from toprope.port.analysis.places import TWO_KINDS, texts_of
 from toprope.port.analysis.receivers import why_left
 from toprope.port.conditions.compiled import why_asked_as_it_is
 from toprope.port.family import Family
 from toprope.port.file import File
-from toprope.port.project.asked import is_one_device
-from toprope.port.project.facts import OTHERS
-from toprope.port.rule import Example, Kind, Rule
+from toprope.port.rule import Example, Kind
+from toprope.port.rules.device_texts import NAMED, ask_in_text, asked_names, device_of, is_cuda_text, report_question
 from toprope.port.syntax.nodes import name_of, nodes_of
 
 __all__ = ["FAMILY"]
@@ -253,144 +252,47 @@ TYPE = FAMILY.rule(
 )
 
 
-def _tells_apart(file: File, node: ast.AST) -> bool:
-    """Return whether the function around a place, or the file, asks for another kind of accelerator too.
-
-    So does an option of the command line that can be given another kind.
-    """
-    if any(isinstance(each, ast.Attribute) and each.attr in file.project.kinds for each in nodes_of(node)):
-        return True
-    around = file.function(node) or file.walk.module.node
-    return any(
-        isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.partition(":")[0] in OTHERS
-        for each in nodes_of(around)
-    )
-
-
-def _is_text(file: File, node: ast.expr) -> bool:
-    """Return whether it is "cuda", or `torch.device("cuda").type`."""
-    if isinstance(node, ast.Attribute) and node.attr == "type" and isinstance(node.value, ast.Call):
-        call = node.value
-        return file.dotted(call.func) == "torch.device" and len(call.args) == 1 and is_constant_cuda(call)
-    return isinstance(node, ast.Constant) and node.value == "cuda"
-
-
 def _named(file: File, node: ast.expr) -> bool:
     """Return whether it is "cuda", or a tuple, list or set of nothing else."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
-        return len(node.elts) == 1 and _is_text(file, node.elts[0])
-    return _is_text(file, node)
+        return len(node.elts) == 1 and is_cuda_text(file, node.elts[0])
+    return is_cuda_text(file, node)
 
 
 @FAMILY.node(ast.Compare)
 def _compare(file: File, node: ast.Compare) -> bool:
-    if len(node.ops) != 1:
+    if len(node.ops) != 1 or _is_about_type(file, node):
         return False
+    if (asked := asked_names(file, node)) is not None:
+        report_question(file, node, asked[0], isinstance(node.ops[0], ast.NotEq | ast.NotIn), NAMED, asked[1])
+    return False
+
+
+def _is_about_type(file: File, node: ast.Compare) -> bool:
+    """Report a question about the type of a device; return whether it is one."""
     operator, left, right = node.ops[0], node.left, node.comparators[0]
     if isinstance(operator, ast.Eq | ast.NotEq):
-        if _is_text(file, left):
+        if is_cuda_text(file, left):
             left, right = right, left
-        return _is_text(file, right) and _of_type(file, node, left, isinstance(operator, ast.NotEq))
+        return is_cuda_text(file, right) and _of_type(file, node, left, isinstance(operator, ast.NotEq))
     if not isinstance(operator, ast.In | ast.NotIn):
         return False
-    if _is_text(file, left):
-        return _in_text(file, node, right, isinstance(operator, ast.NotIn))
+    if is_cuda_text(file, left):
+        return ask_in_text(file, node, right, isinstance(operator, ast.NotIn))
     return _named(file, right) and _of_type(file, node, left, isinstance(operator, ast.NotIn))
 
 
 def _of_type(file: File, node: ast.Compare, asked: ast.expr, is_not: bool) -> bool:
     """`device.type == "cuda"`, with its sides in this order, or `device == "cuda"` of what holds a device's name."""
-    named = _device_of(file, asked) if isinstance(asked, ast.Call) else asked
+    named = device_of(file, asked) if isinstance(asked, ast.Call) else asked
     if isinstance(named, ast.Name | ast.Attribute) and texts_of(file, named) in TWO_KINDS:
-        _rewrite(file, node, named, is_not, TYPE)
-        return False
+        report_question(file, node, named, is_not, TYPE)
+        return True
     if not isinstance(asked, ast.Attribute) or asked.attr not in ("type", "device_type"):
         return False
     value = asked.value
     name = name_of(value)
     if "dev" not in name.lower() and not isinstance(value, ast.Call):
         return False
-    _rewrite(file, node, value if asked.attr == "type" else asked, is_not, TYPE)
-    return False
-
-
-def _rewrite(file: File, node: ast.expr, device: ast.expr, is_not: bool, rule: Rule) -> None:
-    """Report a question. What is asked is still looked at: it may be an option that is resolved itself."""
-    parent = file.parent(node)
-    if _tells_apart(file, node):
-        file.report(rule, node, "the code tells several kinds of device apart: is this one NVIDIA's?")
-    elif why := why_asked_as_it_is(file, node, device):
-        file.report(rule, node, why)
-    elif is_not and isinstance(parent, ast.BinOp | ast.Attribute | ast.Compare | ast.Await | ast.Starred):
-        file.report(rule, node)
-    else:
-        start = "not " if is_not else ""
-        file.report(rule, node, edits=file.replace(node, f"{start}{file.portable('is_accelerator')}(", device, ")"))
-    for each in nodes_of(node):
-        if isinstance(each, ast.Constant) or (isinstance(each, ast.expr) and _is_text(file, each)):
-            file.done(each)
-
-
-TEXT = FAMILY.rule(
-    "TR018",
-    Kind.REVIEW,
-    '"cuda" in str(device), str(device).startswith("cuda"): whether it is an accelerator',
-    why="""The text of another card's device begins otherwise. The question itself can be asked.""",
-    source="seen in public code",
-    examples=[
-        Example(
-            """
-            if "cuda" in str(device):
-                work()
-            half = str(self.device).startswith("cuda")
-            """,
-            """
-            from toprope.device import portable
-            if portable.is_accelerator(device):
-                work()
-            half = portable.is_accelerator(self.device)
-            """,
-        ),
-        Example(
-            """
-            if "cuda" in device:
-                work()
-            """,
-            """
-            from toprope.device import portable
-            if portable.is_accelerator(device):
-                work()
-            """,
-        ),
-        Example('if "cuda" in str(path):\n    pass', reported=False),
-    ],
-)
-
-
-def _device_of(file: File, node: ast.expr) -> ast.expr | None:
-    """The device whose text a node is; None where it is not seen to be one."""
-    value = node
-    while isinstance(value, ast.Call):  # str(device), portable.resolve(args.device) of an earlier run
-        resolves = file.calls_runtime(value, "resolve", "resolve_kind")
-        if not (resolves or file.is_builtin(value.func, "str")) or len(value.args) != 1 or value.keywords:
-            return None
-        value = value.args[0]
-    value = value.value if isinstance(value, ast.Attribute) and value.attr == "type" else value
-    name = name_of(value)
-    return value if is_one_device(name.lower()) else None
-
-
-def _in_text(file: File, node: ast.Compare, text: ast.expr, is_not: bool) -> bool:
-    if (device := _device_of(file, text)) is not None:
-        _rewrite(file, node, device, is_not, TEXT)
-    return False
-
-
-@FAMILY.method("startswith")
-def _starts(file: File, node: ast.Call) -> bool:
-    assert isinstance(node.func, ast.Attribute)
-    if len(node.args) != 1 or not _is_text(file, node.args[0]):
-        return False
-    if (device := _device_of(file, node.func.value)) is not None:
-        _rewrite(file, node, device, False, TEXT)
-    return False
+    report_question(file, node, value if asked.attr == "type" else asked, is_not, TYPE)
+    return True

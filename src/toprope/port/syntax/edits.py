@@ -9,6 +9,7 @@ Made by `file` for rules, applied by `engine`; tests/port/test_port_engine.py.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,12 @@ class Edit:
     def of(cls, source: Source, start: int, end: int, pieces: Iterable[str | ast.AST]) -> Edit:
         """An edit whose kept parts are nodes."""
         return cls(start, end, tuple(piece if isinstance(piece, str) else source.span(piece) for piece in pieces))
+
+    @property
+    def is_call(self) -> bool:
+        """Return whether the new text is a call of one name."""
+        said = "".join(piece if isinstance(piece, str) else "_" for piece in self.pieces)
+        return re.fullmatch(r"[\w.]+\([\w., =\"]*\)", said) is not None
 
     def says(self, text: str) -> bool:
         """Return whether the new text has this in it."""

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from toprope.functions.exceptions import CODES, YRRuntimeError, said
 from toprope.functions.lifecycle import Command, Do, End, GroupLife, Stage
 from toprope.functions.local.instance import Instance
+from toprope.functions.local.object_store import DONE
 from toprope.functions.local.process import locked
 from toprope.functions.objects import Entry, ObjectRef
 from toprope.functions.options import GroupOptions
 from toprope.functions.scheduling.ledger import Grant
 
 if TYPE_CHECKING:
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.reactor import Reactor
+    from toprope.functions.local.scheduling.scheduler import Scheduler
+    from toprope.functions.local.session_state import SessionState
 
 __all__ = ["Group", "Groups"]
 
@@ -42,11 +45,34 @@ class Group(GroupLife[Instance]):
     over: Entry = field(default_factory=Entry)
 
 
-class Groups:
-    """The instance groups of a session. The caller holds its lock."""
+class Members(Protocol):
+    """The part of the instance manager that groups use; see `Instances`."""
 
-    def __init__(self, session: Session) -> None:
+    def granted(self, instance: Instance, grant: Grant) -> None:
+        """Start an instance whose resources were granted."""
+
+    def end(self, instance: Instance, error: BaseException) -> None:
+        """End an instance; its calls raise the error from now on."""
+
+    def make_room(self) -> None:
+        """Stop idle workers for functions: others wait for resources."""
+
+
+class Groups:
+    """The instance groups of a session. The caller holds its lock.
+
+    Args:
+        session: the session.
+        reactor: has the timers.
+        scheduler: places the members.
+        members: starts and ends them.
+    """
+
+    def __init__(self, session: SessionState, reactor: Reactor, scheduler: Scheduler, members: Members) -> None:
         self._session = session
+        self._reactor = reactor
+        self._scheduler = scheduler
+        self._members = members
         self._groups: dict[str, Group] = {}
 
     def join(self, instance: Instance) -> None:
@@ -96,7 +122,7 @@ class Groups:
         for member in group.members:
             grant = group.grants[member.asked]
             vendor, ids = next(iter(grant.cards.items()), ("", ()))
-            (node,) = (each for each in self._session.scheduler.ledgers[member.ledger].nodes if each.id == grant.node)
+            (node,) = (each for each in self._scheduler.ledgers[member.ledger].nodes if each.id == grant.node)
             model = next((card.model for card in node.cards if card.vendor == vendor and card.id in ids), "")
             told.append((node.labels.get("NODE_ID", node.id), f"{vendor}/{model}" if vendor else "", ids))
         return group.members.index(instance), len(group.members), told
@@ -109,14 +135,14 @@ class Groups:
                     self._place(group)
                 case Do.LAUNCH:
                     for member in list(group.members):
-                        self._session.instances.granted(member, group.grants[member.asked])
+                        self._members.granted(member, group.grants[member.asked])
                 case Do.READY:
-                    self._finish(group.ready)
+                    group.ready.finish(DONE)
                 case End(error, failed):
                     if failed:
                         group.ready.finish(None, error)
                     for member in group.members:
-                        self._session.instances.end(member, error)
+                        self._members.end(member, error)
                     self.freed(group)
                 case Do.DISSOLVE:
                     self._dissolve(group)
@@ -127,7 +153,7 @@ class Groups:
             self.do(group, group.freed())
 
     def _place(self, group: Group) -> None:
-        session, scheduler = self._session, self._session.scheduler
+        scheduler = self._scheduler
         try:
             ledgers = {scheduler.ledger_name(each.options) for each in group.members}
             if len(ledgers) > 1:
@@ -146,8 +172,8 @@ class Groups:
             member.ledger, member.asked = ledger, number
             scheduler.expect(ledger, number, member, self._granted)
         if group.options.timeout != -1:
-            session.reactor.after(group.options.timeout, lambda: self._too_late(group))
-        session.pools.make_room()
+            self._reactor.after(group.options.timeout, lambda: self._too_late(group))
+        self._members.make_room()
         scheduler.serve()
 
     def _granted(self, instance: Instance, grant: Grant) -> None:
@@ -161,7 +187,7 @@ class Groups:
         with self._session.lock:
             if group.stage is not Stage.WAITING:
                 return
-            scheduler = self._session.scheduler
+            scheduler = self._scheduler
             found = [
                 scheduler.ledgers[each.ledger].shortage(each.request, scheduler.filter(each.options))
                 for each in group.members
@@ -169,10 +195,6 @@ class Groups:
             short = dict.fromkeys(each.explained for each in found if each.reasons)
             why = "\n".join(short) or f"its {len(group.members)} members do not fit together"
             self.do(group, group.late(why))
-
-    def _finish(self, entry: Entry) -> None:
-        """Make an object available whose value carries no information."""
-        entry.finish(self._session.store.pack(True))
 
     def _dissolve(self, group: Group) -> None:
         """Remove a group without members: its name is free."""
@@ -182,4 +204,4 @@ class Groups:
             gone = YRRuntimeError(f"group {group.name} has ended", CODES["instance exited"])
             group.ready.finish(None, group.error or gone)
         if not group.over.done:
-            self._finish(group.over)
+            group.over.finish(DONE)

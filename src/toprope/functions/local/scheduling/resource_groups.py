@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toprope.functions.exceptions import CODES, YRequestError, YRRuntimeError
+from toprope.functions.local.object_store import DONE
 from toprope.functions.local.process import locked
 from toprope.functions.objects import Entry, ObjectRef
 from toprope.functions.options import InvokeOptions
@@ -29,7 +31,7 @@ from toprope.functions.scheduling.ledger import Grant, Ledger
 from toprope.functions.scheduling.requests import Request
 
 if TYPE_CHECKING:
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.session_state import SessionState
 
 __all__ = ["ResourceGroups"]
 
@@ -59,17 +61,32 @@ class _Group:
     ready: Entry = field(default_factory=Entry)
 
 
+class Queue(Protocol):
+    """The part of the scheduler that groups use; see `Scheduler`."""
+
+    def expect(self, ledger: str, number: int, asker: _Group, granted: Callable[[_Group, Grant], None]) -> None:
+        """Register `granted`, which is called with the grant of this number."""
+
+    def forget(self, ledger: str, number: int) -> None:
+        """Remove the callback for the grant of this number."""
+
+    def serve(self) -> None:
+        """Grant free resources to the queued requests, in order."""
+
+
 class ResourceGroups:
     """The resource groups of a session. The caller holds its lock.
 
     Args:
         session: the session.
         ledgers: the ledgers by name, "" for the machine's; those of the groups are added.
+        queue: the scheduler.
     """
 
-    def __init__(self, session: Session, ledgers: dict[str, Ledger]) -> None:
+    def __init__(self, session: SessionState, ledgers: dict[str, Ledger], queue: Queue) -> None:
         self._session = session
         self._ledgers = ledgers
+        self._queue = queue
         self._groups: dict[str, _Group] = {}
         self._leaving: list[_Group] = []
         self._numbers = itertools.count(1)
@@ -90,8 +107,8 @@ class ResourceGroups:
         machine = self._session.ledger
         group.numbers = machine.ask_together(requests, strategy)
         for number in group.numbers:
-            self._session.scheduler.expect("", number, group, self._granted)
-        self._session.scheduler.serve()
+            self._queue.expect("", number, group, self._granted)
+        self._queue.serve()
         if not group.ready.done and not machine.could_ever(group.numbers[0]):
             _log.warning("resource group %s can never be met here: %s", name, self.shortage(group))
         return ObjectRef(self._session, group.ready)
@@ -133,13 +150,12 @@ class ResourceGroups:
         error = YRRuntimeError(f"resource group {name} was removed", CODES["instance exited"])
         if not group.ready.done:
             for number in group.numbers:
-                session.scheduler.forget("", number)
+                self._queue.forget("", number)
             session.ledger.withdraw(group.numbers[0])
             group.ready.finish(None, error)
         self._leaving.append(group)
-        session.instances.leave(group.ledger, error)
-        session.pools.leave(group.ledger, error)
-        session.scheduler.serve()
+        session.leave(group.ledger, error)
+        self._queue.serve()
 
     def release_removed(self) -> None:
         """Release the bundles of removed groups that are no longer in use."""
@@ -182,7 +198,7 @@ class ResourceGroups:
             rest = rest_of_cards(node, held)
             if rest is not None:
                 ledger.hold(node.id, rest)
-        group.ready.finish(self._session.store.pack(True))
+        group.ready.finish(DONE)
 
     def _state_of(self, group: _Group) -> dict[str, Any]:
         state = "CREATED" if group.ready.done else "PENDING"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from toprope.functions.deployment.reservations import Reservations
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.local.scheduling.instance_groups import Groups
 from toprope.functions.local.scheduling.resource_groups import ResourceGroups
 from toprope.functions.options import InvokeOptions
 from toprope.functions.scheduling.affinity import Wishes, instance_labels
@@ -26,7 +25,8 @@ from toprope.functions.timers import Timer
 
 if TYPE_CHECKING:
     from toprope.functions.local.instance import Instance
-    from toprope.functions.local.session import Session
+    from toprope.functions.local.reactor import Reactor
+    from toprope.functions.local.session_state import SessionState
 
 __all__ = ["Scheduler"]
 
@@ -54,18 +54,19 @@ class Scheduler:
 
     Args:
         session: the session.
+        reactor: has the timers.
         reservations: other programs' reservations of the node's cards; None without `toprope start`.
     """
 
-    def __init__(self, session: Session, reservations: Reservations | None) -> None:
+    def __init__(self, session: SessionState, reactor: Reactor, reservations: Reservations | None) -> None:
         self._session = session
+        self._reactor = reactor
         self._reservations = reservations
         self._look: Timer | None = None
         self.ledgers: dict[str, Ledger] = {"": session.ledger}
         self._waiting: dict[tuple[str, int], tuple[Any, Callable[[Any, Grant], None]]] = {}
         self._serving = False
-        self.resource_groups = ResourceGroups(session, self.ledgers)
-        self.groups = Groups(session)
+        self.resource_groups = ResourceGroups(session, self.ledgers, self)
 
     # Resources
 
@@ -141,7 +142,7 @@ class Scheduler:
         finally:
             self._serving = False
         if self._reservations is not None and self._session.ledger.is_waited_for and self._look is None:
-            self._look = self._session.reactor.after(LOOK, self._poll_reservations)
+            self._look = self._reactor.after(LOOK, self._poll_reservations)
 
     def _granted(self, ledger: Ledger) -> tuple[Grant, ...]:
         if self._reservations is None or ledger is not self._session.ledger:
@@ -168,14 +169,9 @@ class Scheduler:
     def shortage_of(self, asker: Asker, request: Request) -> str:
         """Return the reason of a shortage, with the current holders."""
         found = self.shortage_for(asker, request)
-        return found.explained + (self._held(asker.ledger) if found.ever and not found.is_affinity else "")
-
-    def _held(self, ledger: str) -> str:
-        """Format the holders of a ledger's resources."""
-        instances = self._session.instances
-        of_ledger = {each.id for each in instances.living() if each.ledger == ledger}
-        holders = [each for each in instances.holders() if each.id in of_ledger]
-        return held_by([*holders, *self._session.pools.holders(ledger)])
+        if not found.ever or found.is_affinity:
+            return found.explained
+        return found.explained + held_by(self._session.holders(asker.ledger))
 
     def shortage_for(self, asker: Asker, request: Request) -> Shortage:
         """Return the shortage of a pending request."""
@@ -222,7 +218,7 @@ class Scheduler:
         host = _host(node.id)
         return [
             instance_labels(each.options.labels)
-            for each in self._session.instances.living()
+            for each in self._session.living()
             if each.grant is not None and _host(each.grant.node) == host
         ]
 

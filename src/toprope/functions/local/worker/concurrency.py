@@ -17,17 +17,54 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from toprope.functions.transport.wire import Closed, Kind, Message
-
-if TYPE_CHECKING:
-    from toprope.functions.local.worker.worker_process import Worker
+from toprope.functions.transport.wire import Channel, Closed, Kind, Message
 
 __all__ = ["HOOK", "AnswerSignal", "Loop", "Threads"]
 
 HOOK = "__yr_shutdown__"
 """The method of an instance that is called before its end."""
+
+
+class Worker(Protocol):
+    """The part of `worker_process.Worker` that runs calls.
+
+    Attributes:
+        channel: the socket to the driver.
+        instance: the user's object; None in a worker for functions.
+        leaving: whether a call has requested the end: no other call starts.
+        stopped: whether no more messages are run.
+    """
+
+    channel: Channel
+    instance: Any
+    leaving: bool
+    stopped: bool
+
+    def run_here(self, message: Message) -> None:
+        """Run a message in this thread, and send the result."""
+
+    def prepare(self, message: Message) -> tuple[Any, tuple[Any, ...], dict[str, Any], int | None]:
+        """Return the callable of a message, its arguments, and the expected number of values."""
+
+    def answer(self, number: int, result: Any, returns: int | None) -> None:
+        """Send the result of a call."""
+
+    def send_values(self, kind: int, number: int, values: list[Any]) -> None:
+        """Send values for the driver to store."""
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Send the error of a call."""
+
+    def is_unwanted(self, number: int) -> bool:
+        """True if the generator of a call was closed."""
+
+    def send_releases(self) -> None:
+        """Send the releases to the driver."""
+
+    def undisturbed(self, action: Callable[[], object]) -> None:
+        """Run an action that SIGTERM must not interrupt."""
 
 
 class Threads:

@@ -10,7 +10,6 @@ tests/functions/test_functions_faults.py.
 
 from __future__ import annotations
 
-import array
 import ctypes
 import gc
 import json
@@ -24,11 +23,11 @@ import time
 import weakref
 from collections.abc import Collection
 
+from toprope.functions.local.folder import MARK
+
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-MARK = "TOPROPE_WORKER"
-"""The variable by which programs that a worker started are known: the session's folder and the worker's number."""
 
 _PATIENCE = 2.0
 """Seconds that processes may take to be gone once they were killed."""
@@ -206,12 +205,6 @@ def _children(pid: int) -> list[int]:
     except OSError:
         pass
     return found
-
-
-def send_worker(control: socket.socket, number: int, file: int) -> None:
-    """Ask the forkserver for a worker that has this end of a socket."""
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
-    control.sendmsg([json.dumps({"number": number}).encode()], ancillary)
 
 
 if __name__ == "__main__":

@@ -14,26 +14,61 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from toprope.functions.arguments import lift
 from toprope.functions.backend import Backend, Code, Forwarded, InstanceGroups, KeyValuePairs, ResourceGroups, restore
 from toprope.functions.exceptions import CODES, YRRuntimeError, YRTimeoutError, unreadable
 from toprope.functions.generators import Items, ObjectRefGenerator, signalled
+from toprope.functions.local.worker.concurrency import AnswerSignal
 from toprope.functions.local.worker_requests import Requests
 from toprope.functions.objects import ObjectRef, given, parted
 from toprope.functions.options import InvokeOptions
-from toprope.functions.transport.serialization import Packed, pack, unpack
-from toprope.functions.transport.wire import Closed, Kind, Message, Outgoing
+from toprope.functions.transport.arena import Arena, Reader
+from toprope.functions.transport.serialization import BlockKey, Packed, pack, unpack
+from toprope.functions.transport.wire import Channel, Closed, Kind, Message, Outgoing
 
 if TYPE_CHECKING:
     from toprope.functions.local.process import Process
-    from toprope.functions.local.worker.worker_process import Worker
 
 __all__ = ["Relay"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Worker(Protocol):
+    """The part of `worker_process.Worker` that requests go through.
+
+    Attributes:
+        number: names it in the session.
+        channel: the socket to the driver.
+        arena, reader: the shared memory that it writes and reads.
+        codes: pickles of functions and classes, by key.
+        instance: the user's object; None in a worker for functions.
+        released: blocks that it has read, for their owner.
+        always_reads: whether its main thread runs no calls.
+        answer_signal: wakes the threads that wait for an answer.
+    """
+
+    number: int
+    channel: Channel
+    arena: Arena
+    reader: Reader
+    codes: dict[str, bytes]
+    instance: Any
+    released: deque[BlockKey]
+    always_reads: bool
+    answer_signal: AnswerSignal
+
+    def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait, in any thread of this process, until something is done. Return True if it is."""
+
+    def send_releases(self) -> None:
+        """Send the releases to the driver."""
+
+    def checkpoint(self) -> bytes:
+        """Pickle the instance for another process."""
 
 
 class RemoteEntry:

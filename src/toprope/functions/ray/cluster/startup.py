@@ -1,9 +1,10 @@
 """Start of a session on Ray: on a running cluster, or on one that is started here for this program.
 
 `yr.init` with an address of a Ray comes here. It checks the address and the token, connects, and makes the session
-actor and the driver's `RayBackend`. Forms of addresses are openYuanrong's and Ray's, the arguments of a start Ray's.
-A start that fails leaves no process and no variable behind. Tests: tests/functions/test_functions_ray_auth.py,
-tests/functions/test_functions_ray_parts.py, and (slow) tests/functions/test_functions_ray.py.
+actor and the driver's `RayBackend`; a worker's is registered here. Forms of addresses are openYuanrong's and Ray's, the
+arguments of a start Ray's. A start that fails leaves no process and no variable behind. Tests:
+tests/functions/test_functions_ray_auth.py, tests/functions/test_functions_ray_parts.py, and (slow)
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from toprope.errors import EnvironmentProblem
 from toprope.extras import advice
 from toprope.functions.options import Config
-from toprope.functions.ray.attach import NAMESPACE, manager_name
+from toprope.functions.ray.attach import NAMESPACE, manager_name, set_maker
 from toprope.functions.ray.cluster.address_check import check_ray
 from toprope.functions.ray.nodes.local_node import (
     auth_mode,
@@ -43,6 +44,15 @@ warning, that only those with the token of this user may use what is started."""
 
 _END = 10.0
 """Time for the processes of a Ray that failed to start to end, in seconds."""
+
+
+def _worker_backend(host: Any) -> Backend:
+    from toprope.functions.ray.worker_backend import WorkerBackend
+
+    return WorkerBackend(host)
+
+
+set_maker(_worker_backend)
 
 
 def import_ray() -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toprope.functions.exceptions import CODES, YRError, YRRuntimeError
 from toprope.functions.lifecycle import Command, Do, End, Gone, GroupLife, Stage, terminated
@@ -25,7 +25,8 @@ from toprope.functions.ray.refs import Entry
 from toprope.functions.ray.scheduling.resource_groups import placement_group
 
 if TYPE_CHECKING:
-    from toprope.functions.ray.backend import RayBackend
+    from toprope.functions.ray.objects import RayObjects
+    from toprope.functions.ray.scheduling.scheduler import Placing
 
 __all__ = ["Groups"]
 
@@ -54,15 +55,38 @@ class _Group(GroupLife[Record]):
         return f"group {self.name}"
 
 
+class Members(Protocol):
+    """The part of `ray.instances.Instances` that groups use."""
+
+    def launch(self, record: Record, place: dict[str, Any]) -> None:
+        """Have Ray make an instance, with these placement options."""
+
+    def end(self, record: Record, error: BaseException) -> None:
+        """End an instance, its hook first; its calls raise the error from now on."""
+
+    def fail(self, record: Record, error: BaseException) -> None:
+        """Handle a dead instance: release its resources and fail its pending calls."""
+
+    def has_ended(self, record: Record) -> bool:
+        """True if Ray has reported the end of an instance's actor."""
+
+    def why_ended(self, id: str) -> BaseException | None:
+        """Return the known reason of an instance's end."""
+
+
 class Groups:
     """The groups of instances that a process has created.
 
     Args:
         backend: of the process.
+        placing: of the process.
+        members: launches and ends them.
     """
 
-    def __init__(self, backend: RayBackend) -> None:
+    def __init__(self, backend: RayObjects, placing: Placing, members: Members) -> None:
         self._backend = backend
+        self._placing = placing
+        self._members = members
         self._groups: dict[str, _Group] = {}
 
     def join(self, record: Record) -> None:
@@ -102,7 +126,7 @@ class Groups:
             return None
         group.terminate()
         for each in group.members:
-            self._backend.instances.end(each, terminated())
+            self._members.end(each, terminated())
         self._give_back(group)
         return self._backend.put(True)
 
@@ -139,7 +163,7 @@ class Groups:
         for place, each in enumerate(members):
             asked = amounts(each.request, smallest).options()
             where = PlacementGroupSchedulingStrategy(group.placement, place // size)
-            backend.instances.launch(each, {**asked, "scheduling_strategy": where})
+            self._members.launch(each, {**asked, "scheduling_strategy": where})
         if group.error is not None:
             return  # a member could not be launched
         group.answers = [each.handle.ready.remote() for each in members]
@@ -154,7 +178,7 @@ class Groups:
     def _late(self, group: _Group) -> None:
         if group.stage is not Stage.WAITING or self._is_placed(group):
             return
-        short = self._backend.instances.placing.shortage
+        short = self._placing.shortage
         found = dict.fromkeys(short(each.request, each.options)[0] for each in group.members)
         self._do(group, group.late("\n".join(found)))
 
@@ -181,7 +205,7 @@ class Groups:
         """See whether a group is placed, whether its members are up, and whether one has ended; true while none has."""
         if group.stage in (Stage.GATHERING, Stage.ENDED):
             return False
-        instances = self._backend.instances
+        instances = self._members
         lost = next((each for each in group.members if not each.is_over and instances.has_ended(each)), None)
         if lost is None:
             self._check_started(group)
@@ -212,7 +236,7 @@ class Groups:
             except YRError:
                 pass  # the session has ended
         for each in group.members:
-            self._backend.instances.fail(each, error)
+            self._members.fail(each, error)
         self._give_back(group)
         self._do(group, group.freed())
 
@@ -222,7 +246,7 @@ class Groups:
             self._backend.ray.util.remove_placement_group(placement)
 
 
-def _remote_barrier(backend: RayBackend) -> Any:
+def _remote_barrier(backend: RayObjects) -> Any:
     return backend.ray.remote(_barrier).options(num_cpus=0, max_retries=0)
 
 

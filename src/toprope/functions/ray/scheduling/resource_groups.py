@@ -7,6 +7,7 @@ messages are `scheduling.bundles`'s; states, tables and the names of resources i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from toprope.functions.scheduling.bundles import (
 from toprope.functions.scheduling.requests import Request
 
 if TYPE_CHECKING:
-    from toprope.functions.ray.backend import RayBackend
+    from toprope.functions.ray.objects import RayObjects
 
 __all__ = ["ResourceGroups", "placement_group"]
 
@@ -41,7 +42,7 @@ class _Group:
     ready: Any
 
 
-def placement_group(backend: RayBackend, requests: list[list[Request]], strategy: str, name: str) -> Any:
+def placement_group(backend: RayObjects, requests: list[list[Request]], strategy: str, name: str) -> Any:
     """A placement group of Ray, one bundle for each of the lists of requests."""
     nodes = backend.ask(Manager.view)
     bundles, selectors = [], []
@@ -66,10 +67,12 @@ class ResourceGroups:
 
     Args:
         backend: of the process.
+        leave: ends the instances of a group that is removed.
     """
 
-    def __init__(self, backend: RayBackend) -> None:
+    def __init__(self, backend: RayObjects, leave: Callable[[str, BaseException], None]) -> None:
         self._backend = backend
+        self._leave = leave
         self._groups: dict[str, _Group] = {}
 
     def create(self, name: str, bundles: list[dict[str, float]], strategy: str) -> ObjectRef:
@@ -139,7 +142,7 @@ class ResourceGroups:
         if found is None:
             raise YRRuntimeError(f"there is no resource group {name}", CODES["invalid parameter"])
         error = YRRuntimeError(f"resource group {name} was removed", CODES["instance exited"])
-        self._backend.instances.leave(name, error)
+        self._leave(name, error)
         self._backend.ray.util.remove_placement_group(found)
         self._groups.pop(name, None)
 

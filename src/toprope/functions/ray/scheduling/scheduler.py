@@ -36,7 +36,7 @@ from toprope.functions.scheduling.nodes import Node
 from toprope.functions.scheduling.requests import Request, check_keys
 
 if TYPE_CHECKING:
-    from toprope.functions.ray.backend import RayBackend
+    from toprope.functions.ray.objects import RayObjects
 
 __all__ = ["Asked", "Placing"]
 
@@ -51,11 +51,12 @@ class Placing:
 
     Args:
         backend: of the process.
+        leave: ends the instances of a resource group that is removed.
     """
 
-    def __init__(self, backend: RayBackend) -> None:
+    def __init__(self, backend: RayObjects, leave: Callable[[str, BaseException], None]) -> None:
         self._backend = backend
-        self.resource_groups = ResourceGroups(backend)
+        self.resource_groups = ResourceGroups(backend, leave)
         self._waiting: dict[int, Request] = {}  # requests without resources so far
 
     def check(self, request: Request, options: InvokeOptions) -> None:
@@ -167,7 +168,7 @@ class Asked:
 
     def __init__(
         self,
-        backend: RayBackend,
+        backend: RayObjects,
         request: Request,
         on: Callable[[Node], bool] | None,
         bundles: Sequence[str] | None,

@@ -23,7 +23,7 @@ from toprope.functions.arguments import lower
 from toprope.functions.exceptions import CODES, YRRuntimeError
 from toprope.functions.lifecycle import freed
 from toprope.functions.local.worker.concurrency import HOOK
-from toprope.functions.ray.attach import BARE
+from toprope.functions.ray.attach import BARE, attach
 from toprope.functions.ray.failures import RaisedError
 from toprope.functions.ray.manager import Manager, Placed
 from toprope.functions.ray.tensors import know_tensors
@@ -92,7 +92,7 @@ class _Base:
                 {key: float(amount) for key, amount in context.get_assigned_resources().items()},
             )  # fmt: skip
             self._tell(Manager.place, placed)
-            self._attach()
+            attach(self)
             on_terminate(lambda: self.end(making.grace))
             target = pickle.loads(making.blob)
             if _was_restarted(context):
@@ -114,12 +114,6 @@ class _Base:
             except ray.exceptions.RayError:
                 pass  # the session has ended
             raise kept from None
-
-    def _attach(self) -> None:
-        from toprope.functions import context
-        from toprope.functions.ray.worker.worker_backend import WorkerBackend
-
-        context.set_backend(WorkerBackend(self))
 
     def _tell(
         self, what: Callable[Concatenate[Manager, str, P], None], *arguments: P.args, **keywords: P.kwargs

@@ -1,12 +1,14 @@
 """Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed.
 
-Only the reactor calls it. The messages of both sides are defined in `forkserver`. Workers may import torch ahead only
-where no real card's software reads its mask at that moment (`_may_import_torch`). Tests:
-tests/functions/test_functions_sockets.py, and (slow) tests/functions/test_functions_faults.py.
+Only the reactor calls it. The forkserver (`worker.forkserver`) is another program, which this one does not import: the
+messages, one JSON object each, are agreed with it: change both. Workers may import torch ahead only where no real
+card's software reads its mask at that moment (`_may_import_torch`). Tests: tests/functions/test_functions_sockets.py,
+and (slow) tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations
 
+import array
 import json
 import os
 import signal
@@ -19,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from toprope.functions.exceptions import CODES, YRRuntimeError
-from toprope.functions.local.worker import forkserver
+from toprope.functions.local.folder import MARK
 
 __all__ = ["Forkserver", "end_strays"]
+
+_FORKSERVER = "toprope.functions.local.worker.forkserver"
+"""The program that Python runs as the forkserver."""
 
 _TIMES, _WITHIN = 3, 60.0
 """After this number of ends within these seconds a forkserver is not started again."""
@@ -66,7 +71,7 @@ class Forkserver:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*_python_path(), _package_root()])}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", forkserver.__name__, str(theirs.fileno()), str(self._folder), modules,
+                [sys.executable, "-m", _FORKSERVER, str(theirs.fileno()), str(self._folder), modules,
                  str(os.getpid()), str(self._lock)],
                 pass_fds=[theirs.fileno(), self._lock], env=environment, stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -82,7 +87,8 @@ class Forkserver:
         try:
             if self.control is None:
                 raise OSError("it has ended")
-            forkserver.send_worker(self.control, number, file)
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
+            self.control.sendmsg([json.dumps({"number": number}).encode()], ancillary)
         except OSError as error:
             raise YRRuntimeError(
                 f"no worker can be started: {error}. Call yr.finalize and yr.init", CODES["internal error"]
@@ -127,7 +133,7 @@ def end_strays(folder: Path, workers: set[int]) -> None:
         folder: of the session.
         workers: their processes.
     """
-    mark = f"{forkserver.MARK}={folder.name}:".encode()
+    mark = f"{MARK}={folder.name}:".encode()
     for _ in range(5):  # what is killed may have forked just then
         found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_stray(pid, workers, mark)]
         for pid in found:

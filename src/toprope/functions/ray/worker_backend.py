@@ -1,7 +1,7 @@
 """The API inside of functions and instances on Ray: a `RayBackend` that leaves some calls to the session actor.
 
 What has to outlive the worker, such as instances that it creates, is made by the actor: a method that is added to
-`functions.backend` belongs here only if that holds for it. `ray.attach` and `worker.actor` make one. Tests:
+`functions.backend` belongs here only if that holds for it. `ray.attach` makes one. Tests:
 tests/functions/test_functions_ray.py (slow).
 """
 
