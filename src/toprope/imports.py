@@ -10,6 +10,7 @@ tests/compat/test_finder.py with torch's stand-in.
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
 from collections.abc import Callable, Container
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -29,6 +30,7 @@ class ImportHook:
 
     def __init__(self, names: Container[str]) -> None:
         self._names = names
+        self._asking: set[tuple[str, int]] = set()  # modules that a thread asks the other finders for
 
     def load(self, module: ModuleType, execute: Callable[[], None]) -> None:
         """Run the module's code by calling `execute`, and what is to happen before and after."""
@@ -36,16 +38,21 @@ class ImportHook:
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of such a module with our loader around its own; None for every other module."""
-        if fullname not in self._names:
+        asked = fullname, get_ident()
+        if fullname not in self._names or asked in self._asking:
             return None
-        for finder in sys.meta_path:
-            find_spec = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
-            if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    loader: Any = _Loader(spec.loader, self)
-                    spec.loader = loader
-                return spec
+        self._asking.add(asked)  # another hook for the same module asks this one
+        try:
+            for finder in sys.meta_path:
+                find_spec = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
+                if spec is not None:
+                    if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                        loader: Any = _Loader(spec.loader, self)
+                        spec.loader = loader
+                    return spec
+        finally:
+            self._asking.discard(asked)
         return None
 
 

@@ -1,6 +1,6 @@
 """Deprecated name of `toprope.visible_devices`; it works for one more minor version, with a DeprecationWarning.
 
-Tests: tests/base/test_visible_devices.py.
+Nothing is added here; the file goes with that version. Tests: tests/base/test_visible_devices.py.
 """
 
 import warnings

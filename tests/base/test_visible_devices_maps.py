@@ -124,6 +124,12 @@ def test_gpus_are_counted_as_torch_counts_them(mask: str, count: int) -> None:
     assert len(ids) or ids.problem
 
 
+def test_a_gpu_that_two_names_mean_is_listed_twice() -> None:
+    ids = cuda_map(f"{GPUS[0]},{GPUS[0][:-1]}", 2, GPUS[:2])
+    assert ids == IdMap((), (), "GPU 0 is listed twice")
+    assert as_torch_counts(f"{GPUS[0]},{GPUS[0][:-1]}", 2, GPUS[:2]) == []
+
+
 @given(st.permutations(range(4)))
 def test_gpus_keep_the_order_of_the_mask(order: list[int]) -> None:
     assert list(cuda_map(",".join(map(str, order)), 4).physical) == order

@@ -36,6 +36,26 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path, durable) -> 
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"new", ["facts.json"])
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_must_not_be_lost_is_on_the_disk_before_and_after_it_has_its_name(tmp_path, durable, monkeypatch) -> None:
+    synced = []
+
+    def sync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), path.exists()))
+
+    path = tmp_path / "facts.json"
+    monkeypatch.setattr(os, "fsync", sync)
+    with writing_whole(path, durable=durable) as file:
+        file.write(b"new")
+    if not durable:
+        assert synced == []
+        return
+    (hidden, was_there), folder = synced
+    assert hidden.startswith(f"{tmp_path}/.facts.json.")
+    assert not was_there
+    assert folder == (str(tmp_path), True)
+
+
 @pytest.mark.parametrize("failed", [KeyboardInterrupt(), ValueError("half"), OSError(errno.ENOSPC, "full")])
 def test_after_an_error_the_old_file_is_there_and_no_other(tmp_path, failed) -> None:
     path = tmp_path / "facts.json"

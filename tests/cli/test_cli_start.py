@@ -24,6 +24,10 @@ from toprope.cli.start import _simulated
 from toprope.errors import EnvironmentProblem, UsageError
 from toprope.functions.deployment import state_file
 from toprope.functions.deployment.start_options import WRONG_MODE, Deployment, begin, leftover, no_set
+from toprope.functions.local.folder import hold, shared_folder
+from toprope.functions.local.listing import listed
+from toprope.functions.local.startup import this_node
+from toprope.functions.options import Config
 from toprope.settings import Settings
 from toprope.sim.metrics import cards
 from toprope.sim.spec import SimSpec
@@ -222,6 +226,19 @@ def test_a_run_joins_the_cards_that_were_started():
 # The commands
 
 
+def test_a_session_offers_what_was_started_and_what_it_adds(monkeypatch):
+    monkeypatch.setenv("TOPROPE_SIM", "910B4x2")
+    started = Deployment(cpu=3000, memory=900, custom_resources={"ssd": 2}, labels={"zone": "a", "rack": "1"})
+    node = this_node(Config(custom_resources={"ssd": 5, "hdd": 1}, labels={"rack": "2"}), started)
+    assert (node.cpu, node.memory, dict(node.scalars)) == (3000, 900, {"ssd": 5, "hdd": 1})
+    assert [(card.id, card.model) for card in node.cards] == [(0, "910B4"), (1, "910B4")]
+    assert node.labels == {"NODE_ID": node.id, "HOST_IP": "127.0.0.1", "zone": "a", "rack": "2"}
+    assert this_node(Config(num_cpus=5, npu_collection_mode="off"), started).cpu == 5000
+    plain = this_node(Config(npu_collection_mode="off"), Deployment())
+    assert (plain.cpu, plain.cards) == (1000 * len(os.sched_getaffinity(0)), ())
+    assert plain.memory > 0
+
+
 def test_start_status_stop(runtime, capsys, monkeypatch):
     monkeypatch.setenv("YR_NOSET_ASCEND_RT_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("INIT_LABELS", '{"zone": "b"}')
@@ -271,6 +288,16 @@ def test_status_lists_the_instances_of_programs_where_nothing_was_started(runtim
     finally:
         functions.finalize()
     assert shown() == "System Status: STOPPED\n"
+
+
+def test_a_session_that_has_ended_without_removing_its_folder_is_not_listed(runtime):
+    folder = shared_folder()
+    (folder / "instances.json").write_text(json.dumps({"pid": 12, "instances": [{"id": "one"}]}))
+    assert list(listed()) == []  # it has no lock yet
+    lock = hold(folder)
+    assert list(listed()) == [(12, [{"id": "one"}])]
+    os.close(lock)
+    assert list(listed()) == []
 
 
 @pytest.mark.parametrize(

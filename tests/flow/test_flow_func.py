@@ -21,6 +21,7 @@ from toprope.flow.executor.fetcher import Fetched
 from toprope.flow.points import model_files
 from toprope.flow.points.closures import GraphClosure
 from toprope.flow.points.template import command, main, source
+from toprope.flow.session import given as given_options
 from toprope.flow.stage.spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, RunOptions, StageContext
 from toprope.flow.udf import flow_func as ff
 from toprope.flow.udf.run_context import MetaRunContext, PyMetaParams
@@ -274,10 +275,18 @@ PRIVATE = {
 """Modules of DataFlow that its own tests import, each with a name of it."""
 
 
-def test_the_facade_has_the_names(monkeypatch):
+@pytest.fixture
+def facade(monkeypatch):
+    """`dataflow` can be imported; nothing of it is left."""
     from toprope.compat import finder
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder.FacadeFinder()])
+    yield
+    for name in [each for each in sys.modules if each.partition(".")[0] == "dataflow"]:
+        del sys.modules[name]
+
+
+def test_the_facade_has_the_names(facade, monkeypatch):
     import dataflow
     import dataflow.data_type
     import dataflow.flow_func
@@ -312,8 +321,39 @@ def test_the_facade_has_the_names(monkeypatch):
     log.set_log_level(log.DEBUG)
     assert (log.get_logger().name, log.get_log_level()) == ("DATAFLOW", log.DEBUG)
     log.set_log_level(level)
-    for name in [each for each in sys.modules if each.partition(".")[0] == "dataflow"]:
-        del sys.modules[name]
+
+
+def test_modules_of_the_facade_that_have_code_of_their_own(facade, monkeypatch):
+    plugin = importlib.import_module("dataflow.plugin.torch.torch_plugin")
+    for dtype, of_torch in ((df.DT_FLOAT, torch.float32), (df.DT_BF16, torch.bfloat16), (df.DT_INT8, torch.int8)):
+        assert plugin._convert_df_to_torch_tensor_dtype(dtype) is of_torch
+        assert plugin._convert_torch_to_df_tensor_dtype(of_torch) is dtype
+    with pytest.raises(ValueError, match=r"torch_dtype torch\.complex64 is not supported"):
+        plugin._convert_torch_to_df_tensor_dtype(torch.complex64)
+    with pytest.raises(ValueError, match="is not supported"):
+        plugin._convert_df_to_torch_tensor_dtype(df.DT_STRING)
+
+    wrapper = importlib.import_module("dataflow.data_wrapper")
+    assert wrapper.DataType.DT_FLOAT is wrapper.FuncDataType.DT_FLOAT is df.DT_FLOAT
+
+    utils = importlib.import_module("dataflow.utils.utils")
+    monkeypatch.setattr(running, "_process", None)
+    monkeypatch.setattr(running, "_thread", threading.local())
+    utils.set_running_device_id(2)
+    utils.set_running_instance_id(1)
+    assert (df.get_running_device_id(), df.get_running_instance_id()) == (2, 1)
+    assert utils.get_msg_type_register() is df.msg_type_register
+    assert utils.convert_flow_msg_to_object(ff.FlowMsg(Message(PICKLED, {"a": 1}))) == {"a": 1}
+
+    def made_by_hand(value):
+        return value
+
+    made = importlib.import_module("dataflow.pyflow").PyFunctionProcessPoint(made_by_hand, {"num_returns": 1})
+    assert made.fnode
+    module = importlib.import_module("dataflow.dataflow")
+    assert module._global_options is given_options()
+    with pytest.raises(AttributeError, match="_other_options"):
+        module._other_options  # noqa: B018 - only a name that the vendor's tests use is there
 
 
 def test_outside_a_stage_nobody_runs_anywhere():

@@ -365,6 +365,16 @@ def test_what_only_cloudpickle_takes_arrives(way):
     assert again[2]["k"] is Local  # in the process that it comes from
 
 
+def test_what_is_the_programs_own_goes_by_value_wherever_it_lies(way, monkeypatch):
+    """Keys of a dictionary, too: a worker has no such module."""
+    kind = type("Key", (), {"__module__": "__main__", "__hash__": lambda self: 1, "__eq__": lambda self, other: True})
+    key = kind()
+    for value in ({key: 1}, {1: key}, [[key]], ((key,), {}), {"deep": [{key: 1}]}):
+        packed = pack(value, None)
+        assert b"_make_skeleton_class" in packed.data, value
+    assert b"_make_skeleton_class" not in pack({"a": [1, (2, None)]}, None).data
+
+
 def test_a_reference_is_sent_in_calls_alone():
     import pickle
 

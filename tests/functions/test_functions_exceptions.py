@@ -8,7 +8,7 @@ import pytest
 
 from toprope import functions as yr
 from toprope.functions.exception_pickle import Portable
-from toprope.functions.exceptions import CODES, describe, invoke_error
+from toprope.functions.exceptions import CODES, describe, fresh, invoke_error
 
 
 class Own(Exception):
@@ -101,6 +101,36 @@ def test_attributes_of_what_was_raised_are_there():
     assert (text.encoding, text.reason) == ("utf8", "why")
     assert invoke_error(StopIteration(4)).value == 4
     assert invoke_error(ImportError("m", name="n")).name == "n"
+
+
+def test_notes_cause_and_context_of_what_was_raised_are_there_and_in_each_callers_copy():
+    origin, cause, context = ValueError("a"), KeyError("cause"), KeyError("context")
+    origin.add_note("noted")
+    origin.__cause__, origin.__context__ = cause, context
+    error = invoke_error(origin)
+    for each in (error, fresh(error)):
+        assert each.__notes__ == ["noted"]
+        assert (each.__cause__, each.__context__, each.__suppress_context__) == (cause, context, True)
+
+
+def test_groups_and_causes_are_kept_to_a_depth_and_the_rest_is_text():
+    group, chain = ValueError("inmost"), ValueError("first")
+    for _ in range(100):
+        group = ExceptionGroup("layer", [group])
+        after = ValueError("next")
+        after.__cause__, chain = chain, after
+    found, _ = pickle.loads(cloudpickle.dumps(describe(group)))
+    depth = 0
+    while isinstance(found, ExceptionGroup):
+        (found,), depth = found.exceptions, depth + 1
+    assert 10 <= depth <= 30
+    assert type(found) is RuntimeError
+    assert str(found).startswith("ExceptionGroup: layer")
+    found, _ = pickle.loads(cloudpickle.dumps(describe(chain)))
+    depth = 0
+    while found.__cause__ is not None:
+        found, depth = found.__cause__, depth + 1
+    assert 10 <= depth <= 30
 
 
 @pytest.mark.parametrize(

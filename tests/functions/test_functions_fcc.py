@@ -200,6 +200,16 @@ def test_members_may_live_on_alone():
     group.terminate()
 
 
+def test_a_group_whose_strategy_needs_another_node_takes_nothing():
+    members("apart", 2)
+    group = yr.Group("apart", yr.GroupOptions(timeout=0.2, strategy="STRICT_SPREAD"))
+    group.invoke()
+    with pytest.raises(yr.YRequestError, match="its 2 members do not fit together") as error:
+        group.wait(10)
+    assert error.value.code == 1010
+    assert free() == 2
+
+
 def test_what_no_group_can_be():
     with pytest.raises(yr.YRequestError, match="group nobody cannot be started: it has no members"):
         yr.Group("nobody").invoke()

@@ -130,6 +130,12 @@ def test_things_lie_as_the_strategy_says_and_are_all_placed_where_that_is_possib
         assert len(set(found)) == len(found)
 
 
+@pytest.mark.parametrize(("strategy", "shares"), [("SPREAD", [2, 2, 1]), ("PACK", [5]), ("STRICT_SPREAD", None)])
+def test_more_things_than_nodes_lie_evenly_or_on_few_nodes(strategy, shares):
+    found = arrange(5, strategy, ["a", "b", "c"], lambda index, name: True, lambda index, name: None)
+    assert (None if found is None else sorted(Counter(found).values(), reverse=True)) == shares
+
+
 def placements(sizes, room):
     """Every way to place the things, by trying all of them."""
     if not sizes:

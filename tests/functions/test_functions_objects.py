@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -279,6 +280,25 @@ def test_the_whole_api_works_inside_of_an_instance(thing):
         assert "failed to get object, code: 4005" in told["timeout"]
 
 
+def test_a_fork_of_the_program_has_no_session_and_leaves_its_parents():
+    ref = yr.put(1)
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            for use in (lambda: yr.put(2), ref.get):  # by the API, and by what is left of the session
+                try:
+                    use()
+                except yr.YRRuntimeError as error:
+                    os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with open(read, encoding="utf-8") as file:
+        assert file.read().count("this process is a fork of the one that called yr.init: call yr.init in it too") == 2
+    assert yr.get(ref) == 1
+
+
 def test_only_the_program_begins_and_ends_a_session(thing):
     one = Nested.invoke()
     with ended(one):
@@ -318,6 +338,22 @@ def test_functions_that_call_themselves_do_not_wait_for_each_others_cores():
         return 0 if number == 0 else 1 + yr.get(depth.invoke(number - 1))
 
     assert yr.get(depth.invoke(34), 60) == 34  # 16 cores have room for 32
+
+
+def test_a_worker_that_has_waited_holds_its_cores_again():
+    @yr.instance
+    class Waits:
+        def wait(self):
+            return yr.get(sleep.invoke(0.1))
+
+    def taken() -> float:
+        (node,) = yr.resources()
+        return node["capacity"]["CPU"] - node["allocatable"]["CPU"]
+
+    one = Waits.options(yr.InvokeOptions(cpu=1777)).invoke()  # no sum of workers for functions
+    with ended(one):
+        yr.get(one.wait.invoke(), 60)
+        assert until(lambda: taken() == sum(each["resources"]["CPU"] for each in yr.list_instances()))
 
 
 @pytest.mark.slow
@@ -496,6 +532,49 @@ def test_what_is_read_lies_in_shared_memory_and_stays_as_long_as_it_is_read(thin
     assert not empty()
     del first
     assert until(empty)
+
+
+@pytest.mark.parametrize("how", ["lets go", "is killed"])
+def test_what_a_worker_reads_is_freed_when_it_does_no_longer(how):
+    @yr.instance
+    class Keeps:
+        def keep(self, value):
+            self.value = value
+
+        def total(self):
+            return int(self.value.sum()), os.getpid()
+
+    assert until(empty)
+    one, ref = Keeps.invoke(), yr.put(large())
+    with ended(one):
+        yr.get(one.keep.invoke(ref), 60)
+        del ref
+        assert not empty()
+        total, pid = yr.get(one.total.invoke())
+        assert total == large().sum()
+        if how == "lets go":
+            yr.get(one.keep.invoke(None))
+        else:
+            os.kill(pid, signal.SIGKILL)
+        assert until(empty)
+
+
+def test_what_a_worker_has_asked_for_and_does_not_take_is_freed():
+    @yr.instance
+    class Asks:
+        def both(self, refs):
+            try:
+                yr.get([fail.invoke("first"), *refs])
+            except ValueError:
+                return True
+
+    assert until(empty)
+    one, refs = Asks.invoke(), [yr.put(large())]
+    with ended(one):
+        assert yr.get(one.both.invoke(refs), 60)
+        del refs
+        assert yr.get(one.both.invoke([]), 60)  # with its result, at the latest, the release is sent
+        assert until(empty)
 
 
 def test_tensors_travel_as_arrays_do_and_are_the_receivers_own(thing):

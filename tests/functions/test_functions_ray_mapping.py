@@ -87,6 +87,8 @@ def test_room_in_a_bundle_is_not_that_of_the_node():
     assert has_bundle_room([node], asked(1), ["_group_0_pg", "_group_1_pg"])
     assert not has_bundle_room([node], asked(1), ["_group_0_pg"])
     assert not has_bundle_room([node], asked(2), ["_group_1_pg"])
+    rounded = replace(full, free=inside | {"NPU_group_1_pg": 0.7 - 0.4})  # a little less than 0.3
+    assert has_bundle_room([rounded], asked(0.3), ["_group_1_pg"])
 
 
 def test_a_node_tells_of_its_cards_by_resources_and_labels():

@@ -58,6 +58,12 @@ def test_every_name_of_the_api_is_importable_from_yr():
         "yr.fcc": ["create_function_group", "get_function_group_context"],
         "yr.config": ["InvokeOptions", "GroupOptions", "FunctionGroupContext"],
         "yr.exception": ["YRInvokeError"],
+        "yr.affinity": ["Affinity", "AffinityKind", "AffinityScope", "AffinityType", "LabelOperator", "OperatorType"],
+        "yr.decorator": ["instance_proxy"],
+        "yr.decorator.instance_proxy": ["InstanceCreator", "InstanceProxy", "MethodProxy", "FunctionGroupHandler"],
+        "yr.generator": ["ObjectRefGenerator"],
+        "yr.object_ref": ["ObjectRef"],
+        "yr.stream": ["ProducerConfig", "SubscriptionConfig", "Element"],
     }
     done = subprocess.run(
         [sys.executable, "-c", ASK, json.dumps(asked)],

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toprope.functions.timers import Timers
+from toprope.functions.timers import Clock, Timers
 from toprope.functions.transport import wire
 from toprope.functions.transport.wire import Channel, Closed, Message
 
@@ -315,3 +315,19 @@ def test_what_is_called_off_does_not_happen_and_holds_nothing():
     last.cancel()
     assert done == [2]
     assert last.action is None
+
+
+def test_a_clock_has_a_thread_of_its_own_and_goes_on_after_an_action_that_raises():
+    done, first, last = [], threading.Event(), threading.Event()
+    clock = Clock()
+    clock.after(0, lambda: 1 / 0)
+    clock.after(0.001, lambda: (done.append(threading.current_thread().name), first.set()))
+    assert first.wait(10)
+    clock.after(0.001, lambda: done.append("cancelled")).cancel()
+    clock.after(0.02, last.set)
+    assert last.wait(10)
+    assert done == ["toprope clock"]
+    clock.close()
+    clock.after(0, lambda: done.append("late"))
+    assert not [each for each in threading.enumerate() if each.name == "toprope clock"]
+    assert done == ["toprope clock"]

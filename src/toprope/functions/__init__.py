@@ -17,7 +17,7 @@
     yr.finalize()
 
 Functions and instances run in processes of this machine, or, by `Config(server_address="ray")`, on Ray. Tests:
-tests/base/test_import.py.
+tests/functions/test_functions_unavailable.py, tests/base/test_import.py.
 """
 
 from toprope.functions import exports

@@ -1,7 +1,10 @@
 """`Backend`, the interface between the yr API and what runs it: local processes, Ray, or a relay to the driver.
 
 `functions.api` calls it; `local.session.Session`, `ray.backend.RayBackend` and `local.worker.relay.Relay` implement it.
-A method that is added here is added to all three, and the assertions in tests/functions run on each backend.
+A method that is added here is added to all three. `perform` runs calls of other processes: they can name whatever is
+public in `Backend` and in the protocols of its parts. The interface is free to change; the spelling of
+DEFAULT_NAMESPACE is openYuanrong's. What is here is held by tests/functions/test_functions_instances.py, each backend
+by tests/functions/test_functions_assertions.py.
 """
 
 from __future__ import annotations

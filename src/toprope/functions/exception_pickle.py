@@ -4,7 +4,9 @@
 class and `args`, and calls the class with them. A constructor that takes other arguments fails then, or changes the
 text; notes, causes and what a group's members hold are lost. Here an exception is its class, `args`, attributes, notes,
 cause, context and, for a group, its members. A class that defines its own pickling is pickled that way, if it works.
-Held for every exception class of Python by tests/functions/test_functions_exception_library.py.
+Where an exception keeps its parts is CPython's, and changes with it. The form of the pickle is ours: both ends have
+the same version. tests/functions/test_functions_exception_library.py tries every exception class of Python,
+tests/functions/test_functions_exceptions.py classes of users.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The exceptions of the yr API, with its codes.
 
-For users, who catch them; all of `toprope.functions` raises them. Classes, codes and texts are openYuanrong's.
+For users, who catch them; all of `toprope.functions` raises them. Classes, codes and the forms of texts are
+openYuanrong's (api/python/yr/exception.py and err_type.py, master of 2026-08); what a message says beyond them is free,
+and so is how an error travels (`describe` in the worker, `read_error` in the driver: both change together).
 
 YRError
 ├── YRRuntimeError (RuntimeError)
@@ -13,7 +15,7 @@ YRError
 ├── YRTypeError (TypeError)
 └── CancelError                           the call was cancelled
 
-Tests: tests/functions/test_functions_exceptions.py, tests/functions/test_functions_lifecycle_rules.py.
+Tests: tests/functions/test_functions_exceptions.py, tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

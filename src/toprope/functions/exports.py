@@ -1,7 +1,8 @@
 """All names of the yr API: those that toprope has, and placeholders for those that it does not have.
 
-`toprope.functions` and the facade `yr` export exactly this list. A new name of the API is added here and, if toprope
-lacks it, in `api.unavailable`; tests/functions/test_functions_unavailable.py checks that none is missing.
+`toprope.functions` and the facade `yr` export exactly this list; the names are openYuanrong's, but for
+`list_instances`. A new name of the API is added here and, if toprope lacks it, in `api.unavailable`.
+tests/functions/test_functions_unavailable.py checks that none is missing.
 """
 
 from toprope.functions.api import function_groups as fcc

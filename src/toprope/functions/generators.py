@@ -1,7 +1,9 @@
 """Results of generator functions and methods: references to the items, in order.
 
-Users iterate over an `ObjectRefGenerator`; each backend has a class of `Items` that waits for the next reference.
-Tests: tests/functions/test_functions_generators.py.
+Users iterate over an `ObjectRefGenerator`, which ends as openYuanrong's and Ray's do: an error is the last item. Each
+backend has a class of `Items` that waits for the next reference. Its `__del__` may run at any moment, in any thread,
+and only queues the end of the call. Tests: tests/functions/test_functions_generators.py,
+tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Count of the handles to each instance in this process.
 
-The proxies of `functions.api` count; both backends ask, and end an instance that nobody can call any more. Tests:
-tests/functions/test_functions_ray_manager.py.
+The proxies of `functions.api` count; both backends ask, and end an instance that nobody can call any more. Proxies
+count in `__del__`, which may run in the middle of any other method: only `count` may take a lock. Tests:
+tests/functions/test_functions_ray_manager.py, tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

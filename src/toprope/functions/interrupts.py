@@ -6,7 +6,7 @@ program that catches it and goes on, as notebooks do, would wait for ever for th
 is a session, the handler looks where the main thread is: in the user's code and in functions marked as
 `interruptible`, the interrupt is raised at once; else it looks again a moment later. Calls pay nothing for it. A new
 function of the session that waits has to be marked, or Ctrl-C is delayed in it by `_LONGEST` seconds. Tests:
-tests/flow/test_flow_edge.py.
+tests/functions/test_functions_interrupts.py; tests/functions/test_functions_faults.py interrupts programs (slow).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Key-value store of a session; pairs may have a limited lifetime.
 
-The local session has one in the driver, a session on Ray one in its manager. Knows nothing of either. Tests:
-tests/functions/test_functions_pairs.py.
+The local session has one in the driver, a session on Ray one in its manager. Knows nothing of either, nor of the yr
+API: names and errors for users are those of `api.kv`. Its methods are the protocol `backend.KeyValuePairs`, which
+workers call by name. Tests: tests/functions/test_functions_pairs.py.
 """
 
 from __future__ import annotations

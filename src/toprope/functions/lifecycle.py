@@ -2,8 +2,10 @@
 
 A backend (`local.instance_manager`, `local.pools`, `ray.instances`, ...) calls a method for each event, and carries out
 the commands that it returns, in their order. The machines decide; they start, send and wait for nothing. A command may
-cause further events before the next one is carried out: every state is final before its commands are returned. Rules
-for both backends belong here; tests/functions/test_functions_lifecycle.py tries every order of events.
+cause further events before the next one is carried out: every state is final before its commands are returned.
+openYuanrong's are the error codes and texts, the codes after which a call runs again, and the 64 bytes of an id. States
+and commands are free; rules for both backends belong here. tests/functions/test_functions_lifecycle.py tries every
+order of events, tests/functions/test_functions_lifecycle_rules.py has each rule.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """References to objects (`yr.ObjectRef`), and the session's entry for each object.
 
-Users hold references; an `Entry` has the value or error, or those who wait for it. `ObjectBackend` is the part of
-`Backend` that references need. On Ray, `ray.refs` has entries of its own. Tests:
-tests/functions/test_functions_ray_mapping.py.
+Users hold references, whose methods are openYuanrong's; an `Entry` has the value or error, or those who wait for it.
+`ObjectBackend` is the part of `Backend` that references need. On Ray, `ray.refs` has entries of its own. Entries and
+values are free to change. A callback runs in the thread that sets the result, often under the session's lock: it must
+be quick and must not wait. Tests: tests/functions/test_functions_objects.py,
+tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations
@@ -144,20 +146,20 @@ class Entry:
 _callbacks_lock = threading.Lock()
 
 
-class _Following(threading.local):
+class _DueCallbacks(threading.local):
     queue: deque[Callable[[], None]] | None = None  # callbacks that this thread has still to call
 
 
-_following = _Following()
+_due = _DueCallbacks()
 
 
 def _run_callbacks(callbacks: Sequence[Callable[[], None]]) -> None:
     """Run callbacks. Those that become due meanwhile are queued, not nested: chains may be of any length."""
-    queue = _following.queue
+    queue = _due.queue
     if queue is not None:
         queue.extend(callbacks)
         return
-    queue = _following.queue = deque(callbacks)
+    queue = _due.queue = deque(callbacks)
     try:
         while queue:
             try:
@@ -165,7 +167,7 @@ def _run_callbacks(callbacks: Sequence[Callable[[], None]]) -> None:
             except Exception:  # the other callbacks must still run
                 logging.getLogger("toprope").exception("a callback of an object has failed")
     finally:
-        _following.queue = None
+        _due.queue = None
 
 
 class ObjectBackend(ABC):

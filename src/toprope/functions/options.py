@@ -1,7 +1,9 @@
 """Options of calls, instances and sessions: names and defaults of the yr API, checked when they are used.
 
-Public dataclasses (`yr.InvokeOptions`, `yr.Config`, ...), read by all of `toprope.functions`. Names, defaults and
-messages are openYuanrong's (its Python API, master of 2026-08); held by tests/functions/test_functions_options.py.
+Public dataclasses (`yr.InvokeOptions`, `yr.Config`, ...), read by all of `toprope.functions`. Names, defaults, ranges
+and messages are openYuanrong's (api/python/yr/config.py and affinity.py, master of 2026-08). Ours are the options
+`npu_collection_mode`, `custom_resources`, `labels` and `free_unreferenced` of `Config`, the numbers of the types of
+affinity, and the refusal of unknown names. Held by tests/functions/test_functions_options.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Delayed actions; cancelling one frees it at once.
 
 `Timers` belong to a thread that runs them, such as the reactor of a local session; `Clock`, for sessions on Ray, has
-a thread of its own. Tests: tests/functions/test_functions_wire.py.
+a thread of its own. No action runs under the queue's lock: actions may add and cancel others. Tests:
+tests/functions/test_functions_wire.py.
 """
 
 from __future__ import annotations

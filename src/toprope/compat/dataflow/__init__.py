@@ -1,8 +1,8 @@
 """Facade of `dataflow`, the DataFlow Python API (hicann/ge): the names of toprope.flow under the vendor's name.
 
 Programs import it as `dataflow` (toprope.compat.finder serves it). The submodules are those of the vendor's package and
-hold no code of their own; the names that a module must have are in support/vendor_names.toml, and
-tests/compat/test_vendor_names.py compares them.
+hold little code of their own; the names that a module must have are in support/vendor_names.toml, and what a name does
+is changed in toprope.flow. Tests: tests/compat/test_vendor_names.py, tests/flow/test_flow_func.py.
 """
 
 from toprope import flow

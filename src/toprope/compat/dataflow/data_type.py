@@ -1,6 +1,7 @@
 """Facade module `dataflow.data_type`: the dtypes of toprope.flow under the vendor's module name.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name. The names are DataFlow's; what they are is changed in toprope.flow.data_type.
+Tests: tests/compat/test_vendor_names.py, tests/flow/test_flow_func.py.
 """
 
 from toprope.compat.missing import missing_from

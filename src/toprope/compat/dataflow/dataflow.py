@@ -1,7 +1,7 @@
 """Facade module `dataflow.dataflow`: graph building of toprope.flow, as in `dataflow.dataflow.FlowOutput`.
 
-Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
-tests/flow/test_flow_graph.py, tests/compat/test_vendor_names.py.
+Programs import it by this name, which is the vendor's, and so are the names in it, with `_global_options` at which the
+vendor's own tests look. What they do is changed in toprope.flow. Tests: tests/flow/test_flow_func.py.
 """
 
 from typing import Any

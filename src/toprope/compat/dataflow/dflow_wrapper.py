@@ -1,8 +1,8 @@
 """Facade module `dataflow.dflow_wrapper`: status codes, message types, batches and tensors of toprope.flow.
 
-The vendor's module is the compiled part of DataFlow for the program that builds the graph (the driver). Only names
-that toprope.flow has are here; any other is an error that says so. Tests: tests/flow/test_flow_graph.py,
-tests/compat/test_vendor_names.py.
+The vendor's module is the compiled part of DataFlow for the program that builds the graph (the driver). Its names, and
+the numbers of codes and types, are the vendor's. Only names that toprope.flow has are here; any other is an error that
+says so. Tests: tests/flow/test_flow_func.py.
 """
 
 from toprope.compat.missing import missing_from

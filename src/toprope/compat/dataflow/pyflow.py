@@ -1,7 +1,7 @@
 """Facade module `dataflow.pyflow`: decorators that make a function or a class a node of a pipeline (`@df.pyflow`).
 
-They are those of toprope.flow. The two classes of process points are here since programs name them. Its names are the
-vendor's; tests/compat/test_vendor_names.py compares them.
+They are those of toprope.flow. The two classes of process points are here since programs name them. Names and the text
+of the refusal are DataFlow's. Tests: tests/flow/test_flow_func.py, tests/compat/test_vendor_names.py.
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
 """Facade module `yr.affinity`: placement rules of instances, from toprope.functions.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name. The names are openYuanrong's; what they do is changed in toprope.functions.options.
+tests/compat/test_vendor_names.py compares the names.
 """
 
 from toprope.compat.missing import missing_from

@@ -1,7 +1,7 @@
 """Facade module `yr.apis`: all calls of toprope.functions, under the module that defines them in openYuanrong.
 
-Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
-tests/compat/test_vendor_names.py.
+Programs import it by this name, which is the vendor's, and so are the names in it; what they do is changed in
+toprope.functions. Tests: tests/functions/test_functions_unavailable.py.
 """
 
 from toprope import functions

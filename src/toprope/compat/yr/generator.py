@@ -1,7 +1,7 @@
 """Facade module `yr.generator`: references to the results of generators, from toprope.functions.
 
-Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
-tests/compat/test_vendor_names.py.
+Programs import it by this name, which is the vendor's, and so are the names in it; what they do is changed in
+toprope.functions.generators. Tests: tests/functions/test_functions_unavailable.py.
 """
 
 from toprope.compat.missing import missing_from

@@ -1,7 +1,7 @@
 """Facade module `yr.stream`: classes of openYuanrong's streams; using one raises NotImplementedError.
 
-Programs import it by this name; toprope has no streams of this kind. Its names are the vendor's;
-tests/compat/test_vendor_names.py compares them.
+Programs import it by this name; toprope has no streams of this kind. The names are openYuanrong's; what they say is
+changed in toprope.functions.api.unavailable. tests/compat/test_vendor_names.py compares the names.
 """
 
 from toprope.compat.missing import missing_from

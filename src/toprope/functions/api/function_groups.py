@@ -1,7 +1,9 @@
 """Function groups of the yr API: N members that start together and know each other's ranks and cards.
 
 For users (`yr.fcc`). The members are instances of one instance group (`api.proxies`); a backend only adds their ranks
-(`function_group_context`). Names and defaults are openYuanrong's yr.fcc. Held by tests/functions/test_functions_fcc.py.
+(`function_group_context`). Names, sizes and the physical numbers of cards are openYuanrong's; the rank -1 outside
+of a group is ours. The order of creation is the order of ranks and must stay; how a function becomes a member
+(`_Member`) is free. Held by tests/functions/test_functions_fcc.py.
 """
 
 from __future__ import annotations

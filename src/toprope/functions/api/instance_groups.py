@@ -1,7 +1,7 @@
 """Groups of instances of the yr API (`yr.Group`): members start all or none, and end together.
 
-For users; a thin layer over the backend's `InstanceGroups`. `suspend` and `resume` exist in the API only. Tests:
-tests/functions/test_functions_groups.py.
+For users; a thin layer over the backend's `InstanceGroups`, whose rules are `lifecycle.GroupLife`'s. The names are
+openYuanrong's; `suspend` and `resume` exist for them only, and refuse. Tests: tests/functions/test_functions_fcc.py.
 """
 
 from __future__ import annotations

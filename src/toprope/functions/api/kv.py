@@ -1,7 +1,8 @@
 """Key-value calls of the yr API (`yr.kv_set`, ...): checks of the arguments; the backend keeps the pairs.
 
-For users. Most options of a cluster have no effect and are accepted. Names, defaults and messages are openYuanrong's.
-Tests: tests/functions/test_functions_semantics.py, tests/functions/test_functions_security.py.
+For users. Names, defaults, numbers of the enumerations, codes and messages are openYuanrong's; its options of a cluster
+(write modes, caches, consistency) are accepted without effect. Waiting for a key is polling, and may be done otherwise.
+Tests: tests/functions/test_functions_resource_groups.py (options), tests/functions/test_functions_semantics.py (time).
 """
 
 from __future__ import annotations

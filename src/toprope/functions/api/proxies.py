@@ -1,8 +1,10 @@
 """Decorators of the yr API (`yr.invoke`, `yr.instance`), and the proxies that functions and classes become.
 
 For users; `toprope.flow` starts its processes by them, too. A call checks its options and goes to the backend in use
-(`functions.context`); nothing runs here. Names and quirks are openYuanrong's (its Python API, master of 2026-08); held
-by tests/functions/test_functions_semantics.py.
+(`functions.context`); nothing runs here. Names, messages and quirks are openYuanrong's (its decorators, master of
+2026-08), such as `options`, which changes a function's proxy and copies a class's. Calls are frequent: what can be
+computed once is computed in the constructors. Tests: tests/functions/test_functions_options.py,
+tests/functions/test_functions_objects.py, tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

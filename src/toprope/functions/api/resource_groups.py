@@ -1,6 +1,7 @@
 """Resource groups of the yr API: bundles of resources, granted all together, for instances to use.
 
-For users; checks the arguments (`functions.scheduling.bundles`) and calls the backend's `ResourceGroups`. Tests:
+For users; checks the arguments (`functions.scheduling.bundles`) and calls the backend's `ResourceGroups`. Names,
+defaults, codes and messages are openYuanrong's; the reason in a timeout's message is ours. Tests:
 tests/functions/test_functions_resource_groups.py.
 """
 

@@ -1,7 +1,7 @@
 """Node and namespace in which the calling function runs: `yr.get_node_id` and its like, for users.
 
-The names of openYuanrong's runtime context; the values are the backend's `this_node`. Tests:
-tests/functions/test_functions_semantics.py.
+The names are openYuanrong's (its `apis.py`); the values are the backend's `this_node`. Tests:
+tests/functions/test_functions_resource_groups.py.
 """
 
 from __future__ import annotations

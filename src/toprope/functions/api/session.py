@@ -2,7 +2,9 @@
 
 For users, and for `toprope.flow`. `init` chooses the backend by the server address: `functions.local` or
 `functions.ray`; every other call checks its arguments and passes them to that backend. Names, defaults and messages
-are openYuanrong's; docs/functions.md lists them. Tests: tests/functions/test_functions_semantics.py.
+are openYuanrong's (its `apis.py`); `list_instances` is ours. docs/functions.md lists them. Tests:
+tests/functions/test_functions_assertions.py, tests/functions/test_functions_options.py,
+tests/functions/test_functions_generators.py.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -265,8 +267,3 @@ def _in_instance(what: str) -> Backend:
     if not context.is_set():
         raise YRRuntimeError(f"{what} is only supported on cloud with posix api", CODES["incorrect usage"])
     return context.backend()
-
-
-def when_done(ref: ObjectRef, callback: Callable[[ObjectRef], None]) -> None:
-    """Call back once the object is available."""
-    ref.on_complete(callback)

@@ -1,7 +1,8 @@
 """Placeholders for names of the yr API that toprope does not have: they can be imported, and raise on use.
 
-`exports` adds them to the API, so that a program of openYuanrong imports as it is. A name that toprope gets is taken
-out of `TABLE`; tests/functions/test_functions_unavailable.py compares the table with openYuanrong's names.
+`exports` adds them to the API, so that a program of openYuanrong imports as it is. The names are openYuanrong's, the
+advice is ours. A name that toprope gets is taken out of `TABLE`; tests/functions/test_functions_unavailable.py compares
+the table with openYuanrong's names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Discovery of the cards of this machine: simulated ones, or those that the vendors' tools and device files report.
 
-Called where a session or `toprope start` begins, by `toprope status` and by the image pipelines. Modes and the device
-files that count are openYuanrong's; tests/functions/test_functions_collect.py has stand-ins of /dev and npu-smi.
+Called where a session or `toprope start` begins, by `toprope status` and by the image pipelines. Modes, the device
+files that count, and the model "Ascend" and the 1000 MB of a card that is only counted are openYuanrong's; the columns
+asked of nvidia-smi are NVIDIA's, and npu-smi's table is read by `device.host.smi`. Cards have the numbers of this
+process's own mask, which differs from openYuanrong on purpose. Nothing here may load torch.
+tests/functions/test_functions_collect.py has stand-ins of /dev and npu-smi.
 """
 
 from __future__ import annotations

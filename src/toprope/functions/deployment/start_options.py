@@ -2,8 +2,8 @@
 
 Options, texts and defaults are openYuanrong's (0.5.1, where settings are options, and master of 2026-08, where they
 are `-s KEY=VALUE` with a TOML value). What belongs to a cluster of openYuanrong is accepted and without effect. The
-result, `Deployment`, is kept in the state file and describes this machine to sessions of both backends. Tests:
-tests/functions/test_functions_security.py, tests/functions/test_functions_claims.py.
+result, `Deployment`, is kept in the state file and describes this machine to sessions of both backends, which may be of
+another version: fields may be added, with defaults. Tests: tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

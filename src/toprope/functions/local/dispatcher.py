@@ -1,8 +1,9 @@
 """Dispatch of calls to workers, and of their results: a part of the local session.
 
-Instances and pools call `send`; the reactor calls `handle` with the messages that it has read. The messages are those
-of `transport.wire`; the worker's side is in `local.worker.worker_process`. Tests:
-tests/functions/test_functions_wire.py, tests/functions/test_functions_faults.py.
+Instances and pools call `send`; the reactor calls `handle` with the messages that it has read. The contents of messages
+are agreed with `local.worker.worker_process` alone: change both. Calls of one worker keep their order, and what a
+message lends is counted before it is sent. Tests: tests/functions/test_functions_objects.py,
+tests/functions/test_functions_generators.py.
 """
 
 from __future__ import annotations

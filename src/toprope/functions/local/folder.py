@@ -1,8 +1,10 @@
 """Folder of a session for its shared memory: private to the user, and removed with the session.
 
 Sessions on this machine and graphs of `toprope.flow` make one each; `toprope status` lists them. A lock says that a
-folder is in use, so that folders left by kill -9 are removed by the next session. Who can get in is a matter of
-security: tests/functions/test_functions_security.py.
+folder is in use, so that folders left by kill -9 are removed by the next session. Sessions of other versions follow the
+same names and lock: do not change them. Who can get in is a matter of security:
+tests/functions/test_functions_security.py; for folders that processes share tests/flow/test_flow_far.py, for the list
+tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

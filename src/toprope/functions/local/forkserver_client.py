@@ -1,7 +1,9 @@
 """Client of the forkserver in the driver: starts it, requests workers, and restarts it if it was killed.
 
-Only the reactor calls it. The forkserver (`worker.forkserver`) is another program: this one does not import it. Tests:
-tests/functions/test_functions_faults.py.
+Only the reactor calls it. The forkserver (`worker.forkserver`) is another program, which this one does not import: the
+messages, one JSON object each, are agreed with it: change both. Workers may import torch ahead only where no real
+card's software reads its mask at that moment (`_may_import_torch`). Tests: tests/functions/test_functions_sockets.py,
+and (slow) tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """State of one instance in the driver: its life cycle, its resources, its process and its queue of calls.
 
-`local.instance_manager` makes and changes it; the scheduler and the groups read it. The states are
-`lifecycle.Life`'s. Tests: tests/functions/test_functions_instances.py.
+A record: `local.instance_manager` makes and changes it under the session's lock; the scheduler, the groups and requests
+of workers read it. The states are `lifecycle.Life`'s; what is added here is free. Tests:
+tests/functions/test_functions_instances.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Instances of a local session: resource requests, start, calls, restarts and end.
 
 The session, its workers' requests and the instance groups call it. What happens on an event is decided by
-`functions.lifecycle`; here its commands are carried out. `ray.instances` does the same on Ray. Tests:
-tests/functions/test_functions_instances.py.
+`functions.lifecycle`; here its commands are carried out, under the session's lock and without waiting, and the texts of
+errors are made. `ray.instances` does the same on Ray: a rule that users see belongs to neither. Tests:
+tests/functions/test_functions_instances.py, tests/functions/test_functions_objects.py, and for groups
+tests/functions/test_functions_fcc.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The instances of a session in a file, which `toprope status` reads.
 
 The instance manager writes it after changes (`Listing`), the command reads it (`listed`): both are here, so that the
-format is in one place. Tests: tests/functions/test_functions_semantics.py.
+format is in one place. The command may be of another version than the program: names may be added, not changed. Tests:
+tests/functions/test_functions_semantics.py, tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

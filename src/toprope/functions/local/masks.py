@@ -1,8 +1,9 @@
 """Environment variables that show a worker only the cards that it was granted.
 
-The instance manager and the pools set them for local workers, `ray.worker.process` for those on Ray. Names are those
-of the vendors' runtimes (ASCEND_RT_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES) and of openYuanrong (NPU-DEVICE-IDS).
-Tests: tests/functions/test_functions_threads.py.
+The instance manager and the pools set them for local workers, `ray.worker.process` for those on Ray. Names, and masks
+that rise without blanks, are those of the vendors' runtimes (ASCEND_RT_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES) and of
+openYuanrong (NPU-DEVICE-IDS, YR_NOSET_...): nothing here is free but the refusal of cards that are not there. Tests:
+tests/functions/test_functions_assertions.py, tests/functions/test_functions_threads.py.
 """
 
 from __future__ import annotations

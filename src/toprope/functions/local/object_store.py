@@ -1,7 +1,9 @@
 """Object store of a local session: packs and unpacks values, and counts the readers of their shared memory.
 
 A part of the session, in the driver. Blocks are `transport.arena`'s, pickles `transport.serialization`'s; a block is
-given back to its creator once no process reads it. Tests: tests/functions/test_functions_objects.py.
+given back to its creator once no process reads it. `forget` and the release of a view may come from the garbage
+collector at any moment: they only queue, and `free_released` does the work. Tests:
+tests/functions/test_functions_objects.py.
 """
 
 from __future__ import annotations

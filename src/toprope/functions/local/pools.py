@@ -1,8 +1,10 @@
 """Function calls of a local session: pools of workers that run them, one pool for each set of options.
 
 The session calls `add` for each call of a function; the scheduler has pools make room. What happens on an event is
-decided by `lifecycle.PoolLife`; here its commands are carried out. Tests: tests/functions/test_functions_faults.py,
-tests/functions/test_functions_lifecycle.py.
+decided by `lifecycle.PoolLife`; here its commands are carried out. That idle workers end after `Config.recycle_time`,
+and the limits on their number, are openYuanrong's; the times of grace are ours. Tests:
+tests/functions/test_functions_instances.py, tests/functions/test_functions_objects.py,
+tests/functions/test_functions_resource_groups.py.
 """
 
 from __future__ import annotations

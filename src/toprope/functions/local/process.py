@@ -1,7 +1,8 @@
 """The driver's view of a worker process, and of the calls that are on their way to it.
 
 Plain records that the parts of a local session share: the reactor makes a `Process`, instances and pools make
-`Call`s. Tests: tests/functions/test_functions_faults.py.
+`Call`s. They change under the session's lock. The messages of `_WINDOW` calls must fit into a socket. Tests:
+tests/functions/test_functions_assertions.py, tests/functions/test_functions_generators.py (streams).
 """
 
 from __future__ import annotations

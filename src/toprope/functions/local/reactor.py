@@ -2,8 +2,10 @@
 
 One thread of the driver; a caller that waits for a result reads the worker's socket itself, which is faster. Instances
 and pools take processes from it; scheduler, groups, listing and worker requests set timers; the dispatcher gets the
-messages. Held by tests/functions/test_functions_faults.py,
-which kills and stops processes at random moments.
+messages. All of it is free, but for two rules: who reads a socket holds `channel.reading`, and a process is cleaned up
+once, whether its socket or the forkserver tells of its end first. Tests: tests/functions/test_functions_objects.py,
+tests/functions/test_functions_sockets.py, and (slow) tests/functions/test_functions_faults.py, which kills and stops
+processes at random moments.
 """
 
 from __future__ import annotations

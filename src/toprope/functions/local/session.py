@@ -1,9 +1,10 @@
 """Session of the driver: functions and instances in processes of this machine.
 
-`yr.init` without an address makes it; it is the `Backend` of the program. It joins the parts: dispatcher, instances,
-pools, scheduler, object store, reactor and the requests of workers. One lock guards them all, and no code waits while
-it holds the lock: a part that is added keeps to that. Tests: tests/functions/test_functions_semantics.py,
-tests/functions/test_functions_threads.py.
+`yr.init` without an address makes it; it is the `Backend` of the program, so its public methods are those of
+`functions.backend`. It joins the parts, which know `local.session_state` alone: dispatcher, instances, pools,
+scheduler, object store, reactor and the requests of workers. One lock guards them all, and no code waits while it holds
+the lock: a part that is added keeps to that. Tests: tests/functions/test_functions_semantics.py,
+tests/functions/test_functions_assertions.py, tests/functions/test_functions_objects.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Start of a session on this machine: `yr.init` without an address of a Ray comes here.
 
-It collects the resources of the machine, from `toprope start` if that was called, and makes the `Session`. Tests:
-tests/functions/test_functions_faults.py.
+It collects the resources of the machine, from `toprope start` if that was called, and makes the `Session`; `this_node`
+also tells a Ray what this machine offers (`ray.nodes.local_node`). The labels NODE_ID and HOST_IP are openYuanrong's.
+Tests: tests/functions/test_functions_assertions_machines.py, tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

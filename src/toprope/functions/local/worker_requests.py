@@ -1,7 +1,9 @@
-"""Requests of workers to the driver: each is a method of `Requests`, which `Relay` names by itself.
+"""Requests of workers to the driver: each is a method of `Requests`, which `local.worker.relay` calls by its name.
 
-A part of the local session. A worker waits for the answer, but no method here may wait: it registers a callback.
-Tests: tests/functions/test_functions_semantics.py, tests/functions/test_functions_threads.py.
+A part of the local session. A worker waits for the answer, but no method here may wait: it registers a callback. Every
+public method can be called by a worker: the name of one that is not for workers begins with `_`, or is in another
+class. Tests: tests/functions/test_functions_objects.py, tests/functions/test_functions_instances.py,
+tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

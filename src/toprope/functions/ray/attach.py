@@ -1,8 +1,9 @@
 """Names that all processes of a session on Ray share, and the backend of a process that Ray has started.
 
-A worker has no `yr.init`: `attached` gives it a backend when a reference or a call first needs one.
-The package registers at its import what makes it (`cluster.startup`), so that modules below need not import it. Tests:
-tests/functions/test_functions_ray.py.
+A worker has no `yr.init`: `attached` gives it a backend when a reference or a call first needs one. The package
+registers at its import what makes it (`cluster.startup`), so that modules below need not import it. The names are ours;
+`toprope status` and sessions of other versions find instances by NAMESPACE and SESSION, so these stay. Tests:
+tests/functions/test_functions_ray.py (slow).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """`RayBackend`: the backend of the yr API on Ray, for drivers and workers; calls go directly from process to process.
 
-`ray.cluster.startup` makes the driver's, `ray.worker_backend` is a worker's. Functions, instances, groups and objects
-are in modules of their own; state that processes share is in the manager (`ray.manager`). Tests:
-tests/functions/test_functions_ray.py.
+`ray.cluster.startup` makes the driver's, `ray.worker_backend` is a worker's. Its public methods are those of
+`functions.backend`. Functions, instances, groups and objects are in modules of their own; state that processes share is
+in the manager (`ray.manager`). What Ray raises becomes an error of the yr API (`ray.failures`) before a user sees it.
+Tests: tests/functions/test_functions_ray.py (slow), and with `make soak` tests/functions/test_functions_assertions.py
+and tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

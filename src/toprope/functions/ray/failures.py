@@ -1,7 +1,8 @@
 """Translation of Ray's errors into errors of the yr API.
 
-Drivers and workers on Ray call it wherever Ray may raise. A user's error travels as a `RaisedError`. A new error
-class of Ray goes into `translated`. Tests: tests/functions/test_functions_ray.py.
+Drivers and workers on Ray call it wherever Ray may raise. A user's error travels as a `RaisedError`. The classes, and
+the words in `exited` by which a kill is known, are Ray's (2.60); codes are openYuanrong's; texts are free. A new error
+class of Ray goes into `translated`. Tests: tests/functions/test_functions_ray_parts.py.
 """
 
 from __future__ import annotations

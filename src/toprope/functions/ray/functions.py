@@ -1,7 +1,8 @@
 """Calls of functions on Ray: `RayBackend.invoke` comes here, `ray.worker.task` runs them.
 
-Ray has the queue and the workers; what it lacks are the time limits of requests, which `_Late` keeps. Tests:
-tests/functions/test_functions_ray.py.
+Ray has the queue and the workers; what it lacks are the time limits of requests, which `_Late` keeps. The tuple of a
+call is agreed with `ray.worker.task`: change both. References lie in lists where Ray must not wait for them. Tests:
+tests/functions/test_functions_ray.py (slow), for late calls tests/functions/test_functions_ray_parts.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """State of one instance on Ray in a process that knows it: its handle, options and life cycle.
 
-`ray.instances` makes and changes it; groups and the scheduler read it. `local.instance` is its counterpart. Tests:
-tests/functions/test_functions_ray_manager.py.
+A record: `ray.instances` makes and changes it; groups and the scheduler read it. `local.instance` is its counterpart.
+As long as a handle is held, Ray keeps the actor alive. Tests: tests/functions/test_functions_ray_manager.py, and (slow)
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

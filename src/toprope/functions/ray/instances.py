@@ -1,8 +1,9 @@
 """Instances on Ray, in a process that created them or holds references to them.
 
 `RayBackend` calls it; `ray.worker.actor` is the instance itself. What happens on an event is decided by
-`functions.lifecycle`; here its commands are carried out, as `local.instance_manager` does on one machine. Tests:
-tests/functions/test_functions_ray_manager.py.
+`functions.lifecycle`; here its commands are carried out, as `local.instance_manager` does on one machine. Names,
+lifetimes and states of actors are Ray's; two ways to ask for states are private to it, and change with it. Tests:
+tests/functions/test_functions_ray_manager.py without Ray, tests/functions/test_functions_ray.py (slow) for the rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Shared state of the processes of a session on Ray: named instances, places, saved states, ends and key-value pairs.
 
 The session actor is one (`ray.session_actor`), one for each session; all processes of the session call it by
-`RayBackend.ask` and `tell`, so each public method here is a remote call. Tests:
-tests/functions/test_functions_ray_manager.py.
+`RayBackend.ask` and `tell`, so each public method here is a remote call, runs in one of many threads, and may not fail
+for an instance that is gone. `toprope status` calls `holders` of sessions that may be of another version. Tests:
+tests/functions/test_functions_ray_manager.py, and (slow) tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

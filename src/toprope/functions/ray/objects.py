@@ -1,7 +1,8 @@
 """Objects of one process on Ray, and its calls of the session's manager: the base class of `ray.backend.RayBackend`.
 
-Functions, instances and the scheduler import this module, never `ray.backend`, which joins them. Tests:
-tests/functions/test_functions_ray.py, tests/functions/test_functions_ray_mapping.py.
+Functions, instances and the scheduler import this module, never `ray.backend`, which joins them. Methods of objects are
+those of `functions.objects.ObjectBackend`; what Ray raises becomes an error of the yr API here. What may run in
+`__del__` only queues. Tests: tests/functions/test_functions_ray.py (slow), tests/functions/test_functions_ray_parts.py.
 """
 
 from __future__ import annotations
@@ -153,7 +154,10 @@ class RayObjects(Backend):
             if allow_partial:
                 return None
             raise
-        raise found  # outside of the handler of Ray's error: it has a cause of its own
+        try:
+            raise found  # outside of the handler of Ray's error: it has a cause of its own
+        finally:
+            del found  # or the error, by its traceback, would keep this frame and its callers' objects alive
 
     def error_of(self, error: BaseException, entry: Entry, timeout: float) -> BaseException:
         """Translate Ray's error for an object into one of the yr API."""

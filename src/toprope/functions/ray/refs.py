@@ -1,7 +1,8 @@
 """References to Ray's objects, and how they travel in arguments, results and objects that are put.
 
-`RayBackend` and its parts use it where calls are made, `functions.arguments` where they run. Tests:
-tests/functions/test_functions_ray_mapping.py.
+`RayBackend` and its parts use it where calls are made, `functions.arguments` where they run. Ray resolves a reference
+only where it is an argument of its own: so slots stay in the arguments, and references go apart. Tests:
+tests/functions/test_functions_ray_mapping.py, and (slow) tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

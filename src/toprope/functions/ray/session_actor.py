@@ -1,7 +1,8 @@
 """Session actor on Ray: the manager, and a backend for instances that outlive the worker that created them.
 
-The driver starts one for each session (`ray.cluster.startup`); workers reach it by `ray.worker_backend`.
-Tests: tests/functions/test_functions_ray.py.
+The driver starts one for each session (`ray.cluster.startup`); workers reach it by `ray.worker_backend`. Each public
+method is a remote call. The driver owns it, so that Ray ends it with the driver: it must not be detached. Tests:
+tests/functions/test_functions_ray.py (slow).
 """
 
 from __future__ import annotations

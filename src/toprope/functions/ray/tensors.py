@@ -1,7 +1,8 @@
 """Serialization of tensors for Ray: their data as a separate buffer, also from and to simulated cards.
 
-Every process of a session on Ray registers it (`know_tensors`); the reducers are those of `transport.serialization`.
-Tests: tests/functions/test_functions_ray.py.
+Every process of a session on Ray registers it (`know_tensors`) before it sends or returns something; the reducers are
+those of `transport.serialization`, the registry is Ray's and ends with it. Tests:
+tests/functions/test_functions_ray_parts.py, and (slow) tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The API inside of functions and instances on Ray: a `RayBackend` that leaves some calls to the session actor.
 
-What has to outlive the worker, such as instances that it creates, is made by the actor. `ray.attach`
-makes one. Tests: tests/functions/test_functions_ray.py.
+What has to outlive the worker, such as instances that it creates, is made by the actor: a method that is added to
+`functions.backend` belongs here only if that holds for it. `ray.attach` makes one. Tests:
+tests/functions/test_functions_ray.py (slow).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Affinity rules: the nodes that an instance may use, and its preference among them; pure.
 
 The schedulers of both backends call it. Affinities of the same kind and type are alternatives; those of different
-kinds or types must all be met (openYuanrong's documentation of affinity, master of 2026-08). Tests:
-tests/functions/test_functions_groups.py.
+kinds or types must all be met. These rules, the older spelling and its words are openYuanrong's (its documentation of
+affinity, master of 2026-08); a rank only has to order nodes. Tests: tests/functions/test_functions_groups.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Bundles of resources, and the checks of groups and their sizes; pure.
 
-Called by the API and by resource groups of both backends. A resource group is a list of bundles that are all granted
-or none. Rules, defaults and messages are openYuanrong's (its documentation of resource groups and its Python API,
-master of 2026-08). Tests: tests/functions/test_functions_groups.py.
+Called by the API, by resource groups of both backends and by `lifecycle.GroupLife`. A resource group is a list of
+bundles that are all granted or none. Rules, defaults, limits and messages are openYuanrong's (its documentation of
+resource groups and its Python API, master of 2026-08), but for `why_not_together`; that a bundle is a `Node` of a
+ledger of its own is our choice. Tests: tests/functions/test_functions_groups.py,
+tests/functions/test_functions_resource_groups.py.
 """
 
 from __future__ import annotations

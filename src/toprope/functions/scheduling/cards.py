@@ -1,7 +1,9 @@
 """The cards of a node: their use, and the choice of cards for a request; pure.
 
-A part of `scheduling.ledger`, which keeps a `Use` for each card. Messages are in openYuanrong's words. Tests:
-tests/functions/test_functions_ledger.py, tests/functions/test_functions_claims.py.
+A part of `scheduling.ledger`, which keeps a `Use` for each card. The order of the choice, the 110 streams of a card and
+the words of a shortage are openYuanrong's. The fields of a `Share` go, in their order, to a file that other programs
+read (`deployment.reservations`). Tests: tests/functions/test_functions_ledger.py,
+tests/functions/test_functions_claims.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Holders of the resources of a session: instances, with or without a handle, and workers for functions.
 
-Data for messages about shortages, `yr.list_instances` and `toprope status`; both backends make them. Tests:
-tests/functions/test_functions_claims.py.
+Both backends make them, for messages about shortages, `yr.list_instances` and `toprope status`. All of it is ours;
+users' programs read the keys of `as_dict`, so they stay. Tests: tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations

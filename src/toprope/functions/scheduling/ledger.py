@@ -3,7 +3,9 @@
 A local session and each of its resource groups have one; on Ray it only answers questions (`ray.nodes.cluster_view`).
 Requests are met in the order of arrival. One that fits goes before earlier ones that could be met some day only if it
 takes nothing that they are short of, and makes them short of nothing more: what an earlier request lacks only gets
-less, so that none starves behind smaller ones. tests/functions/test_functions_ledger.py holds this.
+less, so that none starves behind smaller ones. This order is ours; the words of shortages are openYuanrong's. The
+caller locks. tests/functions/test_functions_ledger.py holds this, tests/functions/test_functions_groups.py what is
+granted together.
 """
 
 from __future__ import annotations

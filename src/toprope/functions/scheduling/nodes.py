@@ -1,7 +1,7 @@
 """Nodes with their resources, grants, and reasons of shortages; pure.
 
-The types that `scheduling.ledger` and its callers share. Texts of shortages are in openYuanrong's words. Tests:
-tests/functions/test_functions_ledger.py, tests/functions/test_functions_security.py.
+The types that `scheduling.ledger` and its callers share. The head of a shortage's text, its lines and the names in
+`Node.amounts` are openYuanrong's; the advice (`do: ...`) is ours. Tests: tests/functions/test_functions_ledger.py.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Both backends parse the options of each function and instance by it (`lifecycle.admitted`). Keys with exactly three
 fields, `VENDOR/model/kind`, ask for cards; the model is a regular expression that must match the whole name of a card's
-model. Every other key names a scalar resource that a node must have been given. Rules and messages are openYuanrong's
-(its scheduling documentation and sources, master of 2026-08); tests/functions/test_functions_resources.py has them to
-the letter.
+model. Every other key names a scalar resource that a node must have been given. Rules, ranges and messages are
+openYuanrong's (its scheduling documentation and sources, master of 2026-08); what follows a message as advice, and that
+`Ascend910B4` matches `910B4`, is ours. tests/functions/test_functions_resources.py has them to the letter.
 """
 
 from __future__ import annotations

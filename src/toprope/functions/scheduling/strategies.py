@@ -1,7 +1,8 @@
 """Placement strategies for several requests: pack on few nodes, spread over many, or strictly one; pure.
 
-`scheduling.ledger` calls it for requests that are granted together. The names are those of resource groups. Tests:
-tests/functions/test_functions_groups.py.
+`scheduling.ledger` calls it for requests that are granted together. The names and their meaning are those of
+openYuanrong's resource groups, and of Ray's placement groups; the search and its limit of steps are free, as long as
+all is given back where it finds nothing. Tests: tests/functions/test_functions_groups.py.
 """
 
 from __future__ import annotations

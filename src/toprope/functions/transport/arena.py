@@ -3,7 +3,9 @@
 Drivers and workers of local sessions and of `toprope.flow` use it. A block lies in a segment, a file in the session's
 folder that only this user may open. Segments are kept and their blocks used again: fresh pages cost far more than a
 copy into existing pages. The creator of a block takes it back once nobody uses it; readers map blocks privately, so
-that what a reader writes is seen by nobody else. Held by tests/functions/test_functions_arena.py.
+that what a reader writes is seen by nobody else. Sizes and the choice of a block are free; offsets are whole pages, as
+mmap needs, and the names of a worker's segments begin as `local.reactor` removes them. Held by
+tests/functions/test_functions_arena.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 Sessions on this machine and `toprope.flow` use it; Ray has its own, which gets our reducers. Arrays and tensors of at
 least `INLINE` bytes are copied into shared memory once and read there by every receiver; what a receiver writes to
 them stays private (arrays are marked read-only). Pickles are only ever read from sockets that this session made
-itself. Tests: tests/functions/test_functions_arena.py, tests/functions/test_functions_exception_library.py.
+itself. Outside of us are pickle's protocol 5, cloudpickle's rule of what goes by value, and its private `_code_reduce`;
+the rest is free, as both ends have the same version. Tests: tests/functions/test_functions_arena.py,
+tests/functions/test_functions_objects.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A message is a kind, a number, a small tuple of plain values, and parts of bytes. The waiting thread reads the socket
 itself: a thread in between would cost more than the message. A reader spins for a moment before it sleeps, since waking
 a sleeping processor takes longer than most calls; after a while of spinning it yields the processor. Both ends are the
-same version of toprope, so the format can change; tests/functions/test_functions_wire.py holds it.
+same version of toprope, so the format can change, and so can times and sizes: benchmarks/functions.py tells what a call
+costs. tests/functions/test_functions_wire.py holds it.
 """
 
 from __future__ import annotations

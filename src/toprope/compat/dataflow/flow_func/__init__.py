@@ -1,6 +1,7 @@
 """Facade package `dataflow.flow_func`: base class and decorators of stage functions, from toprope.flow.udf.flow_func.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name. The names are DataFlow's; what they do is changed in toprope.flow.udf.flow_func.
+Tests: tests/compat/test_vendor_names.py, tests/flow/test_flow_func.py.
 """
 
 from toprope.compat.missing import missing_from

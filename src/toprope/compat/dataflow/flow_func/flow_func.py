@@ -1,6 +1,7 @@
 """Facade module `dataflow.flow_func.flow_func`: the same names as the package, where DataFlow defines them.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name. The names are DataFlow's; what they do is changed in toprope.flow.udf.flow_func.
+tests/compat/test_vendor_names.py compares the names.
 """
 
 from toprope.compat.missing import missing_from

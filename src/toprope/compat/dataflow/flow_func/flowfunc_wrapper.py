@@ -1,8 +1,8 @@
 """Facade module `dataflow.flow_func.flowfunc_wrapper`: names of toprope.flow for code that runs inside a stage.
 
-The vendor's module is the compiled part of DataFlow for stages. Its classes of messages, parameters and contexts are
-not here: in toprope only the stage makes such objects. Tests: tests/flow/test_flow_func.py,
-tests/compat/test_vendor_names.py.
+The vendor's module is the compiled part of DataFlow for stages. Names, codes and numbers are the vendor's; what is
+behind them is toprope.flow's. The vendor's classes of messages, parameters and contexts are not here: in toprope only
+the stage makes such objects. Tests: tests/flow/test_flow_func.py.
 """
 
 from enum import IntEnum

@@ -1,7 +1,7 @@
 """Facade module `dataflow.flow_func.func_register`: the registry of stage functions of toprope.flow.
 
-Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
-tests/flow/test_flow_func.py, tests/compat/test_vendor_names.py.
+Programs import it by this name, which is the vendor's, and so are the names in it; what they do is changed in
+toprope.flow.udf.func_register. Tests: tests/flow/test_flow_func.py.
 """
 
 from toprope.compat.missing import missing_from

@@ -1,6 +1,7 @@
 """Facade package `dataflow.tools`: the generator of a folder for a class of stage functions.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name. The names are DataFlow's; what they do is changed in toprope.flow.points.template.
+Tests: tests/compat/test_vendor_names.py, tests/flow/test_flow_func.py.
 """
 
 from toprope.compat.missing import missing_from

@@ -1,7 +1,7 @@
 """Facade program: `python -m dataflow.tools.create_func_ws -f sub:i0:i1:o0 [-w folder] [-c Class]`.
 
-It writes a folder with a class of stage functions to begin from; the code is toprope.flow.points.template. Its names
-are the vendor's; tests/compat/test_vendor_names.py compares them.
+It writes a folder with a class of stage functions to begin from; the code is toprope.flow.points.template. Name and
+options of the program are DataFlow's. Tests: tests/flow/test_flow_func.py, tests/compat/test_vendor_names.py.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Facade module `dataflow.tools.func_ws_creator`: the class behind `create_func_ws`, from toprope.flow.
 
-Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
-tests/flow/test_flow_func.py.
+Programs import it by this name, which is the vendor's, and so are the names in it; what they do is changed in
+toprope.flow.points.template. Tests: tests/flow/test_flow_func.py.
 """
 
 from toprope.compat.missing import missing_from

@@ -1,7 +1,7 @@
 """Facade module `dataflow.utils.log`: DataFlow's log is the standard logger "DATAFLOW".
 
-Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
-tests/flow/test_flow_func.py, tests/compat/test_vendor_names.py.
+Programs import it by this name, which is the vendor's, and so are the names in it; that a logger of Python is behind
+them is ours. Tests: tests/flow/test_flow_func.py.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Facade module `dataflow.utils.utils`: DataFlow's exceptions, and the card and instance that a stage runs as.
 
-The answers come from toprope.flow.running; the setters are the vendor's and change this process only. Tests:
-tests/flow/test_flow_func.py, tests/compat/test_vendor_names.py.
+The names are DataFlow's. The answers come from toprope.flow.running; the setters change this process only. Tests:
+tests/flow/test_flow_func.py.
 """
 
 from typing import Any

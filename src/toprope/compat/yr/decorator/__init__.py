@@ -1,6 +1,7 @@
 """Facade package `yr.decorator`: the objects that the decorators of toprope.functions return.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name. It holds the vendor's modules that programs name, so far one of them.
+tests/compat/test_vendor_names.py compares the names.
 """
 
 from toprope.compat.missing import missing_from

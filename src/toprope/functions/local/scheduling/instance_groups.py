@@ -1,7 +1,8 @@
 """Instance groups of a local session: members start all or none, and end together if requested.
 
-A part of the scheduler; implements the backend's `InstanceGroups`. Decisions are `lifecycle.GroupLife`'s.
-`ray.scheduling.instance_groups` does the same on Ray. Tests: tests/functions/test_functions_groups.py.
+A part of the scheduler; implements the backend's `InstanceGroups`, whose methods workers call by name. Decisions are
+`lifecycle.GroupLife`'s; here its commands are carried out. `ray.scheduling.instance_groups` does the same on Ray.
+Tests: tests/functions/test_functions_fcc.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Resource groups of a local session: the machine's ledger grants their bundles; each group has its own ledger.
 
-A part of the scheduler; implements the backend's `ResourceGroups`. Rules and messages are `scheduling.bundles`'s.
+A part of the scheduler; implements the backend's `ResourceGroups`, whose methods take the session's lock (`locked`).
+Rules and messages are `scheduling.bundles`'s; the keys of `table` are ours, and users' programs read them.
 `ray.scheduling.resource_groups` does the same on Ray. Tests: tests/functions/test_functions_resource_groups.py.
 """
 

@@ -1,8 +1,9 @@
 """Scheduler of a local session: grants resources of the machine or of a resource group, in order of the requests.
 
-Instances and pools ask; they are called back with a grant. The order is the ledger's (`scheduling.ledger`); here are
-the time limits, the cards that other programs hold (`deployment.reservations`) and the texts about shortages. Tests:
-tests/functions/test_functions_claims.py, tests/functions/test_functions_ledger.py.
+Instances and pools ask; they are called back with a grant, under the session's lock. The order is the ledger's
+(`scheduling.ledger`); here are the choice of nodes by affinity, the cards that other programs hold
+(`deployment.reservations`) and the texts about shortages. Tests: tests/functions/test_functions_affinity.py,
+tests/functions/test_functions_resource_groups.py, tests/functions/test_functions_claims.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Concurrent calls in a worker: in threads, or in an event loop.
 
-`worker_process` uses it for instances that run several calls at once, or that have coroutine methods. Tests:
-tests/functions/test_functions_threads.py.
+`worker_process` uses it for instances that run several calls at once, or that have coroutine methods. The hook's name
+`__yr_shutdown__`, threads for plain classes and one event loop for those with coroutines are openYuanrong's. SIGTERM
+comes in the main thread: what it must not interrupt goes by `Worker.undisturbed`. Tests:
+tests/functions/test_functions_semantics.py, tests/functions/test_functions_objects.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The process that workers are forked from: it has imported what they need and never touches a device.
 
 The session starts it as a new program, not as a fork, and talks to it by `forkserver_client`. It has one thread, so
-forks are safe. Each worker adopts what its descendants leave behind, and this process what an ended worker leaves: a
-child that is no worker is killed. It ends all of them when the driver is gone, even if the driver was killed, or a
-fork of the driver still holds its sockets. Tests: tests/functions/test_functions_faults.py.
+forks are safe: nothing that is imported here may start another. Each worker adopts what its descendants leave behind,
+and this process what an ended worker leaves: a child that is no worker is killed. It ends all of them when the driver
+is gone, even if the driver was killed, or a fork of the driver still holds its sockets. The means are Linux's (prctl,
+pidfd, /proc). Tests: tests/functions/test_functions_assertions.py (children), and (slow)
+tests/functions/test_functions_faults.py.
 """
 
 from __future__ import annotations

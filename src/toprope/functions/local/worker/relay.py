@@ -1,7 +1,9 @@
 """Relay of a worker to its driver: the `Backend` of code that runs in functions and instances of a local session.
 
-A call of the API in a worker becomes a message; `local.worker_requests` answers it in the driver. A method that is
-added here names its counterpart there. Tests: tests/functions/test_functions_security.py.
+A call of the API in a worker becomes a message; `local.worker_requests` answers it in the driver. Its public methods
+are those of `functions.backend`; a method that is added here names its counterpart there. Whichever thread waits reads
+the socket, and `__del__` only queues releases. Tests: tests/functions/test_functions_objects.py,
+tests/functions/test_functions_generators.py, tests/functions/test_functions_semantics.py.
 """
 
 from __future__ import annotations
@@ -410,7 +412,10 @@ class Relay(Backend):
         except Exception as error:
             raise unreadable(error) from error
         if failed:
-            raise value
+            try:
+                raise value
+            finally:
+                del value  # or the error, by its traceback, would keep this frame and its callers' objects alive
         return value
 
 

@@ -1,8 +1,10 @@
 """A worker: one process that runs one instance, or functions one after the other.
 
 The forkserver forks it and calls `main`. It reads the dispatcher's messages from its socket, runs the user's code,
-and sends results. Calls of the API that this code makes go by `relay`. Tests:
-tests/functions/test_functions_faults.py.
+and sends results. Calls of the API that this code makes go by `relay`. The contents of messages are agreed with
+`local.dispatcher`: change both. The hook and the texts about a wrong number of values are openYuanrong's. Tests:
+tests/functions/test_functions_objects.py, tests/functions/test_functions_instances.py,
+tests/functions/test_functions_generators.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Check of a Ray address within seconds: Ray itself retries for minutes.
 
 `cluster.startup` calls it before it connects. It makes one call of gRPC and tells by the answer whether a Ray, a Ray
-client's server or something else is there; the bytes are those of HTTP/2 and gRPC, without a library. Held by
-tests/functions/test_functions_addresses.py.
+client's server or something else is there. The bytes are those of HTTP/2 (RFC 9113), HPACK (RFC 7541) and gRPC, without
+a library, the two calls Ray's (2.60); limits of time and texts are free. What may be a Ray is left to Ray: only a clear
+answer refuses. Held by tests/functions/test_functions_addresses.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Ray for `toprope start`, `status` and `stop`: a node on this machine, with its cards, that outlives them.
 
 Imported by name in `deployment.state_file.cluster`, as the commands must work without Ray. It runs `ray start` and
-ends exactly the processes that this has started. Tests: tests/functions/test_functions_ray.py.
+ends exactly the processes that this has started, which it knows by Ray's command lines and session folders: these, the
+options and the printed address are Ray's (2.60). Tests: tests/functions/test_functions_ray_parts.py, and (slow)
+tests/functions/test_functions_ray_start.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Living instances of all sessions of a Ray cluster, for `toprope status`.
 
-Asks the manager of each session (`ray.manager.Manager.holders`), without becoming a part of one. Tests:
-tests/functions/test_functions_ray.py.
+Asks the manager of each session (`ray.manager.Manager.holders`), without becoming a part of one. Where none answers,
+the rows of Ray's private `state.actors` are read; their names are Ray's (2.60). Tests:
+tests/functions/test_functions_ray.py (slow).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Start of a session on Ray: on a running cluster, or on one that is started here for this program.
 
 `yr.init` with an address of a Ray comes here. It checks the address and the token, connects, and makes the session
-actor and the driver's `RayBackend`; a worker's is registered here. Tests: tests/functions/test_functions_ray.py,
-tests/functions/test_functions_ray_auth.py.
+actor and the driver's `RayBackend`; a worker's is registered here. Forms of addresses are openYuanrong's and Ray's, the
+arguments of a start Ray's. A start that fails leaves no process and no variable behind. Tests:
+tests/functions/test_functions_ray_auth.py, tests/functions/test_functions_ray_parts.py, and (slow)
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

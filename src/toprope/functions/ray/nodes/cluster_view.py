@@ -1,7 +1,8 @@
 """Nodes of a Ray cluster as a ledger: capacity, free resources, and reasons of shortages; pure.
 
 The manager and the scheduler on Ray use it, so that rules and messages are those of `scheduling.ledger`. It reads what
-`nodes.resource_mapping` has written into resources and labels. Held by tests/functions/test_functions_ray_mapping.py.
+`nodes.resource_mapping` has written into resources and labels, and Ray's own names (`accelerator_type:`, `_group_`,
+units of memory): both are fixed. Held by tests/functions/test_functions_ray_mapping.py.
 """
 
 from __future__ import annotations

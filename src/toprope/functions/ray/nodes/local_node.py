@@ -1,7 +1,9 @@
 """Resources that this machine offers to a Ray cluster: cores, memory, cards and labels; and its token.
 
-Used where a Ray is started or joined (`ray.cluster`). Variables, files and modes of the token are Ray's. Tests:
-tests/functions/test_functions_ray_auth.py, tests/functions/test_functions_ray.py.
+Used where a Ray is started or joined (`ray.cluster`). Variables, the file of the token, its modes and the private
+modules that read them are Ray's (2.60; a Ray without them is left alone). Token and folder of sockets belong to the
+user alone, or the start is refused. Tests: tests/functions/test_functions_ray_auth.py, and (slow)
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

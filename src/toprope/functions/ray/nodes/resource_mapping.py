@@ -2,7 +2,9 @@
 
 Ray knows no models, no memory of cards and no named kinds of request. Nodes that toprope starts or joins carry the
 labels below; of other nodes Ray's own resources are read. What is written here is read by `nodes.cluster_view`,
-perhaps on another machine with another version: change both. Tests: tests/functions/test_functions_ray_mapping.py.
+perhaps on another machine with another version: change both. Names and units of resources and the four digits of an
+amount are Ray's. Amounts are rounded up, so that no card is given out twice. Tests:
+tests/functions/test_functions_ray_mapping.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Groups of instances on Ray: a placement group has the resources of all members, or of none.
 
-A part of `ray.instances`; implements the backend's `InstanceGroups`. Decisions are `lifecycle.GroupLife`'s; as Ray
-reports nothing by itself, groups are polled. `local.scheduling.instance_groups` does the same on one machine. Tests:
-tests/functions/test_functions_ray.py.
+A part of `ray.instances`; implements the backend's `InstanceGroups`, whose methods workers call by name. Decisions are
+`lifecycle.GroupLife`'s; as Ray reports nothing by itself, groups are polled. The manager learns of a failure before the
+members end, since a caller asks it why. `local.scheduling.instance_groups` does the same on one machine. Tests:
+tests/functions/test_functions_ray.py (mostly slow).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Resource groups on Ray: its placement groups, with the rules of the yr API.
 
-A part of the scheduler on Ray; implements the backend's `ResourceGroups`. Rules and messages are
-`scheduling.bundles`'s. Tests: tests/functions/test_functions_resource_groups.py.
+A part of the scheduler on Ray; implements the backend's `ResourceGroups`, whose methods workers call by name. Rules and
+messages are `scheduling.bundles`'s; states, tables and the names of resources in a bundle (`_group_0_...`) are Ray's.
+`local.scheduling.resource_groups` does the same on one machine. Tests: tests/functions/test_functions_ray.py (slow).
 """
 
 from __future__ import annotations

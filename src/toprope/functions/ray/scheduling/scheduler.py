@@ -1,7 +1,9 @@
 """Placement of instances on Ray's nodes, and the time limits of their requests, which Ray does not have.
 
 `ray.instances` and `ray.functions` ask it for Ray's options of a request, and have it watch the request. Ray itself
-grants the resources. Tests: tests/functions/test_functions_ray.py.
+grants the resources. A request fails late only if it had no room: one that Ray has granted may still wait for its
+process. Intervals are free. Tests: tests/functions/test_functions_ray_parts.py, and (slow)
+tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations
@@ -199,9 +201,7 @@ class Asked:
         if self._room is None:
             nodes = [each for each in self.nodes_then() if self._on is None or self._on(node_of(each))]
             if self._bundles is None:
-                # one that can never be met keeps nothing from others: Ray does not wait for it
-                before = [each for each in self._before if shortage(nodes, each).ever]
-                self._room = fits(nodes, self._request, before)
+                self._room = fits(nodes, self._request, self._before)
             else:
                 self._room = has_bundle_room(nodes, self._request, self._bundles)
         return self._room

@@ -1,7 +1,9 @@
 """Instance on Ray: one actor class that creates and calls an instance of any user class.
 
-`ray.instances` has Ray start it; its methods are called by name from there. The process is set up by `worker.process`
-before anything of the user's is unpickled. Tests: tests/functions/test_functions_ray_mapping.py.
+`ray.instances` has Ray start it; its methods are called by name from there and from `ray.backend`. The process is set
+up by `worker.process` before anything of the user's is unpickled. `__ray_shutdown__` and the ways to leave an actor are
+Ray's, the hook `__yr_shutdown__` is openYuanrong's. Tests: tests/functions/test_functions_ray_mapping.py (its methods),
+and (slow) tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 `worker.process` starts one for an instance on Ray, as a program of its own that imports the standard library only.
 Ray ends the children of a worker that are in its group of processes; with a session of their own they would stay, and
-hold a card's memory. Arguments: number of the process, and the variable, with its value, that its descendants have.
-Tests: tests/functions/test_functions_ray.py.
+hold a card's memory. Arguments, which `worker.process` alone passes: number of the process, and the variable, with its
+value, that its descendants have. It must be no child of the worker, or Ray kills it, too. Tests:
+tests/functions/test_functions_ray_parts.py.
 """
 
 from __future__ import annotations

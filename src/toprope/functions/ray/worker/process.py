@@ -1,7 +1,8 @@
 """Worker process on Ray: its environment, setup and results.
 
 Shared by `worker.actor` (instances) and `worker.task` (functions). `Setup` is made by the caller, in another process.
-Tests: tests/functions/test_functions_ray.py.
+Masks are the vendors' and openYuanrong's, as in `local.masks`; RAY_EXPERIMENTAL_NOSET_... and the order of numbers are
+Ray's. Tests: tests/functions/test_functions_ray_parts.py, and (slow) tests/functions/test_functions_ray.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Function call on Ray: runs it in a worker, and reports the worker to the session.
 
-`ray.functions` has Ray call `run`, `stream` and their variants, which are sent by name. Tests:
+`ray.functions` has Ray call `run`, `stream` and their variants, which are sent by name; it makes the tuple that they
+get: change both. A worker that runs calls reports it more often than `ray.functions` asks, or a call that runs passes
+for one that waits. Tests: tests/functions/test_functions_ray_parts.py, and (slow)
 tests/functions/test_functions_ray.py.
 """
 

@@ -1,7 +1,7 @@
 """Facade module `dataflow.plugin.torch.torch_plugin`: `npu_model`, and dtypes of torch as DataFlow's and back.
 
-Programs import it by this name, which is the vendor's, and so are the names in it. Tests:
-tests/flow/test_flow_func.py.
+Programs import it by this name, which is the vendor's, and so are the names in it, those with `_` too, and the texts of
+their errors; the dtypes are those of toprope.flow.data_type. Tests: tests/flow/test_flow_func.py.
 """
 
 from typing import Any
