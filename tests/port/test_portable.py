@@ -42,6 +42,9 @@ a["name"] = [p.name(), p.name(1), type(p.name()).__name__]
 a["available"] = [p.is_available(), p.device_count(), p.current_device()]
 a["accelerator"] = [p.is_accelerator(each) for each in
     ("cuda", "cuda:0", "npu:1", "cpu", "meta", None, torch.device("cuda", 0), torch.device("cpu"), torch.ones(1))]
+a["named"] = [p.is_named(*each) for each in
+    (("cuda", "cuda"), ("cuda:1", "cuda"), (p.name(), "cuda"), (p.name(1), "cuda:1", "x"), (p.name(), "cuda", "cpu"),
+     ("mps", "cuda"), (None, "cuda"), (torch.device("cuda"), "cuda"), (p.kind() + ":0", "cuda:0"))]
 a["environment"] = [p.dist_backend(), p.visible_devices_variable(), p.device_ids([1]), p.pin_memory_device(),
     p.version()]
 a["oom"] = [p.is_out_of_memory(each) for each in
@@ -202,6 +205,8 @@ EXPECTED = {
         ],
     },
 }  # fmt: skip
+for _kind in EXPECTED:
+    EXPECTED[_kind]["named"] = [True, False, _kind != "cpu", _kind != "cpu", True, False, False, False, _kind != "cpu"]
 ALIKE = {
     "accelerator": [True, True, True, False, False, False, True, False, False],
     "oom": [True, True, False],

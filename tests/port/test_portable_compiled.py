@@ -16,6 +16,7 @@ device: return x.to(p.device()).to(p.device("cuda:1")).to(p.device(0)).to(p.devi
 name: return x.to(p.name()).to(p.name("cuda:1"))
 kind: return x * (2 if p.kind() == KIND else 3)
 is_accelerator: return x * 2 if p.is_accelerator(x) and p.is_accelerator(x.device) else x + p.is_accelerator("cuda")
+is_named: return x * 2 if p.is_named(p.name(), "cuda") == (KIND != "cpu") else x + p.is_named("cuda:1", "cuda", "cpu")
 is_available: return x * 2 if p.is_available() else x + 1
 autocast: return no_autocast(x)
 OutOfMemoryError is_out_of_memory: return x + p.is_out_of_memory(p.OutOfMemoryError("a"))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from toprope.port.conditions import guards
-from toprope.port.conditions.asked_texts import asked_keys, hold_asked
+from toprope.port.conditions.asked_texts import MAY_ASK, asked_keys, hold_asked
 from toprope.port.conditions.compared import hold_compared
 from toprope.port.conditions.doubted import doubt_rewrites
 from toprope.port.conditions.in_tests import asked_in_tests, hold_in_tests, hold_patched
@@ -150,6 +150,7 @@ def concerns(data: bytes, rules: Table, project: Project | None, context: Contex
     """Return whether a file can have a place of any rule, by its bytes; others are not parsed."""
     return bool(
         rules.words.search(data)
+        or MAY_ASK.search(data)
         or (context is not None and context.mentions_extension(data))
         or (project is not None and project.mentions_option(data))
     )

@@ -23,7 +23,7 @@ from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.scopes import Binding, Scope, Walk
 from toprope.port.syntax.source import Source, UnreadableError, parse
 
-__all__ = ["RUNTIME", "VENDORED", "File", "ends_program", "is_runtime", "is_vendored_runtime"]
+__all__ = ["ALIASES", "RUNTIME", "VENDORED", "File", "ends_program", "is_runtime", "is_vendored_runtime"]
 
 RUNTIME = "toprope.device.portable"
 """The module that ported code calls, where it is not the one file of `--vendor`."""
@@ -31,7 +31,8 @@ RUNTIME = "toprope.device.portable"
 VENDORED = "toprope_portable"
 """The name of the one file of `--vendor`, without its suffix."""
 
-_ALIASES = ("portable", "portable_device", "_portable", "_portable_device")
+ALIASES = ("portable", "portable_device", "_portable", "_portable_device", "_toprope_portable")
+"""Names under which a file gets the runtime module: the first that it does not use itself."""
 
 
 def is_runtime(module: str) -> bool:
@@ -94,7 +95,7 @@ class File:
             for name, imported in found.items():
                 if is_it(imported):
                     return name, True
-        return next(name for name in (*_ALIASES, "_toprope_portable") if name not in self.walk.names), False
+        return next(name for name in ALIASES if name not in self.walk.names), False
 
     def _find_scripted(self) -> list[tuple[int, int]]:
         """Return where the functions begin and end that TorchScript compiles."""

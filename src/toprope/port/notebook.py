@@ -18,13 +18,14 @@ from functools import partial
 
 from toprope.port.conditions.across import keys_in
 from toprope.port.engine import concerns, port
-from toprope.port.file import RUNTIME, is_vendored_runtime
+from toprope.port.file import ALIASES, RUNTIME, is_vendored_runtime
 from toprope.port.files import FileKind, port_text
 from toprope.port.files.rules import NOTEBOOK
 from toprope.port.finding import Finding, Ported
 from toprope.port.project.context import Context
 from toprope.port.project.facts import Project
 from toprope.port.registry import table
+from toprope.port.runtime.imports import import_text
 from toprope.port.syntax.nodes import nodes_of
 from toprope.port.syntax.notebook_json import Cell, code_cells, with_cells
 from toprope.port.syntax.source import UnreadableError, parse
@@ -172,7 +173,7 @@ def port_notebook(
     ported.operators = done.operators
     ported.lines = sum(len(_LINE_END.findall(code.cell.text)) + 1 for code in codes)
     pieces = done.after.decode("utf-8").split(f"# {book.mark}\n")[1:]
-    for code, piece in zip(parts, pieces, strict=True):
+    for code, piece in zip(parts, _with_imports(pieces, runtime), strict=True):
         code.after = code.head + _restored(book, piece[:-1])
     changed = [(code.cell, code.after) for code in codes if code.after != code.cell.text]
     if changed:
@@ -351,6 +352,27 @@ def _in_its_cell(parts: list[_Code], starts: list[int], found: re.Match[str]) ->
     line = int(found[1])
     code = parts[bisect_right(starts, line - 1) - 1]
     return f"line {line - code.above + bool(code.head)} of cell {code.cell.number}"
+
+
+_TORCH = re.compile(r"^(?:import torch\b|from torch\b)[^(\\\n]*\n", re.MULTILINE)
+
+
+def _with_imports(pieces: list[str], runtime: str) -> list[str]:
+    """The cells after the edits; the import of the runtime module is also in each that imports torch, where it must be.
+
+    A first cell that uses torch without an import is left over: who begins with a later one needs the import there.
+    """
+    lines = [f"{import_text(runtime, alias)}\n" for alias in ALIASES]
+    found = next(
+        ((each, alias) for each, alias in zip(lines, ALIASES, strict=True) if any(each in p for p in pieces)), None
+    )
+    if found is None or _TORCH.search(next(each for each in pieces if found[0] in each)):
+        return pieces
+    line, used = found[0], re.compile(rf"\b{found[1]}\.")
+    return [
+        _TORCH.sub(lambda torch: torch[0] + line, each, count=1) if line not in each and used.search(each) else each
+        for each in pieces
+    ]
 
 
 def _restored(book: _Notebook, text: str) -> str:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from toprope.port.conditions.compared import OTHER_ENGINES
 from toprope.port.file import File
 from toprope.port.finding import Finding
 from toprope.port.project.asked import has_cuda_key, says_cuda
@@ -34,7 +35,8 @@ ASKED = "?"
 MAY_ASK = re.compile(
     rb"[!=]=\s*[\"']cuda|[\"']cuda(?::\d+)?[\"']\s*(?:[!=]=|\]|:|(?:not\s+)?in\b)|\bin\s*[\[({][^\])}\n]*[\"']cuda"
     rb"|\bcase\s+[\"']cuda|(?:match|search|startswith|find|index|removeprefix|[eE]quals?)\([^)\n]*[\"']\^?cuda"
-    rb"|getattr\([^)\n]*dev|import_module\([^)\n]*dev|(?:globals|locals|vars)\(\)\[[^\]\n]*dev",
+    rb"|getattr\([^)\n]*dev|import_module\([^)\n]*dev|(?:globals|locals|vars)\(\)\[[^\]\n]*dev"
+    rb"|(?:import|from)\s+(?:" + "|".join(sorted(OTHER_ENGINES)).encode() + rb")\b"
 )
 """Bytes of a file that may ask for the text of a device."""
 
@@ -57,6 +59,8 @@ _OF_OPTIONS = re.compile(r"conf|cfg|arg|opt|setting|param|namespace|flag", re.IG
 _Of = Mapping[type[ast.AST], Sequence[Any]]
 """The nodes of a file by their type."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_MOST_BEFORE = 4
+"""Arguments by place of a class of another package that may be its device."""
 _MOST = 2000
 """Expressions that are followed in a file; behind them every text is taken to be asked about."""
 
@@ -118,6 +122,7 @@ class _Reached:
             self._of.setdefault(node.__class__, []).append(node)
         for key, place in elsewhere.items():
             self._give(key, place)
+        self._ask_engines()
         for node in (each for kind in _ASKING for each in self._of.get(kind, ()) if each not in answered):
             for asked in self._asked_by(node):
                 self._ahead.append((asked, f"in line {node.lineno}"))
@@ -155,6 +160,8 @@ class _Reached:
                     yield from arguments
             case ast.Call(func=ast.Attribute(value=table, attr="get" | "pop"), args=[key, *_]) if self._is_cuda(table):
                 yield key
+            case ast.Call(func=function) if self._is_engine(function):
+                yield from (*node.args, *(each.value for each in node.keywords))
             case ast.Call(func=function, args=[pattern, text, *_]) if self._file.dotted(function) in _PATTERNS:
                 if self._is_cuda(pattern):
                     yield text
@@ -170,6 +177,26 @@ class _Reached:
             case ast.Match(subject=subject, cases=cases):
                 if any(map(says_cuda, (each for case in cases for each in nodes_of(case.pattern)))):
                     yield subject
+
+    def _is_engine(self, function: ast.expr) -> bool:
+        """Return whether a call is one of a package that computes by itself, or of a class that inherits from one."""
+        file = self._file
+        match function:
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"):
+                owner = _class_around(file, function)
+                return owner is not None and _has_engine(file, owner)
+            case ast.Name():
+                made = [each.node for each in file.bindings(function)]
+                if any(isinstance(each, ast.ClassDef) and _has_engine(file, each) for each in made):
+                    return True
+        return _of_engine(file, function)
+
+    def _ask_engines(self) -> None:
+        """Note the classes that other files make, and whose text of a device goes to a package of its own."""
+        for each in self._of.get(ast.ClassDef, ()):
+            if _has_engine(self._file, each):
+                for argument in ("device", *range(_MOST_BEFORE)):
+                    self._ask(f"{ASKED}{each.name}({argument})", f"in line {each.lineno}")
 
     def _is_cuda(self, node: ast.expr) -> bool:
         """Return whether it is a name of CUDA's, several with one among them, or a table with one among its keys."""
@@ -323,6 +350,15 @@ class _Reached:
         else:
             owner, _, name = key.rpartition(".")
             yield from _attributes(self._file, self._of, owner, name)
+
+
+def _of_engine(file: File, node: ast.AST) -> bool:
+    return (file.dotted(node) or "").partition(".")[0] in OTHER_ENGINES
+
+
+def _has_engine(file: File, owner: ast.ClassDef) -> bool:
+    """Return whether a class inherits from one of a package that computes by itself."""
+    return any(_of_engine(file, each) for each in owner.bases)
 
 
 def _is_holder(node: ast.expr) -> bool:

@@ -29,6 +29,7 @@ _BUILDS = re.compile(rb"CUDAExtension|cuda_ext|ffi\s+import\s+create_extension")
 _SAYS_CUDA = re.compile(r"(?:.+_)?cuda(?:_.+)?|_C|.*_ext|csrc")
 _TRITON = re.compile(rb"@\s*(?:triton\.)?(?:runtime\.)?jit\b")
 _LOADS = re.compile(rb"cpp_extension\s+import\b[^\n]*\bload|cpp_extension\.load")
+_TORCH = re.compile(rb"\b(?:import|from)\s+torch\b|torch_npu|import_module\([\"']torch")
 _LIBRARY = re.compile(rb"\b(?:ops|classes)\.load_library\(")
 
 
@@ -76,6 +77,7 @@ class Context:
         kernels: Triton kernels of the project's modules and functions that launch them, as "module.function".
         loading: names of the project's own modules that import an extension of these whenever they are imported.
         library: whether one of them loads operators of a library into torch.
+        has_torch: whether one of them imports torch, or no file is known.
         top: the folder that all files are in; "" where it is not known.
     """
 
@@ -86,6 +88,7 @@ class Context:
     kernels: frozenset[str] = frozenset()
     loading: frozenset[str] = frozenset()
     library: bool = False
+    has_torch: bool = True
     top: str = ""
 
     @classmethod
@@ -104,7 +107,10 @@ class Context:
         top = os.path.commonpath([file.absolute().parent for file in files]) if files else ""
         loading = frozenset(_loading(programs, extensions))
         library = any(map(_LIBRARY.search, programs.values()))
-        return cls(card or target(), frozenset(extensions), sources, compiled, kernels, loading, library, top)
+        has_torch = not programs or any(map(_TORCH.search, programs.values()))
+        return cls(
+            card or target(), frozenset(extensions), sources, compiled, kernels, loading, library, has_torch, top
+        )
 
     def has_operators_for(self, text: str) -> bool:
         """Return True if the project has operators of its own for CUDA that a test with this text may run.

@@ -11,10 +11,12 @@ import re
 from collections.abc import Sequence
 
 from toprope.port.analysis.places import is_constant_cuda
+from toprope.port.conditions.compared import OTHER_ENGINES
 from toprope.port.conditions.compiled import why_asked_as_it_is
 from toprope.port.family import Family
 from toprope.port.file import File
 from toprope.port.project.asked import OTHERS, is_one_device
+from toprope.port.project.facts import is_options
 from toprope.port.rule import Example, Kind, Rule
 from toprope.port.syntax.nodes import name_of, nodes_of
 
@@ -153,7 +155,12 @@ def is_rewritten(file: File, node: ast.AST | None) -> bool:
     device = asked[0] if asked is not None else None
     if isinstance(node.ops[0], ast.In | ast.NotIn) and is_cuda_text(file, node.left):
         device = device_of(file, node.comparators[0])
-    return device is not None and not _tells_apart(file, node) and not why_asked_as_it_is(file, node, device)
+    return (
+        device is not None
+        and file.context.has_torch
+        and not _tells_apart(file, node)
+        and not why_asked_as_it_is(file, node, device)
+    )
 
 
 def _holds_device(file: File, node: ast.expr, depth: int = _ALIASES) -> bool:
@@ -175,8 +182,8 @@ def _holds_device(file: File, node: ast.expr, depth: int = _ALIASES) -> bool:
             return is_one_device(name)
         case ast.Attribute(value=inner, attr="type" | "device_type"):
             return _holds_device(file, inner, depth)
-        case ast.Attribute(attr=name):
-            return is_one_device(name)
+        case ast.Attribute(value=holder, attr=name):
+            return is_one_device(name) and not _is_of_engine(file, holder)
         case ast.Name(id=name):
             if is_one_device(name):
                 return True
@@ -184,6 +191,14 @@ def _holds_device(file: File, node: ast.expr, depth: int = _ALIASES) -> bool:
             known = [each is not None and _holds_device(file, each, depth - 1) for each in given] if depth else []
             return bool(known) and all(known)
     return False
+
+
+def _is_of_engine(file: File, holder: ast.expr) -> bool:
+    """Return whether an object may be one of a package that the file imports, which knows CUDA and the CPU."""
+    if name_of(holder) in ("self", "cls") or is_options(holder):
+        return False
+    imported = (each.imported or "" for bindings in file.walk.module.bindings.values() for each in bindings)
+    return any(each.partition(".")[0] in OTHER_ENGINES for each in imported)
 
 
 def _unpacked(file: File, target: ast.AST) -> ast.expr | None:
@@ -201,7 +216,9 @@ def report_question(
 ) -> None:
     """Report a question. What is asked is still looked at: it may be an option that is resolved itself."""
     parent = file.parent(node)
-    if _tells_apart(file, node):
+    if not file.context.has_torch:
+        file.report(rule, node, "the program does not import torch: the device is another package's")
+    elif _tells_apart(file, node):
         file.report(rule, node, "the code tells several kinds of device apart: is this one NVIDIA's?")
     elif why := why_asked_as_it_is(file, node, device):
         file.report(rule, node, why)

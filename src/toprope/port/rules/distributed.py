@@ -154,6 +154,8 @@ def _convert(file: File, node: ast.expr | None) -> None:
 def _group(file: File, node: ast.Call) -> bool:
     backend = file.argument(node, _GROUPS[file.dotted(node.func) or ""], "backend")
     _convert(file, backend)
+    if isinstance(backend, ast.Constant) and backend.value == "gloo" and _ON_CARDS.search(file.source.text):
+        file.report(BACKEND, backend, _GLOO)
     if backend is not None and _comes_from_elsewhere(file, backend) and not cannot_be(file, backend, "nccl"):
         edits = file.replace(backend, f"{file.portable('resolve')}(", backend, ")")
         file.report(
@@ -165,6 +167,11 @@ def _group(file: File, node: ast.Call) -> bool:
         wrapped = (device,) if file.dotted(getattr(device, "func", None)) == "torch.device" else _wrap(file, device)
         file.report(DEVICE_ID, device, edits=file.replace(device, *wrapped, text))
     return False
+
+
+_ON_CARDS = re.compile(r"\bdevice_ids\s*=\s*(?!None)|\bcuda\.set_device\(")
+"""What a program says whose processes have an accelerator each."""
+_GLOO = '"gloo" takes tensors of CUDA and of no other accelerator: portable.dist_backend() for those on the device'
 
 
 def _comes_from_elsewhere(file: File, node: ast.expr) -> bool:

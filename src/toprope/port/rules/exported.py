@@ -10,20 +10,21 @@ import ast
 from toprope.port.family import Family
 from toprope.port.file import VENDORED, File, is_vendored_runtime
 from toprope.port.rule import Example, Kind
-from toprope.port.syntax.nodes import nodes_of
+from toprope.port.syntax.nodes import name_of, nodes_of
 
 __all__ = ["FAMILY"]
 
-FAMILY = Family("exported", "Packages of torch.package", words=[b"PackageExporter"])
+FAMILY = Family("exported", "Packages of torch.package", words=[b"PackageExporter", b"persistent_class"])
 
 EXPORTER = FAMILY.rule(
     "TR123",
     Kind.REVIEW,
-    "torch.package.PackageExporter: the runtime module is one of those that stay outside",
+    "torch.package.PackageExporter, persistent_class: what is saved with its source needs the runtime module",
     why="""A package takes along the modules of the program, and refuses what they import and no pattern names. Ported
     modules import the runtime module, so that the package could not be made any more, on CUDA either. It is named in
     front of the other patterns, since the first that fits decides. toprope must be installed where the package is
-    loaded; a vendored file is taken along.""",
+    loaded; a vendored file is taken along. A class that is pickled with the source of its module (StyleGAN's
+    `persistent_class`) needs the runtime module in the same way where it is loaded.""",
     source="tried: torch.package.PackagingError",
     examples=[
         Example(
@@ -59,6 +60,25 @@ EXPORTER = FAMILY.rule(
             """,
         ),
         Example("import torch\n\nsave(torch.package.PackageExporter(path), model)\n"),
+        Example(
+            """
+            from torch_utils import persistence
+
+            @persistence.persistent_class
+            class Net(Module):
+                def forward(self, x):
+                    return x if x.is_cuda else None
+            """,
+            """
+            from toprope.device import portable
+            from torch_utils import persistence
+
+            @persistence.persistent_class
+            class Net(Module):
+                def forward(self, x):
+                    return x if portable.is_accelerator(x) else None
+            """,
+        ),
     ],
 )
 
@@ -85,6 +105,19 @@ def _exporter(file: File, node: ast.Call) -> bool:
         return False
     file.report(EXPORTER, node, edits=file.before(first, f"{name}.{call}{file.source.newline}{indent}"))
     return False
+
+
+@FAMILY.node(ast.ClassDef)
+def _persistent(file: File, node: ast.ClassDef) -> bool:
+    """A class whose objects are pickled with the source of their module; the first of a file says it for all."""
+    decorator = next((each for each in node.decorator_list if name_of(each) == "persistent_class"), None)
+    is_said = any(finding.rule is EXPORTER for finding, _ in file.places)
+    if decorator is not None and not is_said and "cuda" in file.source.text:
+        file.report(EXPORTER, decorator, _PERSISTENT)
+    return False
+
+
+_PERSISTENT = "each pickle has the source of this module: who loads one needs the runtime module of the port"
 
 
 def _named(file: File, node: ast.Call) -> tuple[ast.With | ast.AsyncWith | ast.Assign | None, ast.stmt]:

@@ -95,9 +95,10 @@ _DOWNLOADS = ("torch.hub.load_state_dict_from_url", "torch.utils.model_zoo.load_
 def _bare(file: File, node: ast.Call) -> bool:
     known = [each.arg for each in node.keywords]
     most = 1 if file.dotted(node.func) == "torch.load" else 2
-    if "map_location" in known or None in known or not 1 <= len(node.args) <= most:
+    given = [*node.args, *(each.value for each in node.keywords if each.arg in ("f", "url"))]
+    if "map_location" in known or None in known or not (given and len(node.args) <= most):
         return False
-    if any(isinstance(each, ast.Starred) for each in node.args) or _is_of_cpu(file, node):
+    if any(isinstance(each, ast.Starred) for each in node.args) or _is_of_cpu(file, node, given[0]):
         return False
     rule = WHOLE if most == 1 and _may_be_scripted(file, node) else BARE
     file.report(rule, node, edits=file.add_argument(node, f"map_location={file.portable('map_location')}"))
@@ -115,12 +116,12 @@ def _may_be_scripted(file: File, load: ast.Call) -> bool:
     return bool(file.project.scripted) and is_vendored_runtime(file.runtime)
 
 
-def _is_of_cpu(file: File, load: ast.Call) -> bool:
-    """Return whether the text says that a file has tensors of the CPU alone."""
+def _is_of_cpu(file: File, load: ast.Call, given: ast.expr) -> bool:
+    """Return whether the text says that a file, which is given, has tensors of the CPU alone."""
     around = file.parent(load)
     if isinstance(around, ast.Attribute) and around.attr == "numpy":
         return True
-    where = ast.dump(load.args[0])
+    where = ast.dump(given)
     calls = [file.parent(each) for each in file.walk.scopes if file.dotted(each) == "torch.save"]
     saved = [
         each.args[0] for each in calls

@@ -1,0 +1,119 @@
+"""What readers of the state of 1 December found in programs that the port had not seen, each as a kind."""
+
+from __future__ import annotations
+
+import json
+from textwrap import dedent
+
+import pytest
+
+from toprope.port.engine import port
+from toprope.port.notebook import port_notebook
+from toprope.port.project.context import Context
+from toprope.port.scan import find, port_files
+
+CHOICE = '"cuda" if torch.cuda.is_available() else "cpu"'
+
+
+def looked_at(text: str):
+    return port(dedent(text).strip("\n").encode() + b"\n", "a.py")
+
+
+def ported(text: str) -> str:
+    return looked_at(text).after.decode()
+
+
+def files(folder, **texts: str):
+    """The port of several files of a program, by their names."""
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(dedent(text).strip("\n") + "\n")
+    return {each.path.rpartition("/")[2].removesuffix(".py"): each for each in port_files(find([folder]))}
+
+
+def test_a_cell_that_imports_torch_had_no_import_behind_one_that_is_left_over() -> None:
+    """Autoformer: who began with the second cell had no `portable`, on CUDA either."""
+    cells = [
+        "exp = Exp(args)\ntorch.load(path)\n",
+        "import torch\nprint(torch.cuda.device_count())",
+        "import os\nimport torch as th\nth.cuda.set_device(0)",
+        "x.cuda()",
+    ]
+    book = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    for each in cells:
+        cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": each}
+        book["cells"].append(cell)
+    line = "from toprope.device import portable\n"
+    after = port_notebook(json.dumps(book).encode(), "a.ipynb").after
+    done = [each["source"] for each in json.loads(after)["cells"]]
+    assert done[0].startswith(line)
+    assert done[1].startswith(f"import torch\n{line}print(portable.")
+    assert done[2].startswith(f"import os\nimport torch as th\n{line}portable.")
+    assert done[3] == "x.to(portable.device())"
+    assert port_notebook(after, "a.ipynb").after == after
+    book["cells"] = book["cells"][1:]
+    done = [each["source"] for each in json.loads(port_notebook(json.dumps(book).encode(), "a.ipynb").after)["cells"]]
+    assert "".join(done).count(line) == 1
+
+
+@pytest.mark.parametrize("call", [
+    "torch.hub.load_state_dict_from_url(url=where, progress=False)", "torch.load(f=where, weights_only=True)",
+])  # fmt: skip
+def test_a_file_that_is_given_by_name_was_loaded_to_cuda(call) -> None:
+    assert f"{call[:-1]}, map_location=portable.map_location)" in ported(f"import torch\nstate = {call}\n")
+
+
+def test_a_group_of_gloo_whose_tensors_are_on_cards_had_no_line() -> None:
+    """MeloTTS: DDP raises on an NPU, since gloo has none."""
+    text = 'import torch.distributed as dist\ndist.init_process_group(backend="gloo")\n'
+    assert looked_at(text).findings == []
+    done = looked_at(f"{text}torch.cuda.set_device(rank)\nnet = DDP(net, device_ids=[rank])\n")
+    assert [each.said for each in done.findings if each.line == 2] == [
+        '"gloo" takes tensors of CUDA and of no other accelerator: portable.dist_backend() for those on the device'
+    ]
+
+
+@pytest.mark.parametrize("made", [
+    "class W(faster_whisper.WhisperModel):\n    pass",
+    "class W(faster_whisper.WhisperModel):\n    def __init__(self, name, device):\n"
+    "        super().__init__(name, device=device)",
+    "def W(name, device):\n    return faster_whisper.WhisperModel(name, device)",
+])  # fmt: skip
+def test_a_choice_went_to_a_class_of_another_engine_in_another_file(tmp_path, made) -> None:
+    """whisperX: ctranslate2 knows CUDA and the CPU, and raised for "npu"."""
+    done = files(
+        tmp_path,
+        asr=f"import faster_whisper\n{made}\n\ndef load(device):\n    return W('tiny', device=device)\n",
+        tool=f"import torch\nfrom asr import W, load\n\nload({CHOICE})\nW('tiny', {CHOICE})\n",
+    )
+    assert "portable" not in done["tool"].after.decode()
+
+
+def test_the_device_of_an_object_of_another_engine_was_asked_for_an_npu() -> None:
+    text = (
+        "import torch\nfrom ctranslate2.models import Whisper\ndef run(self):\n    return self.model.device == 'cuda'\n"
+    )
+    assert "portable" not in ported(text)
+    assert "portable.is_named" in ported(text.replace("from ctranslate2.models", "from mine"))
+
+
+def test_a_program_without_torch_got_an_import_of_it(tmp_path) -> None:
+    """faster-whisper has no torch at all."""
+    done = files(tmp_path, a="def f(device):\n    return device == 'cuda' or 'cuda' in device\n", b="x = 1\n")
+    assert "portable" not in done["a"].after.decode()
+    assert not Context.of([tmp_path / "a.py"]).has_torch
+    done = files(tmp_path, b="import torch\n", a="def f(device):\n    return device == 'cuda' or 'cuda' in device\n")
+    assert done["a"].after.decode().count("portable.is_") == 2
+
+
+def test_a_class_that_is_pickled_with_its_source_had_no_line() -> None:
+    """eg3d: a checkpoint of the ported program could not be loaded by the one that is not."""
+    text = """
+    from torch_utils import persistence
+
+    @persistence.persistent_class
+    class Net(Module):
+        def forward(self, x):
+            return x.half() if x.is_cuda else x
+    """
+    said = [each.said for each in looked_at(text).findings if each.rule.code == "TR123"]
+    assert said == ["each pickle has the source of this module: who loads one needs the runtime module of the port"]
