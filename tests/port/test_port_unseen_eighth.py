@@ -10,6 +10,7 @@ import pytest
 from toprope.port.engine import port
 from toprope.port.notebook import port_notebook
 from toprope.port.project.context import Context
+from toprope.port.runtime.vendor import plan
 from toprope.port.scan import find, port_files
 
 CHOICE = '"cuda" if torch.cuda.is_available() else "cpu"'
@@ -117,3 +118,48 @@ def test_a_class_that_is_pickled_with_its_source_had_no_line() -> None:
     """
     said = [each.said for each in looked_at(text).findings if each.rule.code == "TR123"]
     assert said == ["each pickle has the source of this module: who loads one needs the runtime module of the port"]
+
+
+def test_a_default_with_a_condition_was_a_question_at_the_import() -> None:
+    """tortoise-tts: importing it started CUDA, where nothing had been asked."""
+    other = "torch.backends.mps.is_available()"
+    text = f"import torch\ndef f(x, device='cuda' if not {other} else 'mps'):\n    return x.to(device)\n"
+    done = looked_at(text)
+    assert "portable" not in done.after.decode()
+    assert "a default is evaluated when the module is imported" in done.findings[0].held_back
+    asked = f"import torch\ndef f(x, device={CHOICE}):\n    return x.to(device)\n"
+    assert "device=portable.name()" in ported(asked)
+
+
+def test_autocast_by_a_choice_of_its_kind_was_said_to_be_safe() -> None:
+    other = "torch.backends.mps.is_available()"
+    kind = f"device_type='cuda' if not {other} else 'mps'"
+    text = f"import torch\nwith torch.autocast({kind}, dtype=torch.float16):\n    f()\n"
+    (found,) = [each for each in looked_at(text).findings if each.converted]
+    assert found.label == "R"
+    assert found.said.endswith("autocast for CUDA is off on the CPU, and this one is on")
+
+
+def test_a_tensor_called_top_p_was_taken_for_options(tmp_path) -> None:
+    """fish-speech: `torch.ones(2, device=top_p.device)`."""
+    done = files(
+        tmp_path,
+        cli="import argparse\np = argparse.ArgumentParser()\np.add_argument('--device', default='cuda')\n"
+        "args = p.parse_args()\nrun(args.device)\n",
+        model="import torch\ndef f(top_p):\n    return torch.ones(2, device=top_p.device)\n",
+    )
+    assert "portable" not in done["model"].after.decode()
+
+
+def test_a_vendored_copy_was_looked_for_in_an_installed_package(tmp_path) -> None:
+    """fish-speech: `dac` is a folder of models there, and the program imports descript-audio-codec's `dac.model`."""
+    folder = tmp_path / "fish" / "models" / "dac"
+    folder.mkdir(parents=True)
+    (tmp_path / "fish" / "__init__.py").write_text("")
+    (folder / "__init__.py").write_text("")
+    (folder / "codec.py").write_text("from dac.model.base import A\nimport torch\ntorch.ones(2).cuda()\n")
+    (tmp_path / "main.py").write_text("from fish.models.dac.codec import A\n")
+    paths = find([tmp_path])
+    planned = plan([tmp_path], paths, "")
+    assert planned is not None
+    assert planned.module(folder / "codec.py") != "dac.toprope_portable"

@@ -110,6 +110,8 @@ def _too_early(file: File, finding: Finding, node: ast.AST) -> str:
     asks = any(edit.says(f"{file.alias}.{name}(") for edit in finding.edits for name in ("name", "kind", "device"))
     if not asks or not isinstance(node, ast.expr) or _asks_itself(file, node):
         return ""
+    if any(isinstance(each, ast.arguments) for each in file.ancestors(node)) and file.at_import(node):
+        return "a default is evaluated when the module is imported: resolve the parameter in the function"
     scope, line = file.scope(node), node.lineno
     for each in file.walk.parents:
         if isinstance(each, ast.Assign) and each.lineno > line and file.scope(each) is scope:

@@ -29,6 +29,7 @@ _NAMES = {"TR002", "TR002a", "TR003", "TR019d"}
 """Rules whose rewrite may give the name of the device in use."""
 _TEXTS = {"TR017", "TR017a", "TR018"}
 """Rules that ask for a device by its text."""
+_KIND = "TR002b"
 _IMPORTS = "TR102"
 _OPERATORS = "the project builds operators for CUDA: look whether this needs one of them"
 _CUDA = re.compile(r"(?<![\w-])(?:cuda|nvidia|geforce)", re.IGNORECASE)
@@ -60,6 +61,9 @@ def doubt_rewrites(file: File, findings: Iterable[Finding], path: str) -> None:
         for finding, _ in places:
             finding.doubt = _OPERATORS
         return
+    for finding, node in places:
+        if finding.rule.code == _KIND and isinstance(node, ast.Constant) and _is_for_autocast(file, node):
+            finding.doubt = "autocast for CUDA is off on the CPU, and this one is on"
     if waits := _waits_for_a_text(file):
         for finding, _ in places:
             if finding.rule.code in _NAMES and any(edit.says(".name(") for edit in finding.edits):
@@ -76,6 +80,11 @@ def doubt_rewrites(file: File, findings: Iterable[Finding], path: str) -> None:
             said = " ".join(str(text.value).split())
             shown = said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}..."
             finding.doubt = f'"{shown}" in line {text.lineno} is said on other devices too'
+
+
+def _is_for_autocast(file: File, node: ast.AST) -> bool:
+    call = next((each for each in file.ancestors(node) if isinstance(each, ast.Call)), None)
+    return call is not None and file.dotted(call.func) in ("torch.autocast", "torch.amp.autocast")
 
 
 def _waits_for_a_text(file: File) -> int:

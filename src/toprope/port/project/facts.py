@@ -47,7 +47,7 @@ Fingerprint = tuple[tuple[str, int], ...]
 
 _CUDA = ast.Constant("cuda")
 _OPTIONS = re.compile(
-    r"(?:\w*_)?(?:args?|opts?|options?|config|conf|cfg|flags|hparams|hps|params|settings|namespace|parsed|a|h|p)",
+    r"(?:\w*_)?(?:args?|opts?|options?|config|conf|cfg|flags|hparams|hps|params|settings|namespace|parsed)|[ahp]",
     re.IGNORECASE,
 )
 

@@ -222,11 +222,14 @@ class Tree:
     def _may_be_own(self, importer: _Facts, parts: list[str], root: Path) -> bool:
         """Return whether a name can be a folder of the project: `import ray` in `trainer/ray` is the installed Ray.
 
-        A folder inside a package is on the path of those alone that import a file of it by its name.
+        A folder inside a package is on the path of those alone that import a file of it by its name. One whose files
+        are not among those that are imported has only the name of an installed package.
         """
-        if len(parts) > 1 or root == self.top or package_of(root) is None or not (root / parts[0]).is_dir():
+        if len(parts) > 1 or root == self.top or not (root / parts[0]).is_dir():
             return True
         inner = {each.split(".")[1] for each in importer.names if each.startswith(f"{parts[0]}.")}
+        if package_of(root) is None and not inner:
+            return True
         folder = root / parts[0]
         return any((folder / name).is_dir() or (folder / f"{name}.py").is_file() for name in inner)
 
