@@ -251,6 +251,7 @@ def test_lines_of_chinese_end_within_the_width():
     assert len(lines) > 1
     assert len(rows) > 2
     assert max(map(cells, [*lines, *rows])) <= 60
+    assert "\x1f" not in "".join([*lines, *rows])  # the marks of places where a line may end
     assert squeezed("".join(lines)) == squeezed("结论" + text.translated(catalogue("zh")))
     assert not any(line.lstrip().startswith(("，", "。", "）", "、")) for line in lines)
 

@@ -21,6 +21,7 @@ from toprope.flow.stage.plan import DRIVER, HostPlan, Reach, Route, Target
 from toprope.flow.stage.spec import EMPTY, EOS, FAILURE, PICKLED, RAW, TENSOR, TORCH, Failure, Head, Message
 from toprope.flow.stage.status import Status
 from toprope.functions.local.folder import join_folder, leave_folder
+from toprope.functions.transport import wire
 
 HEAD = Head(7, 1, 2, EOS, b"abc", 3)
 SECRET = b"s" * 32
@@ -286,6 +287,16 @@ def test_figures_of_another_machine_lie_in_the_drivers_folder(sides, tmp_path):
     assert ring.cells[SENT] == 1
     assert driver.queue.links[0].ring.name == ""  # its counters are sent
     reporter.close()
+
+
+def test_figures_are_newer_after_two_more_reports_as_the_first_may_have_been_on_its_way(tmp_path):
+    mirror = Mirror(tmp_path, lambda name: [])
+    before = mirror.reports(["stage", "other"])
+    for count in range(2):
+        assert not mirror.is_newer(before), count
+        for name in ("stage", "other"):
+            assert mirror.take(wire.Message(Kind.FIGURES, 0, (name, (), ()), []))
+    assert mirror.is_newer(before)
 
 
 def test_a_folder_is_shared_by_a_machines_processes_and_goes_with_the_last(tmp_path, monkeypatch):

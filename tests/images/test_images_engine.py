@@ -438,11 +438,15 @@ def test_a_tiny_pipeline_is_the_same_for_the_same_seed_and_spoils_nothing(tmp_pa
     torch.manual_seed(5)
     before = torch.get_rng_state()
     write("kontext", tmp_path / "a", seed=1)
-    write("kontext", tmp_path / "b", seed=1)
     assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)  # the state of the process plays no part
+    write("kontext", tmp_path / "b", seed=1)
+    write("kontext", tmp_path / "other", seed=2)
     files = {path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()}
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
     assert sum((tmp_path / "a" / file).stat().st_size for file in files) < 2**20
+    weights = Path("transformer", "diffusion_pytorch_model.safetensors")
+    assert (tmp_path / "other" / weights).read_bytes() != (tmp_path / "a" / weights).read_bytes()
     with pytest.raises(UsageError, match="there already"):
         write("kontext", tmp_path / "a")
     with pytest.raises(UsageError, match="no tiny pipeline 'sdxl'"):

@@ -174,6 +174,19 @@ def test_pictures_and_records_lie_side_by_side_and_nothing_is_overwritten(tmp_pa
     assert finished(output.sidecars(), output.names())[job.key].files == (first.name, second.name)
 
 
+def test_a_number_that_another_program_has_just_taken_is_left_to_it(tmp_path, monkeypatch) -> None:
+    cat = tmp_path / "cat.png"
+    Image.new("RGB", (8, 8)).save(cat)
+    output, (job,) = Output(tmp_path / "out"), numbered(str(cat))
+    taken = output.folder / f"{job.stem}-0001.json"
+    taken.write_text("another's")
+    free = iter((1, 2))  # the listing was read before the other program wrote
+    monkeypatch.setattr("toprope.images.runs.output.next_number", lambda names, stem: next(free))
+    (path,) = output.save(job, result().pictures, result().record)
+    assert path.name == f"{job.stem}-0002.png"
+    assert taken.read_text() == "another's"
+
+
 def test_the_picture_that_was_edited_is_kept_once_with_its_results(tmp_path) -> None:
     """The originals' page kept it; here the record had a path that may be gone, and a hash."""
     source = tmp_path / "cat.p!g"

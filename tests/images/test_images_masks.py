@@ -15,7 +15,7 @@ from toprope.cli import main
 from toprope.errors import ImageError, UsageError
 from toprope.images import EditRequest, Engine
 from toprope.images.picture.files import open_picture, record_in, save_picture
-from toprope.images.picture.masks import open_mask
+from toprope.images.picture.masks import open_mask, rectangle
 from toprope.images.repeat import differences
 from toprope.images.results import versions
 from toprope.images.runs.jobs import Job, finished, number_jobs, read_jobs, undone
@@ -192,6 +192,11 @@ def test_what_is_no_picture_carries_none(tmp_path, content) -> None:
 
 def run(*words) -> int:
     return main(["edit", *map(str, words)])
+
+
+def test_a_rectangle_has_at_least_one_pixel() -> None:
+    assert rectangle((10, 20), (0, 0, 1, 1)).getbbox() == (0, 0, 1, 1)
+    assert rectangle((10, 20), (50, 25, 100, 75)).getbbox() == (5, 5, 10, 15)
 
 
 def test_each_difference_from_a_record_is_named() -> None:

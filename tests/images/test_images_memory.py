@@ -3,11 +3,12 @@
 Holds `images.memory` and `images.pipeline_manager`; peaks on a card are in simulated/test_images_memory.py.
 """
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from images_loras import save, tensors
@@ -16,6 +17,7 @@ from toprope.errors import EditError, UsageError
 from toprope.images import EditRequest, Engine
 from toprope.images.callbacks import Notices
 from toprope.images.families import find
+from toprope.images.families.sizes import least_bytes
 from toprope.images.memory.fallback import RUNGS, below, rung
 from toprope.images.memory.offload import WholeModule, bytes_of
 from toprope.images.memory.offload_policies import make
@@ -240,3 +242,12 @@ def test_weights_that_have_no_room_are_refused_before_they_are_loaded(monkeypatc
     assert "nothing was loaded" in caught.value.looked_at
     # files that say nothing refuse nothing
     assert family.least_bytes(folder / "nowhere", torch.float32) == 0
+
+
+def test_parts_that_are_left_out_are_not_counted(tmp_path) -> None:
+    parts = {"_class_name": "Any", "vae": ["diffusers", "AutoencoderKL"], "safety_checker": [None, None]}
+    (tmp_path / "model_index.json").write_text(json.dumps(parts))
+    for name, count in (("vae", 3), ("safety_checker", 5)):
+        (tmp_path / name).mkdir()
+        save_file({"weight": torch.ones(count)}, tmp_path / name / "model.safetensors")
+    assert least_bytes(tmp_path, torch.float32) == 12
