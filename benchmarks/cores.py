@@ -6,8 +6,9 @@
 
 The programs are random, from a fixed seed: streams that hand their cores on by events, and ranks that all run the same.
 
-S1 and S2 are the checker's two sums (docs/cores.md). Run by hand and by benchmarks/run.py; docs/benchmarks.md has the
-figures, benchmarks/growth.py calls `growth`.
+S1 and S2 are the checker's two sums (docs/cores.md). Run by hand and by benchmarks/run.py, which reads its JSON;
+docs/benchmarks.md has the figures, benchmarks/growth.py calls `growth`. The programs have to be what their names say:
+`handed_on` safe by S2 alone, `ranks` with limits 48 a deadlock.
 
 Tests: tests/cores/test_cores_benchmark.py.
 """

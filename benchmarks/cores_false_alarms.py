@@ -6,10 +6,11 @@
 Each program keeps two streams busy as training and inference programs do, and none of them hangs on a card: its streams
 meet at events, or run independent operators. A verdict "deadlock" is therefore a false alarm of the discipline.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. D0 to D2 are the
-disciplines by which a card may hand out cores (`toprope.cores.model`).
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. D0 to D2 are the disciplines by which a card
+may hand out cores (`toprope.cores.model`). A program is added to `PROGRAMS` only if no card can hang on it; none is
+left out because it is an alarm. What is read is the "cores" of `toprope run --json`.
 
-Tests: tests/cores/test_cores_benchmark.py.
+No test runs it: `make bench` does. tests/cli/test_cli_cores.py holds the check of a run.
 """
 
 from __future__ import annotations

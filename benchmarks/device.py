@@ -6,8 +6,9 @@
 
 The card is the simulated one: the calls cost the same on a real one, the copies do not.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures, tests/device/test_device_benchmark.py sees
-that it runs.
+Run by hand and by benchmarks/run.py, which reads its JSON; docs/benchmarks.md has the figures. `OVER`, `RATIO` and
+`HOST` are demands on the product; a call of toprope.device is added to `pairs` with torch's own next to it. Tests:
+tests/device/test_device_benchmark.py sees that it runs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Estimates of a card's time next to what others measured: `python benchmarks/estimates.py [--rows] [--set NAME]`.
 
 Reads benchmarks/measurements/operators.toml. A measurement whose chip is not named, only its family, is compared with
-the range over all chips of that family.
+the range over all chips of that family. The form of a call is read by `call_of`.
 
-Run by hand after a change of rates or formulas of `toprope.estimate`; docs/time.md has the table. The
-measurements are other people's, each with its source: rows are added, never adapted.
+Run by hand after a change of rates or formulas of `toprope.estimate`; docs/time.md has the table. The measurements are
+other people's, each with its source: rows are added, never adapted, and nothing is fitted to the held-out set.
 
-Tests: tests/project/test_benchmarks.py.
+No test runs it; tests/project/test_benchmarks.py holds only that it is no part of `make bench`.
 """
 
 import argparse

@@ -8,7 +8,9 @@
 
 Each stage returns what it is given, in a process of its own on both sides. Ray is the extra `cluster`.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Turns and rows are in `parts.turns`.
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Turns and rows are in `parts.turns`. Both
+sides must do the same work with as many inputs under way; targets (`limit` of a row) are demands on the product, not on
+this machine, and are not raised to pass.
 
 Tests: tests/flow/test_flow_benchmark.py.
 """

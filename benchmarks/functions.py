@@ -9,7 +9,9 @@
 
 Ray is the extra `cluster`. The card is a simulated one: a real card's own start comes on top of both sides.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. `--old` uses `parts.versions`.
+Run by hand and by benchmarks/run.py, which reads its JSON; docs/benchmarks.md has the figures. `--old` uses
+`parts.versions`. Both sides run the same classes, `NPUInstance` as its user wrote it. Targets are demands on the
+product and are not loosened to pass; numbers of calls and rounds are free.
 
 Tests: tests/functions/test_functions_benchmark.py.
 """

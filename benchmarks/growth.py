@@ -9,8 +9,9 @@
 Medians of rounds in which both sides take turns. Peers: the CPU for operators on the simulated card, Ray's actors for
 calls, accelerate's cpu_offload for models; without them the line is left out and named. A check and a port have none.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md shows the figure. tests/project/test_benchmarks.py sees that it
-runs.
+Run by hand and by benchmarks/run.py; docs/benchmarks.md shows the figure, which `parts.growth_plot` draws. Sizes, and
+parts (`PARTS`), may be added. Tests: tests/project/test_benchmarks.py sees that operators and the port run,
+tests/cores/test_cores_benchmark.py the checks.
 """
 
 from __future__ import annotations

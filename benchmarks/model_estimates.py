@@ -3,9 +3,10 @@
 The measurements are those of benchmarks/measurements/models.toml that are held out and described well enough to write
 the program, or the options of `toprope estimate`. Takes about five minutes.
 
-Run by hand after a change of `toprope.estimate`; docs/time.md has the table. Nothing is ever fitted to these rows.
+Run by hand after a change of `toprope.estimate`; docs/time.md has the table. Nothing is ever fitted to these rows, and
+no program of benchmarks/measurements/programs is tuned.
 
-Tests: tests/project/test_benchmarks.py.
+No test runs it; tests/project/test_benchmarks.py holds only that it is no part of `make bench`.
 """
 
 import json

@@ -3,9 +3,9 @@
 The cases are those of benchmarks/measurements/other_model.toml. That model is not known to have been measured, so this
 is agreement and no accuracy. Takes about five minutes.
 
-Run by hand; docs/time.md has the table.
+Run by hand; docs/time.md has the table. The other model's figures are its own, and are never adapted.
 
-Tests: tests/project/test_benchmarks.py.
+No test runs it; tests/project/test_benchmarks.py holds only that it is no part of `make bench`.
 """
 
 import json

@@ -12,9 +12,10 @@ finds the cache filled by one of the others. Products are measured twice: by all
 one thread in the time that the CPU gave it, which a loaded machine disturbs less. Medians are shown next to the minima;
 the minima count. torchao and bitsandbytes are measured where they are installed.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
+Run by hand and by benchmarks/run.py, which reads its JSON; docs/benchmarks.md has the figures. `ERRORS` and the targets
+of speed are demands on the product. Rows of `--old` are those of `turns`, for `parts.old_code`.
 
-Tests: tests/tiers/test_tiers_benchmark.py.
+No test runs it: `--size 1024` shows that all of it works. tests/tiers/test_tiers_benchmark.py holds `parts.old_code`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ Exit status 1 when a target is missed. Without folders it says so and does nothi
 one process; nothing is written.
 
 Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. The scan and the verdicts that it is measured
-by are in `parts.port_corpus`, `parts.port_labels` and `parts.port_oracle`.
+by are in `parts.port_corpus`, `parts.port_labels` and `parts.port_oracle`. Targets are demands on the product.
 
-Tests: tests/port/test_port_corpus.py, which reads its JSON, as benchmarks/run.py does.
+Tests: tests/port/test_port_corpus.py, which reads its JSON where TOPROPE_CORPUS has the repositories (a soak).
 """
 
 from __future__ import annotations

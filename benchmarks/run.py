@@ -8,7 +8,9 @@ Each benchmark runs with fewer rounds or smaller sizes than alone, so that all f
 are those of the whole ones. A peer that is not installed is named, and its rows have no ratio. A benchmark that takes
 longer than its limit is ended and named. Exit status 1 when a target was missed or a benchmark failed.
 
-A benchmark is added to `BENCHMARKS` with a function that reads its JSON; tests/project/test_benchmarks.py.
+A benchmark is added to `BENCHMARKS` with a function that reads its JSON; the keys that the functions read are fixed by
+the benchmarks' --json. The limits together must stay within 30 minutes. Tests: tests/project/test_benchmarks.py, of the
+table and of benchmarks that fail; the readers run in `make bench` alone.
 """
 
 from __future__ import annotations

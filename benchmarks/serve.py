@@ -8,9 +8,11 @@ The model, the client and the JSON of requests and answers are the same. Each so
 the fastest within the limit is measured. In each round all take turns; the others are stopped meanwhile, Ray apart,
 whose processes answer each other. The target: 1.5 times the better of the two, the confidence interval excluding 1.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. The three services are in `parts.services`.
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. The three services are in `parts.services`,
+the client is `parts.http_load`. The target is a demand on the product; each side's settings may be tuned further, ours
+no more than the others.
 
-Tests: tests/flow/test_serve_benchmark.py.
+Tests: tests/flow/test_serve_benchmark.py, of our service alone.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@
 
 The figures say what the simulation costs on top of the host's own work; they say nothing about a real card.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
+Run by hand and by benchmarks/run.py, which reads its JSON; docs/benchmarks.md has the figures. Targets are demands on
+the simulation; models and sizes are free, but the figures of the page are those of these.
 
-Tests: tests/project/test_benchmarks.py.
+No test runs it: `make bench` does.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ computing with all weights in memory, and reading the pass's bytes at the disk's
 A timed pass follows another one, so that nothing is read ahead for it between runs. Files are dropped from the page
 cache before; `/proc/self/io` says whether a pass has read what it should.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`. `TARGETS` are
+demands on the product, which the test has too; what is measured must stay comparable: direct reads, files out of the
+page cache, a run dropped where its calibrations differ.
 
 Tests: tests/tiers/test_tiers_benchmark.py.
 """

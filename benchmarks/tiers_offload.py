@@ -10,9 +10,10 @@ slot" has the device memory that the others take: one layer. "two slots" has twi
 The others run without streams of their own. All take turns in each round; a figure is the median of the rounds' ratios
 to the faster one of the others, with an interval of 95 %. All outputs are equal to the bit.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures.
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. The comparison is fair only while all sides
+have the same memory of the device and the same emulated link; `TARGETS` are demands on the product.
 
-No test runs it. docs/benchmarks.md has its command; tests/project/test_benchmarks.py holds what the benchmarks share.
+No test runs it: `--quick` shows that all of it works.
 """
 
 from __future__ import annotations

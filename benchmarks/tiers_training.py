@@ -20,7 +20,8 @@ columns:
 * "both alone": a step in memory and the disk's work, begun at once and without toprope. It is more than T* where the
   two disturb each other, as they share cores and memory.
 
-Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`.
+Run by hand and by benchmarks/run.py; docs/benchmarks.md has the figures. Summaries are in `parts.limits`. `TARGET` is a
+demand on the product; sizes are free, but the figures of the page are those of `Size()`.
 
 Tests: tests/tiers/test_tiers_benchmark.py.
 """

@@ -6,10 +6,13 @@ The table says which operators need all of their blocks (cores) at once, because
 `toprope.cores` decides with it whether streams can deadlock. A kernel counts as "one block at a time" only where no
 file of the vendor that it includes waits for other blocks. It counts as "all blocks at once" where each of its kernel
 types says so, or where it belongs to MC2. Others, such as a matrix product with a barrier in one of its tilings, are in
-neither list and stay unknown. Run by hand for a new release of the vendor's operators; the other half of the table is
-written by hand.
+neither list and stay unknown.
 
-No test runs it. It is run by hand; tests/project holds the pages that have its figures.
+Run by hand for a new release of the vendor's operators; the other half of the table is written by hand. The rule to
+keep: a doubt leaves an operator in neither list, since "one block" wrongly said would call a deadlock safe. Patterns
+follow the vendor's C++ and macros.
+
+No test runs it. tests/cores/test_cores_findings.py holds the table that it writes.
 """
 
 import collections

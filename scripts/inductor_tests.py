@@ -8,9 +8,10 @@ host and not on the card are printed with their error. `--ends FOLDER` keeps how
 scripts/library_tests, and runs what is not in them.
 
 Run by hand; docs/simulator.md and docs/soak.md have the figures. `work` is this same file in a child process, and
-scripts/library_tests calls it for its sample of Inductor.
+scripts/library_tests calls it for its sample of Inductor. Fixed by torch: the names CommonTemplate, check_model,
+check_model_gpu, copy_tests and GPU_TYPE of that file. Fixed by `library_tests.ends`: the lines that `keep` writes.
 
-No test runs it. It is run by hand; tests/project holds the pages that have its figures.
+No test runs it: run it with `--count 5` after a change.
 """
 
 from __future__ import annotations

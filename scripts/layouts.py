@@ -2,9 +2,11 @@
 
 The headers of csrc/core are the only place where a layout is decided. The script reads the part of C++ that they use
 for it: structures of numbers, characters, structures and arrays of them; enumerations; numbers that name a length.
+Anything else in a wanted structure must be an error (`UnknownCodeError`), never a guess. ctypes and C++ have to agree
+on sizes and padding.
 
-Run by hand after a change of a header; tests/sim/test_layouts.py fails until it was. A structure that Python is to read
-is added to `WANTED`.
+Run by hand after a change of a header; tests/sim/test_layouts.py fails until it was, and compares sizes with the
+compiler's. A structure that Python is to read is added to `WANTED`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 Texts are the first arguments of `Message` and `joined` in src, the advice on operators (support/operator_advice.toml),
 and the help of the command line: sentences of the verbs, of their arguments and options.
 
+Fixed by gettext: the form of .po files (`quoted`, `entry`). Fixed by typer: the texts of `FRAME`.
 tests/base/test_messages.py fails where a catalogue is incomplete; then run `--update` and translate the new entries in
 locale/zh.po.
 """

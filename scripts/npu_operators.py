@@ -6,9 +6,11 @@ WHEEL is a published torch-npu wheel, which is read and never imported; OP_PLUGI
 one is enough). The operators of the namespace `atb` are defined in C++ of that repository and only there.
 
 Run by hand for a new release of torch_npu. `toprope.support.npu_operators` reads the table; `toprope.compat` takes the
-operators' schemas from it, and docs/npu_operators.md lists them.
+operators' schemas from it, and docs/npu_operators.md lists them. Fixed by the vendor: paths and keys of the YAML files,
+the names of products in the pages' tables, and torchnpugen's changes of schemas (`_schemas`).
 
-No test runs it. tests/support holds the tables that it writes.
+No test runs it; after a run, tests/compat/test_torch_npu_facade.py and tests/compat/test_compat_torch_npu.py hold what
+reads the table.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     python scripts/operator_draw.py OP_PLUGIN PYTORCH [SEED]
 
-The clones are those of scripts/operator_support, whose code is not used: the vendor's lists are read as lines of text
-here. Half of the operators, drawn by a seed, have a kernel in some release, half have none. Prints each disagreement,
-and a sentence for docs/operators_by_release.md. Run by hand after scripts/operator_support.
+The clones are those of scripts/operator_support, whose code must not be used: the vendor's lists are read as lines of
+text here, so that a mistake of one reader is seen by the other. Half of the operators, drawn by a seed, have a kernel
+in some release, half have none. Prints each disagreement, and a sentence for docs/operators_by_release.md. Run by hand
+after scripts/operator_support. The form of the lists is the vendor's.
 
-No test runs it. It is run by hand; tests/project holds the pages that have its figures.
+No test runs it. A change is right if the clones of an earlier run give the same sentence again.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@
 VENDOR holds clones named OWNER+NAME, as for scripts/vendor_tests; a missing one is skipped by name. Every repository
 weighs the same: an operator's share in it is its files among the files of all operators there.
 
-Run by hand; nothing reads the page but people who decide which operator comes next.
+Run by hand; nothing reads the page but people who decide which operator comes next. `REPOSITORIES` and `CALL` decide
+what is counted: with others the figures of the page change, and its text must say so. An operator is "here" if
+compat/torch_npu/operators has it as `@operator("NAME")`.
 
-No test runs it. It is run by hand; tests/project holds the pages that have its figures.
+No test runs it; it writes docs/operator_use.md, whose difference is looked at.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python scripts/owner.py ascend-tools security@ascend-tools.example
 
 Run by hand once, by those who take the project over. The files are `FILES` below; tests/project/test_owner.py fails
-where another file names the owner.
+where another file names the owner, and holds `change`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
     .venv/bin/python scripts/page_figures.py
 
 Run by hand after a change of the page's looks; needs Chromium and playwright. The selectors are identifiers of
-`toprope.images.web.page.app`, as in tests/images/test_images_page.py; docs/images.md shows the pictures.
+`toprope.images.web.page.app`, as in tests/images/test_images_page.py; docs/images.md shows the pictures by these names.
+
+No test runs it: the pictures are looked at.
 """
 
 import os

@@ -7,7 +7,9 @@ docs/api has a page for each part with its public names: the `__all__` of the mo
 the sources, without decorators. Sections of docstrings ("Args:", "Raises:") become lists. docs/command_help.md has the
 help of each command, 100 columns wide.
 
-tests/project/test_reference.py fails where a page is old. A public module is added to `PARTS`.
+A public module is added to `PARTS`. Sections of docstrings are Google's; the part of a docstring from "Tests:" on is
+for maintainers and left out. Everything else about the pages is free, but all of them change with it.
+tests/project/test_reference.py fails where a page is old.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ Times, dates and rates differ from run to run: they are compared as "TIME". Colo
 columns. A service may listen on port 8123, which is a free one while the session runs. What a session has started in
 the background is ended with it.
 
+The two kinds of comment are what pages are written with: a change of their form needs a change of the pages. A figure
+that differs from run to run needs a row in `_TIME` or `_NOISE`.
+
 tests/project/test_sessions.py runs all pages with sessions; after a change of output, run `--update` and look at the
 difference.
 """

@@ -4,11 +4,11 @@
 
 Every entry of torch's own test tables (OpInfo, ModuleInfo) is called with its sample inputs on the CPU, without
 gradients, and a dispatch mode notes the operators. An operator of every sample is one that each call needs; one of some
-samples depends on the arguments.
+samples depends on the arguments. Names that torch's tables lack are called in `extras`, where more can be added.
 
-Run by hand for a new torch. `toprope.support` reads the table, to say which operators a program will need.
-
-Tests: tests/port/test_port_operators.py.
+Run by hand for a new torch. `toprope.support.torch_operators` reads the table, to say which operators a program will
+need; the form is described in its head. No test runs it; tests/port/test_port_operators.py holds the table that it
+wrote.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ started again with the same FOLDER goes on from it. `--minutes 0 --test 100` tes
 Method: Brooks et al., InstructPix2Pix (2023), with v-prediction (Salimans and Ho, 2022) and a moving average of the
 weights. Texts that name none of the edits are trained to leave the picture as it is.
 
-Run by hand; the result is copied to src/toprope/images/demo/model. tests/images/test_images_demo.py holds what the
-model must do on scenes that it has not seen.
+Run by hand; the result is copied to src/toprope/images/demo/model. Fixed is the layout of diffusers' pipeline and the
+limit of 2 MB; sizes, steps and the learning rate are free, with a new model and its test as the measure. No test runs
+it; tests/images/test_images_demo.py holds what the model must do on scenes that it has not seen.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ A module is listed if the documents or examples name it and no part of its name 
 of `__all__`, else what it defines and what a package's `__init__` imports from its own package; those that have a
 heading or a page of their own in the documents are added.
 
-Run by hand for new releases. tests/compat/test_vendor_names.py compares the facades with the table, and errors about a
-missing name look it up (`toprope.support`).
+Run by hand for new releases. Errors about a missing name look the table up (`compat.missing`). Folders and the form of
+the documents are the vendor's; what is no name although it looks like one is a row of `NO_NAMES`.
+tests/compat/test_vendor_names.py holds the reader on a small repository, and compares the facades with the table.
 """
 
 from __future__ import annotations

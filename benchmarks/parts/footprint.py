@@ -1,8 +1,9 @@
 """Footprint of a session of `toprope.functions`: memory, open descriptors and processes of driver and fork server.
 
-Used by benchmarks/functions.py, to see that ended instances leave nothing behind. Reads /proc.
+Used by benchmarks/functions.py, to see that ended instances leave nothing behind. Reads /proc, whose forms are Linux's,
+and finds the fork server by the name of its module, `worker.forkserver`, which has to follow when that moves.
 
-No test runs it. docs/benchmarks.md has its command; tests/project/test_benchmarks.py holds what the benchmarks share.
+Tests: tests/functions/test_functions_benchmark.py (slow ones).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lines over sizes as one SVG: panels side by side, both axes by powers of ten.
 
-Used by benchmarks/growth.py and benchmarks/cores.py; the drawing looks like those of `toprope.drawing`, but does
-not import it. Held by tests/project/test_benchmarks.py.
+Used by benchmarks/growth.py and benchmarks/cores.py; the drawing looks like those of `toprope.drawing`, but does not
+import it. Three colours, so at most three lines. Tests: tests/project/test_benchmarks.py,
+tests/cores/test_cores_benchmark.py.
 """
 
 from __future__ import annotations

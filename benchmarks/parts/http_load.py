@@ -4,7 +4,8 @@
 
 A process of its own, without a library of HTTP: the client shall not be what is measured.
 
-Started by `parts.services` for benchmarks/serve.py.
+Started by `parts.services` for benchmarks/serve.py, which reads the keys of its JSON. It knows as much of HTTP/1.1 as
+the three servers answer with: a length, or chunks.
 
 Tests: tests/flow/test_serve_benchmark.py.
 """

@@ -1,8 +1,9 @@
 """Measured times as multiples of the shortest time that the machine allows, and their summary over several runs.
 
-Used by benchmarks/tiers.py and benchmarks/tiers_training.py.
+Used by benchmarks/tiers.py and benchmarks/tiers_training.py, whose JSON are the fields of `Row`; benchmarks/run.py
+reads them. A row without a run that counts has no figure and meets no target.
 
-Tests: tests/project/test_benchmarks.py.
+Tests: tests/tiers/test_tiers_benchmark.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Compare the rows of a benchmark between this code and an older one, in turns, in two processes (option --old).
 
-A benchmark that can do this has a function `rows`: by name, what prepares a row and gives the call that is timed.
-Each process holds one row at a time, and is stopped while the other one measures.
+A benchmark that can do this has a function `turns`: by name, what prepares a row and gives the call that is timed
+(`Rows`). Each process holds one row at a time, and is stopped while the other one measures. The lines of JSON between
+the processes are those of `serve` and `_Side.ask`, both in the script of now, which therefore may use only what both
+codes have.
 
-Used by the benchmarks of `tiers` (pages, tiers, tiers_offload, tiers_training); `parts.versions` does the same for
-benchmarks/functions.py with times that the benchmark takes itself.
+Used by benchmarks/pages.py, tiers.py and tiers_training.py, its `interval` by tiers_offload.py too; `parts.versions`
+does the same for benchmarks/functions.py with times that the benchmark takes itself.
 
 Tests: tests/tiers/test_tiers_benchmark.py.
 """

@@ -1,8 +1,9 @@
 """Processor time and memory of processes, and a context that stops them meanwhile. Reads /proc.
 
-Used where two sides take turns: `parts.turns`, `parts.old_code`, benchmarks/flow.py, benchmarks/serve.py.
+Used where two sides take turns: `parts.turns`, `parts.old_code`, benchmarks/flow.py, benchmarks/serve.py. Whatever
+happens inside `stopped`, the processes must go on afterwards. Fields of /proc are Linux's.
 
-Tests: tests/functions/test_functions_benchmark.py.
+Tests: tests/flow/test_flow_benchmark.py, tests/tiers/test_tiers_benchmark.py (`stopped`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The same model as three services: `toprope serve`, LitServe, Ray Serve. Each is a program of its own.
 
-Used by benchmarks/serve.py, which starts, measures and stops them.
+Used by benchmarks/serve.py, which starts, measures and stops them. The programs must compute the same with the same
+JSON; LitServe's and Ray Serve's names and options are theirs.
 
-Tests: tests/flow/test_serve_benchmark.py.
+Tests: tests/flow/test_serve_benchmark.py, of ours alone: the others need their packages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Rounds in which pipelines of ours, of Ray and of older code are measured in turns, and their rows of results.
 
-Used by benchmarks/flow.py.
+Used by benchmarks/flow.py, whose JSON are the keys of `Row.as_dict`. The order of the sides changes from round to
+round, and who does not measure is stopped.
 
-Tests: tests/tiers/test_tiers_benchmark.py.
+Tests: tests/flow/test_flow_benchmark.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """This version of toprope and an older one, each in a process of its own, measured in turns: ratios with intervals.
 
-Used by benchmarks/functions.py with `--old FOLDER`, which names a work tree.
+Used by benchmarks/functions.py with `--old FOLDER`, which names a work tree. The script of now is run with the older
+package, so it may use only what both have.
 
-Tests: tests/project/test_benchmarks.py.
+Tests: tests/functions/test_functions_benchmark.py.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ kept in SOURCES/.ends, so a run that was stopped goes on where it was. The resul
 their table to docs/compat.md.
 
 Run by hand, for hours. Suites and the known reasons of differences are in suites.toml, how a process records its tests
-in `ends`; clones and limits come from scripts/vendor_tests.
+in `ends`; clones and limits come from scripts/vendor_tests. Statuses 0, 1 and 5 are pytest's; TRANSFORMERS_TEST_DEVICE
+and DIFFUSERS_TEST_DEVICE are the libraries' own.
 
-Tests: tests/project/test_library_tests.py.
+Tests: tests/project/test_library_tests.py, of counting and merging; nothing runs the suites.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 A process that dies, or that is killed at its limit, loses one test only: the next one leaves out what is in the file,
 which ENDS names. Each line is JSON: [test, "begins"], [test, "finished"], or [test, outcome, text].
 
-Loaded by pytest in the processes that `__main__` starts, and by scripts/inductor_tests.py for its reader. A change of
-the lines makes kept files unreadable: run with `--again`.
+Loaded by pytest in the processes that `__main__` starts, and by scripts/inductor_tests.py for its reader. Names of the
+hooks are pytest's. A change of the lines makes kept files unreadable: run with `--again`.
 
-Tests: tests/project/test_library_tests.py.
+Tests: tests/project/test_library_tests.py, of the reader; the hooks run in the suites alone.
 """
 
 from __future__ import annotations

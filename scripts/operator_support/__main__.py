@@ -8,9 +8,11 @@ WHEEL published torch-npu wheels, which are read and never imported. A release i
 (v2.7.1) counts as "master". torch itself must be installed: it says which operators are composed of others.
 
 Run by hand. `repository` reads git, `kernels` the vendor's lists, `host_code` his C++, `structure` the installed torch.
-`toprope.support.operators_on_card` reads the table; scripts/operator_draw.py checks it with another parser.
+`toprope.support.operators_on_card` reads the table, whose letters are described in `HEAD`; a new letter needs a case
+there. Fixed by the vendor: names of branches and releases, COMPATIBILITY.en.md, and the submodule that pins op-plugin.
 
-No test runs it. tests/support holds the tables that it writes.
+No test runs it. scripts/operator_draw.py checks the table with another parser, tests/support/test_operators_on_card.py
+holds it.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ to torch's operator of the same name. A function that only reads a value on the 
 meant. Where the copy is inside an `if`, the condition is sorted: dtypes, the chip, the installed CANN, or other
 arguments.
 
-Called by `__main__`. An "interface" is `acl_op` or `op_api`, see `kernels`; op-plugin has a folder for each.
+Called by `__main__`. An "interface" is `acl_op` or `op_api`, see `kernels`; op-plugin has a folder for each. The
+patterns follow the style of the vendor's C++ and find no more than that: a kernel that copies in another way counts as
+one of the card.
 
-No test runs it. tests/support holds the tables that it writes.
+No test runs it. tests/support/test_operators_on_card.py holds the table that comes of it.
 """
 
 from __future__ import annotations

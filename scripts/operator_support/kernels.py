@@ -1,9 +1,11 @@
 """Kernels that a commit registers: op-plugin's lists of functions, and the list of Ascend/pytorch itself.
 
 Called by `__main__` and `host_code`. An "interface" is one of the two of CANN for which op-plugin has kernels: `acl_op`
-(aclop, the older one) or `op_api` (aclnn). The lists' form changes between the vendor's branches: each is a case here.
+(aclop, the older one) or `op_api` (aclnn). The lists' form is the vendor's and changes between his branches: each is a
+case here, and older branches must still be read.
 
-No test runs it. tests/support holds the tables that it writes.
+No test runs it. scripts/operator_draw.py reads the same lists another way; tests/support/test_operators_on_card.py
+holds the table.
 """
 
 from __future__ import annotations

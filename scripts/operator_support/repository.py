@@ -1,8 +1,9 @@
 """Reading of a bare git repository: files at a commit, and the commits that branches and submodules name.
 
-Used by the modules next to it, for clones of Ascend/op-plugin and Ascend/pytorch.
+Used by the modules next to it, for clones of Ascend/op-plugin and Ascend/pytorch; a folder `repo` in it may be the
+clone. Nothing is checked out and nothing of a clone is run: only git reads it.
 
-No test runs it. tests/support holds the tables that it writes.
+No test runs it: all that is written with it is held by tests/support/test_operators_on_card.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How torch's dispatcher treats an operator that a backend has no kernel for, from the torch that is installed.
 
-Called by `__main__`: an operator without a kernel still works on a card where torch composes it of others.
+Called by `__main__`: an operator without a kernel still works on a card where torch composes it of others. The answers
+are those of the torch that is installed, whose version is written into the table; names of dispatch keys are torch's.
 
-No test runs it. tests/support holds the tables that it writes.
+No test runs it. tests/support/test_operators_on_card.py holds the table that comes of it.
 """
 
 from __future__ import annotations

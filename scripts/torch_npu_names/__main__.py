@@ -1,8 +1,9 @@
 """The command line: print what differs from the published torch-npu, or write it into a page.
 
-The package's docstring has the usage; all work is in `report`.
+The package's docstring has the usage; all work is in `report`. Exit status 2 for a wrong call, 3 where there is no
+wheel.
 
-Tests: tests/compat/test_compat_torch_npu.py, of the page that it writes.
+Tests: tests/compat/test_compat_torch_npu.py, which runs it on a copy of the page.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The names of `torch.npu` here, read in a process of its own that has the simulated card.
 
-Called by `report`. The process prints JSON, in the form that `published` has for the wheel.
+Called by `report`. The process prints JSON, in the form that `published` has for the wheel: kinds of parameters are the
+descriptions of `inspect`. It runs without the variables of this process's own card, so that each run describes the
+same.
 
-Tests: tests/compat/test_compat_torch_npu.py, of the page that it writes.
+Tests: tests/compat/test_compat_torch_npu.py, which compares what it reads with the wheel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The comparison as Markdown, for docs/compat.md.
 
-Called by `report`; `__main__` writes the result between the page's marks.
+Called by `report`; `__main__` writes the result between the page's marks, which docs/compat.md has too. Words and
+tables are free.
 
-Tests: tests/compat/test_compat_torch_npu.py, of the page that it writes.
+Tests: tests/compat/test_compat_torch_npu.py, which compares the page with what this gives.
 """
 
 from __future__ import annotations

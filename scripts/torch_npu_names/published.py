@@ -1,6 +1,8 @@
 """The published wheel: where it is, and the signatures in its Python files. Nothing of it is ever imported.
 
-Called by `report`, and by tests/helpers/published_wheel.py, which finds the wheel for other tests.
+Called by `report`, and by tests/helpers/published_wheel.py, which finds the wheel for other tests. Fixed by the wheel:
+its paths, `__all__` and version.py; the descriptions must have the form of `here`, so that the two can be compared.
+Tests: tests/compat/test_compat_torch_npu.py.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ on where it was. With --suite or --files the results of the other files stay as 
 tests that failed are run, or those of them whose names match, and the results of the others stay. Some files want
 einops and torchvision, which are no requirement of toprope.
 
-Called as `make vendor VENDOR=FOLDER`, by hand, for hours. Suites and left-out tests are in suites.toml; `suites` runs
-files, `tests` counts them, `blocks` and `programs` run documents and samples, `functions` has openYuanrong's
-surroundings.
+Called as `make vendor VENDOR=FOLDER`, by hand, for hours. Suites and left-out tests are in suites.toml, and a test is
+left out only with one of the reasons there; `suites` runs files, `tests` counts them, `blocks` and `programs` run
+documents and samples, `functions` has openYuanrong's surroundings.
 
-Tests: tests/project/test_vendor_tests.py.
+Tests: tests/project/test_vendor_tests.py, of counting, drawing and merging; nothing runs the suites.
 """
 
 from __future__ import annotations

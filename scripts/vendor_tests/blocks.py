@@ -1,6 +1,8 @@
 """Programs in the pages of a documentation: blocks of Python that are run as they are.
 
-Called by `__main__` for suites of Markdown pages; tests/project/test_vendor_tests.py.
+Called by `__main__` for suites of Markdown pages. A block counts as a program if it begins a session of yr itself; a
+change of that rule changes the figures of docs/compat.md. Tests: tests/project/test_vendor_tests.py, of finding the
+programs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Surroundings for openYuanrong's tests: a deployment that was started, and a `ps` that knows its workers.
 
-Called by `__main__` for the suites of that repository.
+Called by `__main__` for the suites of that repository. The tests kill "fnruntime" by the output of `ps -ef`; `_PS`
+finds the workers of their own program by the name of toprope's forkserver module, which has to follow when that moves.
 
-Tests: tests/project/test_vendor_tests.py.
+No test runs it: `python scripts/vendor_tests VENDOR --suite yuanrong` does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Sample programs of a repository: run as they are, and compared with the output that suites.toml expects.
 
-Called by `__main__`; tests/project/test_vendor_tests.py.
+Called by `__main__` for a suite with `prints`. A program may end with status 0 and still have failed, so its output
+decides too; an edit whose old text is gone is an error.
+
+Tests: tests/project/test_vendor_tests.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ python run_file.py OPTION ... FILE
 
 Started by `__main__` for each file of tests, in the copy of the repository.
 
+Started by `__main__` for each file of tests, in the copy of the repository. It must import nothing of toprope: the
+tests find the modules as under any `toprope run`.
+
 Tests: tests/project/test_vendor_tests.py.
 """
 

@@ -1,6 +1,7 @@
 """Files of a repository at one commit, and processes that run them with a limit of time.
 
-Used by scripts/library_tests too. `Suite` has the fields of a suite in suites.toml.
+Used by scripts/library_tests too. `Suite` has the fields of a suite in suites.toml: a new key there is a field here.
+Only files of the named commit are read; a process that is out of time is interrupted, and killed with its children.
 
 Tests: tests/project/test_vendor_tests.py.
 """

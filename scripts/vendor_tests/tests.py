@@ -1,6 +1,7 @@
 """The tests of a file: those in its source, and how they ended in a run.
 
-Called by `__main__`. Counted from the source, so that a test that never ran is missed too.
+Called by `__main__`. Counted from the source, so that a test that never ran is missed too. Fixed by pytest and torch:
+JUnit's XML, the names of parametrised and instantiated tests, and the decorators that say how many cards a test wants.
 
 Tests: tests/project/test_vendor_tests.py.
 """

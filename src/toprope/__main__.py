@@ -1,6 +1,6 @@
 """`python -m toprope` is the command `toprope`.
 
-The work is in `toprope.cli.app`. Tests: tests/cli/test_program.py.
+The work is in `toprope.cli.app`. Tests: tests/cli/test_cli.py.
 """
 
 import sys

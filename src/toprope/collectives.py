@@ -1,9 +1,9 @@
 """HCCL's collectives: their kinds, the vector cores that HCCL recommends, dtypes that only newer releases take.
 
-Called by `cores` (findings, plans), `sim.distributed` and `cli.reports.failure`. The figures are the vendor's: they and
-their sources are in collectives.toml, and change there, each with its source. Free is how a name is recognised; a
-collective that no source speaks of gets no answer. Tests: tests/cores/test_cores_findings.py,
-tests/cores/test_cores_examples.py, tests/cli/test_failure.py (releases).
+Called by `cores` (findings, plans), `sim.distributed` and `cli.reports.failure`. The data and their sources are in
+collectives.toml: a figure is added there, with the page that says so, and never here. Names of kinds are parts of
+HCCL's own names for its operators. What no source says is None or "", never a guess. Tests:
+tests/cores/test_cores_findings.py, tests/cli/test_failure.py for `newer_releases`.
 """
 
 from __future__ import annotations

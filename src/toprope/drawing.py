@@ -1,10 +1,12 @@
 """SVG figures and HTML pages with one theme for light and dark. Pure.
 
 A figure is one file without scripts or links. It follows the reader's `prefers-color-scheme`, and has a title and a
-description for screen readers.
+description for screen readers. Fixed are the rules of SVG and of XML 1.0 (which characters may be in it, ids that are
+unique on a page); colours, fonts and widths are free, but both themes need every colour.
 
-Every figure and HTML page of toprope is drawn with it: `cores`, `tiers`, `flow`, `port`, reports and scripts. The
-colours of both themes are here only; tests/base/test_drawing.py.
+Every figure and HTML page of toprope is drawn with it: `cores`, `tiers`, `flow`, `port`, reports and scripts. Figures
+of docs/figures are compared with what it draws, so a change of looks changes them too (scripts/report_figure.py,
+scripts/call_figure.py). Tests: tests/base/test_drawing.py.
 """
 
 from __future__ import annotations

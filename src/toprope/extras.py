@@ -1,7 +1,8 @@
 """How to install the libraries of an extra, such as `images`, for the way in which this toprope is installed.
 
-Used in the `do:` of errors about missing packages. The names of extras are those of pyproject.toml. Tests:
-tests/base/test_extras.py, tests/images/test_images_engine.py.
+Used in the `do:` of errors about missing packages. The names of extras are those of pyproject.toml; direct_url.json is
+PEP 610's. The rule to keep: never advise an index for a package called toprope, a name that is not this project's
+there. Tests: tests/base/test_extras.py.
 """
 
 from __future__ import annotations

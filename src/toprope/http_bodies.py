@@ -1,7 +1,7 @@
 """Bodies of HTTP requests and responses for the servers, as plain ASGI: limits in bytes, and whole answers.
 
-Used by `toprope serve` (`flow.service`) and the page of `toprope ui` (`images.web`). tests/base/test_http_bodies.py
-holds it.
+Used by `toprope serve` (`flow.service`) and the page of `toprope ui` (`images.web`). Names of messages and their keys
+are ASGI's; the limits of what is read after an answer (64 MiB, 10 s) are free. Tests: tests/base/test_http_bodies.py.
 """
 
 from __future__ import annotations

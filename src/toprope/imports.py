@@ -2,9 +2,9 @@
 
 This file is read at the start of every Python process of a run: it imports nothing but the import system.
 
-Used by `sim` and `compat`. A hook finds no module itself: the other finders of sys.meta_path do, as without it. What
-Python's import system asks of finders and loaders is fixed, and that a module keeps its own loader: torch and inspect
-look at it. Tests: tests/base/test_imports.py.
+Used by `sim` and `compat`. A hook finds no module itself: the other finders of sys.meta_path do, as without it. Names
+of methods are importlib's, and afterwards a module must have its own loader. Tests: tests/base/test_imports.py,
+tests/compat/test_finder.py with torch's stand-in.
 """
 
 from __future__ import annotations

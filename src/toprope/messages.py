@@ -10,7 +10,8 @@ Example:
     ('2 problems', '2 个问题')
 
 Made in all packages whose text a person reads; a new text needs its translation in locale/zh.po, see
-scripts/messages.py. Tests: tests/base/test_messages.py, tests/cli/test_language.py.
+scripts/messages.py, which finds only literals. The form of the catalogues is gettext's. A `Message` must stay a `str`
+in every respect: in comparisons, pickles and JSON. Tests: tests/base/test_messages.py, tests/cli/test_language.py.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Builder of native libraries at first use, each kept in a folder of its own in the cache directory.
 
-A build is whole or not there. One process builds, others wait for it. Compilers end with the process that started
-them, and the next build removes what a killed one left. The variable CXX and the options are those of g++ and clang++.
+A build is whole or not there. One process builds, others wait for it. Compilers end with the process that started them,
+and the next build removes what a killed one left. A build's folder is named after a hash of all that it depends on;
+what is not in the hash is not built again.
 
-Called by `sim.build` (the simulated card) and `tiers.quant.kernels`; `cli.cache` lists the folders, so a change of
-names there must follow. Builds of other versions are in the same directory: all that a build depends on is in the hash
-of its name. Held by tests/sim/test_sim_build.py with a compiler that only pretends, and by
-tests/sim/test_sim_build_processes.py with several processes.
+Called by `sim.build` (the simulated card) and `tiers.quant.kernels`; `cli.cache` lists the folders and asks their
+locks, so a change of names there must follow. Tests: tests/sim/test_sim_build.py with a compiler that only pretends,
+tests/sim/test_sim_build_processes.py with processes that are killed.
 """
 
 from __future__ import annotations

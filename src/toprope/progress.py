@@ -2,7 +2,8 @@
 
 The work reports to a `Progress`; callbacks show it on a terminal (`toprope.terminal.Display`), on a page, or nowhere.
 
-Reported to by `images`, `tiers`, `native_build` and `toprope port`. Tests: tests/cli/test_terminal.py,
+Reported to by `images`, `tiers`, `native_build` and `toprope port`; the fields of `Step` are also what the page of
+`toprope ui` reads. How often a step is reported, and its wording, are free. Tests: tests/cli/test_terminal.py,
 tests/images/test_images_web.py.
 """
 

@@ -8,7 +8,9 @@ Example:
     >>> settings.origins["device"], settings.origins["log"]
     ('argument', 'default')
 
-Tests: tests/base/test_import.py, tests/cli/test_ci_page.py.
+Tests: tests/base/test_settings.py. A setting that is added is a field of `Settings` with its text, a row of `_KNOWN`,
+and a row of docs/environment.md. The order of the origins is a promise to users. No torch and no third-party library is
+imported here: a process that starts reads it first.
 """
 
 # For maintainers: read by all that a user can set: `device`, `sim`, `tiers`, `flow`, `cli`. A setting is a field, a row

@@ -1,6 +1,7 @@
 """Sizes in bytes, read and printed by one rule: MB is 10^6 bytes, MiB is 2^20 bytes.
 
-Tests: tests/base/test_import.py, tests/base/test_sizes.py.
+Tests: tests/base/test_sizes.py. The units are the SI's and the IEC's; the number of decimals shows in reports that
+tests and pages compare.
 """
 
 # For maintainers: used by every option and text with a size; tests/base/test_sizes.py.

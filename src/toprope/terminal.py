@@ -1,11 +1,12 @@
 """Text and progress for people, on rich: tables, labelled rows, a progress bar.
 
-Colour and control characters go to terminals alone. Nothing is cut off, no word is broken, and text is never markup.
-A `Message` is shown in the reader's language.
-Lines are wrapped on a terminal; elsewhere they are as long as they are, but for `field`s with a width.
+Colour and control characters go to terminals alone. Nothing is cut off, no word is broken, and text is never markup. A
+`Message` is shown in the reader's language. Lines are wrapped on a terminal; elsewhere they are as long as they are,
+but for `field`s with a width.
 
-All commands print with it. Only what is shown is decided here; texts and their translation are `toprope.messages`.
-Tests: tests/cli/test_terminal.py, tests/cli/test_cli_tiers.py.
+All commands print with it. Only what is shown is decided here; texts and their translation are `toprope.messages`. rich
+is imported when something is shown, and not before: `--help` needs none of it. Widths and colours are free. Tests:
+tests/cli/test_terminal.py, tests/cli/test_language.py (lines of Chinese).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ Example:
     >>> visible_cards("3,1", 4)
     Visible(cards=(), problem='numbers must rise, and 1 follows 3')
 
-Used by `device`, `sim`, `functions`, `images` and the commands; docs/device.md shows it to users. What torch_npu and
-CANN do with the variables is the measure, and what torch.cuda does for NVIDIA's: which cards are seen is fixed, the
-explanations are free. tests/base/test_visible_devices.py asks the simulated card, which follows them, and
-tests/base/test_visible_devices_maps.py has the maps, containers and NVIDIA's rules.
+Used by `device`, `sim`, `functions`, `images` and the commands; docs/device.md shows it to users. What torch_npu, CANN
+and NVIDIA's driver do with their variables is the measure, odd as it is; only the sentences are free. Tests:
+tests/base/test_visible_devices.py, which also asks the simulated card, and tests/base/test_visible_devices_maps.py for
+`IdMap`, `cuda_map` and grants.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Write a file so that a reader finds it whole: the new content or the old, never a part.
 
-Used for every file that another process may read while it is written, and for results at names that users gave. The
-new file lies in the same folder until it takes its place, since a rename does not cross file systems. Tests:
-tests/base/test_whole_file.py.
+Used for every file that another process may read while it is written, and for every file that a user names for a
+result. On POSIX a rename within a folder is what makes the change whole, so the new file must lie in the folder of the
+old one. Tests: tests/base/test_whole_file.py.
 """
 
 from __future__ import annotations

@@ -125,3 +125,18 @@ def test_the_rest_of_a_body_is_read_up_to_a_limit(monkeypatch):
     scope = {"type": "http", "headers": [(b"Content-Length", b"999")]}
     asyncio.run(RestReader(refusing)(scope, receive, send))
     assert sent[1:] == [("http.response.body", b"too large", True, 0), ("http.response.body", b"", False, 2)]
+
+
+def test_nothing_is_read_of_a_client_that_waits_for_100_continue():
+    sent, taken = [], []
+
+    async def receive():
+        taken.append(part(b"", more=False))
+        return taken[-1]
+
+    async def send(message):
+        sent.append((message["type"], message.get("more_body", False)))
+
+    scope = {"type": "http", "headers": [(b"Content-Length", b"99"), (b"Expect", b"100-continue")]}
+    asyncio.run(RestReader(refusing)(scope, receive, send))
+    assert (sent[1:], taken) == ([("http.response.body", False)], [])

@@ -200,6 +200,18 @@ def test_a_link_in_the_cache_is_removed_and_not_what_it_points_to(kept):
     assert not (kept / "cache" / "tiers" / "link").is_symlink()
 
 
+def test_a_build_whose_removal_fails_is_found_by_no_process(kept, monkeypatch, capsys):
+    def fail(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", fail)
+    assert main(["cache", "clear", "card", "--yes"]) == 3
+    assert "1 of 1 could not be removed" in capsys.readouterr().err
+    assert not (kept / EVERYTHING["card"]).exists()
+    (left,) = (entry.path.name for entry in find() if entry.kind == "card")
+    assert left.startswith("torch-2.13.0-aaaa-bbbb.building-removed-")
+
+
 def test_the_size_is_the_room_on_the_disk(kept):
     (kept / "cache" / "tiers" / "sparse").touch()
     os.truncate(kept / "cache" / "tiers" / "sparse", 1 << 30)

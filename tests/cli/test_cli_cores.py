@@ -276,6 +276,12 @@ def test_folders_and_patterns_of_the_profiler_are_read(toprope: Any, tmp_path: P
     pattern = str(tmp_path / "host_1_ascend_pt" / "PROF_1" / "mindstudio_profiler_output" / "op_summary*.csv")
     status, out, _ = toprope("check", pattern, "--chip", "910B3")
     assert (status, "one-card-communicator" in out) == (1, True)
+    for given in (pattern, pattern.replace("*", "_2026")):  # in SARIF the file itself is named, with the line
+        _, out, _ = toprope("check", given, "--chip", "910B3", "--sarif", "-")
+        places = [each["locations"][0]["physicalLocation"] for each in check_sarif(json.loads(out))]
+        (place,) = [each for each in places if "region" in each]
+        assert Path(place["artifactLocation"]["uri"]).name == "op_summary_2026.csv"
+        assert place["region"] == {"startLine": 2}
     status, _, err = toprope("check", str(folder / "trace_view.json"), "--chip", "910B3")
     assert (status, "give kernel_details.csv" in err) == (2, True)
     (tmp_path / "empty").mkdir()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from model_folders import FAMILIES, write
+from toprope import device
 from toprope.cli import main
 from toprope.errors import PlanError
 from toprope.terminal import render
@@ -167,6 +168,15 @@ def test_links_are_measured_in_under_a_second_each_and_say_so(tmp_path: Path, fo
         stream.truncate(2**24)
     assert measure_read(tmp_path / "holes") == measure_read(tmp_path / "none") == estimate("disk_read")
     assert {measure(None).links.host_to_device.word, measure(None).device_memory.word} == {"estimate"}
+
+
+def test_the_memory_of_a_device_that_has_the_hosts_is_measured_by_copies_there() -> None:
+    """A copy of a byte reads one and writes one: the memory moves twice as many as are copied."""
+    speeds = measure(device.get("cpu"))
+    assert speeds.links.unified
+    assert speeds.links.host_to_device == speeds.links.device_to_host == speeds.links.memory
+    assert speeds.device_memory.word == "measured"
+    assert speeds.device_memory.bytes_per_second == 2 * speeds.links.memory.bytes_per_second
 
 
 def test_automatic_budgets_leave_room() -> None:

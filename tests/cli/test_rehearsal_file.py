@@ -3,6 +3,7 @@
 Holds `cli.reports.rehearsal_file` and `rehearsal_page`; the facts themselves are held in tests/sim.
 """
 
+import html
 import json
 import os
 import re
@@ -70,8 +71,8 @@ def line_of(text: str) -> int:
 @pytest.mark.slow
 def test_each_trouble_is_named_with_its_line_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TROUBLES)
-    options = "--chip", "910B3", "--hbm", "1GiB", "--report", "report.json", "--fail-on", "refused,sync-in-loop"
-    done = run(tmp_path, *options, "program.py")
+    options = "--chip", "910B3", "--hbm", "1GiB", "--fail-on", "refused,sync-in-loop"
+    done = run(tmp_path, *options, "--report", "report.json", "--report", "page.html", "program.py")
     facts = json.loads((tmp_path / "report.json").read_text())
     jsonschema.validate(facts, schema())
     (card,) = facts["cards"]
@@ -85,6 +86,13 @@ def test_each_trouble_is_named_with_its_line_and_nothing_else(tmp_path: Path) ->
     line = f"aten::bincount (float16) is refused, program.py:{line_of('refused')}"
     assert f"toprope: failed by --fail-on refused, sync-in-loop: {line}" in done.stderr
     assert done.returncode == 1
+    page = (tmp_path / "page.html").read_text()
+    each_step = line_of("sync-in-loop")
+    loop, once = (re.search(rf"<tr><td>program.py:{line}</td>.*</tr>", page)[0] for line in (each_step, each_step + 1))
+    assert "<td>yes: " in loop
+    assert "<td>yes: " not in once
+    for one in card["findings"]:
+        assert html.escape(one["text"]) in page
 
 
 @pytest.mark.native

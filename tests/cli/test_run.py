@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from device_stand_ins import in_python
-from toprope.cli.launch.child_process import SITE, environment_for, make_toolkit, without_run
+from toprope.cli.launch import child_process
+from toprope.cli.launch.child_process import SITE, environment_for, make_toolkit, run_program, without_run
 from toprope.cli.launch.select_target import Choice
 from toprope.sim.spec import SimSpec
 
@@ -186,6 +187,17 @@ WAITS = """
     print("ready", flush=True)
     time.sleep(60)
 """
+
+
+def test_a_signal_that_comes_before_the_program_is_started_reaches_it(monkeypatch):
+    start = subprocess.Popen
+
+    def started_late(*words, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(*words, **options)
+
+    monkeypatch.setattr(child_process.subprocess, "Popen", started_late)
+    assert run_program([sys.executable, "-c", "import time; time.sleep(100)"], os.environ) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -126,6 +126,10 @@ for wrong in ([1, 2, 3], [], [[0]], "0-3", [0.5, 1]):
     refused(ValueError, "ERR00001 PTA invalid parameter", set_thread_affinity, wrong)
 for wrong in ([-1, 5], [3, 2], [[0, 1], [2, -3]]):
     refused(ValueError, "ERR00003 PTA invalid value", set_thread_affinity, wrong)
+torch_npu._C._npu_set_thread_affinity(core, core)  # the variable is set
+assert os.sched_getaffinity(0) == {core}
+torch_npu._C._npu_set_thread_affinity(-1, -1)
+assert os.sched_getaffinity(0) == start
 refused(RuntimeError, "two integers", torch_npu._C._npu_set_thread_affinity, 1)
 """,
     "saving in the background": """
@@ -253,6 +257,32 @@ import torch_npu._inductor
 for module, name in ((torch_npu._inductor, "config"), (torch_npu.dynamo, "torchair"),
                      (torch_npu.utils, "set_asd_loss_scale")):
     refused(AttributeError, f"does not have {module.__name__}.{name}", getattr, module, name)
+""",
+    "lines and levels": """
+import contextlib, io, os, re
+from torch_npu._C._logging import _LogContext
+from torch_npu.utils import utils
+from torch_npu.utils._dynamo import _dynamo_register_interface_for_device
+from toprope.sim.npu import _logs
+
+form = r"\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d:\\d\\d\\((\\d+)\\)-\\[(\\w+)\\] (.*)\\n"
+for name, level in (("info", "INFO"), ("warn", "WARNING"), ("error", "ERROR")):
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        getattr(utils, f"_print_{name}_log")("a line")
+    assert re.fullmatch(form, text.getvalue()).groups() == (str(os.getpid()), level, "a line")
+
+logs = _LogContext.GetInstance()
+assert logs is _LogContext.GetInstance()
+for level, lines in ((20, 1), (30, 0)):
+    logs.setLogs({"torch.distributed": level})
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        _logs.info("torch.distributed", "a line")
+        _logs.info("another part", "a line")
+    assert text.getvalue().count("a line") == lines
+
+_dynamo_register_interface_for_device()
+from torch._dynamo.device_interface import get_interface_for_device
+assert get_interface_for_device("npu").device_count() == torch.npu.device_count()
 """,
     "the log of variables": """
 import io, logging, os

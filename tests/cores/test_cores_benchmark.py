@@ -38,8 +38,14 @@ def test_ranks_are_as_many_operators_as_they_say(bench):
     assert program.members
 
 
-def test_the_growth_is_measured_and_drawn(bench):
+def test_the_growth_is_measured_and_drawn(bench, monkeypatch):
+    checked, check = [], bench.check
+    monkeypatch.setattr(
+        bench, "check", lambda program, **options: (checked.append(program), check(program, **options))[1]
+    )
     lines = bench.growth()
+    counts = {sum(1 for _ in program.ops()) for program in checked}
+    assert counts == {200, 400}  # operators, as the axis says
     assert list(lines) == ["safe by S1", "safe by S2", "deadlock"]
     assert all([size for size, _ in line] == [200, 400] and min(line)[1] > 0 for line in lines.values())
     picture = ElementTree.fromstring(bench.draw([bench.Panel("A check", "operators", lines)]))

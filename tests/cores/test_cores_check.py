@@ -17,7 +17,7 @@ from cores_exhaustive import TooMany, deadlocks
 from cores_programs import collectives, elastic, figure, local, member, on, programs, with_ops
 from toprope.cores import Discipline, record, simulate
 from toprope.cores.check import Verdict, check
-from toprope.cores.fix import with_limit
+from toprope.cores.fix import find_fixes, with_limit
 from toprope.cores.proof import exact_solver
 
 pytestmark = pytest.mark.process
@@ -203,6 +203,19 @@ def test_the_operator_that_loses_least_is_limited():
     program = on({"0": (24, 48)}, {}, [("0", [local("A", 30)]), ("0", [local("B", 24)])])
     fix = check(program).fix
     assert (fix.op, fix.cards, fix.vector) == ("A", ("0",), 24)
+
+
+@pytest.mark.parametrize(("monotone", "found"), [(False, 5), (True, None)])
+def test_where_a_smaller_limit_may_be_less_safe_every_number_is_tried(monotone, found):
+    """Under D0B one block can be unsafe where five are safe: halving would not find them."""
+    program = on({"0": (24, 48)}, {}, [("0", [local(name, 40)]) for name in "ABC"])  # no limit of one fits the sums
+    witness = check(program).witness
+
+    def safe_with_five(limited):
+        return next(op for _, op in limited.ops() if op.name == "A").vector == 5
+
+    best = find_fixes(program, witness, safe_with_five, monotone=monotone).best
+    assert (best and best.vector) == found
 
 
 def test_a_limit_of_both_kinds_keeps_their_ratio():

@@ -19,9 +19,10 @@ pytestmark = [pytest.mark.native, pytest.mark.process]
 
 
 def act(
-    kind: str, name: str = "", stream: int = 0, *, device: int = 0, event: int = 0, thread: int = 5, vector: int = 0
-) -> Record:
-    return Record(kind, name, 1000, 2000, device, stream, thread, 0, event, "", -1, 0, vector)
+    what: str, name: str = "", stream: int = 0, *, device: int = 0, event: int = 0, thread: int = 5, vector: int = 0,
+    **known: Any,
+) -> Record:  # fmt: skip
+    return Record(what, name, 1000, 2000, device, stream, thread, 0, event, "", -1, 0, vector, **known)
 
 
 def trace(*acts: Any, pid: int = 1, lost: int = 0) -> Trace:
@@ -55,6 +56,12 @@ def test_operators_are_in_their_streams_and_events_order_them() -> None:
     mm = program.op((0, 0))
     assert (mm.cores, mm.microseconds, mm.timing, mm.sync_all) == ((0, 24), None, "", False)
     assert mm.source == "trace: process 1, record 0"
+
+
+def test_an_operator_whose_cores_are_assumed_is_taken_to_need_all_of_them() -> None:
+    recorded = trace(act("operator", "known", vector=24), act("operator", "assumed", vector=24, assumed=True))
+    program = record.from_traces([recorded], "910B1")
+    assert [(op.assumed, op.sync_all) for _, op in program.ops()] == [(False, False), (True, True)]
 
 
 def test_a_wait_that_is_passed_on_without_an_operator_still_orders() -> None:
@@ -150,7 +157,8 @@ def test_a_trace_that_lost_acts_or_has_none_is_an_error() -> None:
 ACTS = st.builds(
     act, st.sampled_from(["operator", "event record", "event wait", "allocate", "copy to card"]), st.just("x"),
     st.integers(0, 3), device=st.integers(0, 1), event=st.integers(1, 3), thread=st.sampled_from([5, 6]),
-    vector=st.integers(0, 40),
+    vector=st.integers(0, 40), assumed=st.booleans(), sync_all=st.booleans(), kind=st.sampled_from(["", "MIX_AIV"]),
+    limit=st.sampled_from([None, (24, 40)]),
 )  # fmt: skip
 
 
@@ -164,6 +172,9 @@ def test_the_chrome_trace_gives_the_same_program_as_the_records(runs: list[list[
         assert (one.name, one.card) == (other.name, other.card)
         assert [(op.name, op.cores, len(op.waits), len(op.records)) for op in one.ops] == [
             (op.name, op.cores, len(op.waits), len(op.records)) for op in other.ops
+        ]
+        assert [(op.assumed, op.sync_all, op.kind, op.limit) for op in one.ops] == [
+            (op.assumed, op.sync_all, op.kind, op.limit) for op in other.ops
         ]
     for id, _ in first.ops():
         assert list(first.before(id)) == list(second.before(id))

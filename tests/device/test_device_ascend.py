@@ -160,3 +160,7 @@ def test_other_reasons_are_one_line():
     assert advice(error) == "see `toprope doctor`, or fix or remove the package that fails"
     both = RuntimeError("aclInit, error code is 507008\n[ERROR] 2026-11-28 (PID:1) ERR00100 PTA call acl api failed")
     assert advice(both) == "see `toprope doctor 507008`"
+    other = ImportError("/x/libtorch_npu.so: undefined symbol: _ZN3c1011StorageImplE")
+    assert advice(other) == "install the release of it that was built for this torch"
+    module = ModuleNotFoundError("No module named 'yaml'")
+    assert advice(module) == "install the Python package that has the module yaml"

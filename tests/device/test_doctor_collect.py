@@ -113,6 +113,7 @@ def test_every_row_is_found_by_its_own_versions(row: versions.Pair) -> None:
         ("8.0.0", "8.0.RC1", False),
         ("9.1.0", "9.1.0-beta.1", True),
         ("8", "8.0", False),
+        ("8.0", "8.0.RC1", False),
     ],
 )
 def test_releases_of_cann(one: str, other: str, same: bool) -> None:

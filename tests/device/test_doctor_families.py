@@ -13,6 +13,7 @@ import pytest
 from doctor_kinds import KINDS
 from toprope.codes import in_log
 from toprope.codes.catalogue import FOLDER, load, rules
+from toprope.codes.packages import of_frames
 
 ERROR = "(EngineCore_DP0 pid=7) ERROR 09-18 10:34:29 [core.py:718] "
 
@@ -392,3 +393,9 @@ def test_no_pattern_is_slow_on_a_long_line(part: str) -> None:
 
 def test_the_data_is_read_again_without_an_error() -> None:
     assert len(load(FOLDER).owners) > 10
+
+
+def test_a_folder_with_the_package_s_own_name_is_named_once():
+    found = of_frames(['  File "/x/site-packages/vllm_ascend/vllm_ascend/utils.py", line 7, in check'], [])
+    assert found["place"] == "vllm_ascend/utils.py, line 7, in check"
+    assert found["caller"] == "vllm_ascend"

@@ -5,6 +5,7 @@ Holds src/toprope/estimate/model and src/toprope/estimate/record against figures
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -315,6 +316,16 @@ def test_a_class_of_the_user(user_class):
     assert (kinds["convolution"], kinds["normalisation"]) == (1, 1)
     trained = estimate(user_class, CHIP, Work("train", inputs=work.inputs), arguments={"width": 32})
     assert any("mean of the squares" in note for note in trained.notes)
+
+
+def test_the_verdict_on_memory_leaves_room_for_workspaces(user_class):
+    work = Work("forward", inputs={"0": ((2, 3, 512, 512), "bfloat16")})
+
+    def fit(usable):
+        return estimate(user_class, replace(CHIP, hbm_usable_mib=usable), work, arguments={"width": 32}).memory
+
+    peak = fit(2**16).peak / 2**20
+    assert [fit(round(share * peak)).fit for share in (1.2, 1.05, 0.95)] == ["fits", "may not fit", "does not fit"]
 
 
 @pytest.mark.parametrize(

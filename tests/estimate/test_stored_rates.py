@@ -101,3 +101,10 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "toprope").write_text("a file")
     with pytest.raises(UsageError, match="cannot be written"):
         write(RATES)
+
+
+def test_a_file_with_the_rates_of_another_chip_is_not_used_and_named():
+    write(RATES).rename(place("910B4"))
+    found = rates_of(chips.get("910B4"))
+    assert found.stored is None
+    assert "has the rates of the 910B3" in found.not_used

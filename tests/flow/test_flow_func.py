@@ -16,11 +16,13 @@ import flow_closures as closures
 from functions_session import session
 from toprope import flow as df
 from toprope.flow import running
-from toprope.flow.exceptions import DfException
+from toprope.flow.exceptions import MODEL_EXECUTE_TIMEOUT, DfException
+from toprope.flow.executor.fetcher import Fetched
 from toprope.flow.points import model_files
+from toprope.flow.points.closures import GraphClosure
 from toprope.flow.points.template import command, main, source
 from toprope.flow.session import given as given_options
-from toprope.flow.stage.spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, StageContext
+from toprope.flow.stage.spec import EMPTY, PICKLED, RAW, TENSOR, Head, Message, RunOptions, StageContext
 from toprope.flow.udf import flow_func as ff
 from toprope.flow.udf.run_context import MetaRunContext, PyMetaParams
 
@@ -36,7 +38,7 @@ def begun(monkeypatch, tmp_path):
 
 
 class Call:
-    """Stands for `stage_calls.Activation`."""
+    """Stands for `worker.calls.Activation`."""
 
     def __init__(self):
         self.head, self.sent, self.raised = Head(4, 5, 6, 0, b"hello", 5), [], []
@@ -170,6 +172,34 @@ def test_model_files_that_cannot_be_run_say_so(tmp_path, monkeypatch):
         assert graph.feed({data: 1}) == 4294967295
         with pytest.raises(DfException, match=text):
             raise graph.error
+
+
+class LateRunner:
+    """Stands for a running graph whose first result comes after the time limit of its call."""
+
+    def __init__(self):
+        self.fed = 0
+        self.results = [
+            Fetched([], Head(), MODEL_EXECUTE_TIMEOUT, []),
+            *(Fetched([Message(TENSOR, np.full(1, id), Head(id))], Head(id), 0, []) for id in (1, 2)),
+        ]
+
+    def feed(self, values, timeout):
+        self.fed += 1
+        values[0].head.transaction_id = self.fed
+        return 0
+
+    def fetch(self, places, timeout):
+        return self.results.pop(0)
+
+
+def test_a_graph_that_was_late_gives_the_next_call_the_result_of_its_own_input():
+    plan = df.FlowGraph([closures.plus_one.fnode()(df.FlowData())]).plan
+    graph = GraphClosure(plan, RunOptions()).open(StageContext("outer", 1, 1))
+    graph._runner = LateRunner()
+    assert graph.run([Message(TENSOR, np.zeros(1), Head(7))], 1) == (564001, [])
+    code, (found,) = graph.run([Message(TENSOR, np.zeros(1), Head(8))], 1)
+    assert (code, found.payload.tolist(), found.head.transaction_id) == (0, [2], 8)
 
 
 @pytest.mark.slow

@@ -498,6 +498,8 @@ def test_one_result_may_be_an_event(service):
 def test_no_answer_of_this_type(service):
     refused(ask(anything(lambda named: [[1]], generates=True), json={"x": 1}, headers={"accept": "image/png"}), 406)
     refused(ask(service, json={"x": [[1, 2]]}, headers={"accept": "image/png"}), 406)
+    texts = anything(lambda named: [Tensor(["a", "bc"])])
+    refused(ask(texts, json={"x": 1}, headers={"accept": bodies.SAFETENSORS}), 406, field="y")
 
 
 @pytest.mark.parametrize(
@@ -624,6 +626,7 @@ def test_openapi_has_the_inputs_and_outputs(service):
     post = found["paths"]["/predict"]["post"]
     body = post["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["x"]
+    assert body["additionalProperties"] is False  # an unknown input is refused
     assert body["properties"]["x"]["x-dtype"] == "float32"
     assert body["properties"]["x"]["x-shape"] == [-1, 2]
     assert post["responses"]["200"]["content"]["application/json"]["schema"]["required"] == ["y"]

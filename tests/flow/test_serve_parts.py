@@ -230,6 +230,9 @@ def test_streams_of_different_lengths_are_refused():
 
 def test_a_stream_that_nobody_reads_is_bounded():
     stream = ResultStream()
+    larger_than_the_bound = np.zeros(65 * 2**20, "u1")
+    assert stream.put([larger_than_the_bound])  # one result is always taken
+    assert stream.take()[0] is larger_than_the_bound
     large = np.zeros(40 * 2**20, "u1")
     assert stream.put([large])
     assert not stream.put([large])

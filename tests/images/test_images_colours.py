@@ -8,7 +8,7 @@ import io
 import pytest
 from PIL import Image, ImageCms
 
-from images_profiles import ADOBE, P3, profile
+from images_profiles import ADOBE, P3, SRGB, profile
 from toprope.images.picture.colours import srgb_profile
 from toprope.images.picture.files import open_picture, save_picture, to_pictures
 
@@ -49,6 +49,16 @@ def test_an_embedded_profile_is_not_ignored(saved, primaries, name) -> None:
     assert not near(got, COLOUR, 5)
     assert opened.notes == (f"converted from {name} to sRGB",)
     assert "icc_profile" not in opened.picture.info
+
+
+def test_a_profile_that_differs_from_srgb_in_dark_colours_alone_is_not_ignored(saved) -> None:
+    """With sRGB's primaries and a gamma of 2.2 dark colours are some levels darker."""
+    dark, data = Image.new("RGB", (16, 16), (17, 17, 17)), profile(SRGB, 2.2, "simple sRGB")
+    opened = saved(dark, icc_profile=data)
+    got = opened.picture.getpixel((0, 0))
+    assert opened.notes == ("converted from simple sRGB to sRGB",)
+    assert near(got, as_viewers_show(dark, data))
+    assert not near(got, (17, 17, 17), 5)
 
 
 def test_a_picture_in_memory_has_its_profile_too() -> None:

@@ -22,6 +22,7 @@ from images_tiny import QUIET, picture, tiny
 from toprope.errors import EditCancelled, EditError, EditGuardError, PackageError, UsageError, WeightsError
 from toprope.extras import advice
 from toprope.images import EditRequest, Engine
+from toprope.images.callbacks import StepCallback
 from toprope.images.execution.guard import NoPicture, check_latents, check_pictures
 from toprope.images.families import families, find, named
 from toprope.images.families.loading import need_diffusers
@@ -379,6 +380,20 @@ def test_a_batch_that_has_no_room_is_done_in_halves(engines, monkeypatch) -> Non
     ]
     for seed, result in zip((1, 2, 3), results, strict=True):
         assert result.pictures[0].tobytes() == engine.edit(request(seed=seed)).pictures[0].tobytes()
+
+
+def test_a_batch_that_is_computed_again_counts_from_its_own_beginning() -> None:
+    steps, stopped = [], []
+    callback = StepCallback(2, steps.append, lambda: bool(stopped))
+    for number in (1, 2):
+        callback(number, 2, torch.zeros(1))
+    callback.batch_done()
+    callback(1, 2, torch.zeros(1))
+    callback.restart()
+    stopped.append(True)
+    with pytest.raises(EditCancelled, match="after 2 steps"):
+        callback.check()
+    assert [(step.number, step.of) for step in steps] == [(1, 4), (2, 4), (3, 4)]
 
 
 # ---- families and tiny pipelines

@@ -1,6 +1,6 @@
 """Masks: outside them a result is the source to the bit, the edge is blended inwards; and records inside pictures.
 
-Holds `images.picture.masks` and the records of `images.picture.files`.
+Holds `images.picture.masks`, the records of `images.picture.files`, and `images.repeat`.
 """
 
 import json
@@ -16,6 +16,8 @@ from toprope.errors import ImageError, UsageError
 from toprope.images import EditRequest, Engine
 from toprope.images.picture.files import open_picture, record_in, save_picture
 from toprope.images.picture.masks import open_mask
+from toprope.images.repeat import differences
+from toprope.images.results import versions
 from toprope.images.runs.jobs import Job, finished, number_jobs, read_jobs, undone
 from toprope.images.runs.output import Output, hash_of
 
@@ -192,6 +194,23 @@ def run(*words) -> int:
     return main(["edit", *map(str, words)])
 
 
+def test_each_difference_from_a_record_is_named() -> None:
+    files = {"unet": {"sha256": "a", "sha256_of": "header"}}
+    engine = {"device_name": "CPU", "dtype": "float32"}
+    record = {"model_files": files, "engine": engine, "versions": versions()}
+    assert differences(record, files, engine) == []
+    assert differences(record, {**files, "vae": {}}, engine) == ["the model is not the one of the record: vae"]
+    whole = {"unet": {"sha256": "b", "sha256_of": "file"}}  # hashed otherwise, which tells nothing
+    assert differences({**record, "model_files": whole}, files, engine) == []
+    now = {"device_name": "910B4", "dtype": "float16"}
+    assert differences(record, files, now) == [
+        "the device name is 910B4, and was CPU",
+        "the dtype is float16, and was float32",
+    ]
+    (found,) = differences({**record, "versions": {**versions(), "python": "3.0"}}, files, engine)
+    assert found == f"versions differ, here are python {versions()['python']}"
+
+
 def test_a_picture_alone_repeats_its_edit_to_the_byte(tmp_path, capsys) -> None:
     model, source, mask = tiny("ip2p"), tmp_path / "cat.png", tmp_path / "sky.png"
     picture().save(source)
@@ -214,6 +233,10 @@ def test_a_picture_alone_repeats_its_edit_to_the_byte(tmp_path, capsys) -> None:
     (again,) = (tmp_path / "again").glob("*.png")
     assert again.read_bytes() == made.read_bytes()
     assert run("--repeat", made, "--out-dir", tmp_path / "third", "--device", "cpu", "--quiet") == 0  # by its .json
+    box((64, 64), (0, 0, 8, 8)).save(source)  # another picture where the edited one was
+    assert run("--repeat", made, "--out-dir", tmp_path / "fourth", "--device", "cpu", "--quiet") == 0
+    (fourth,) = (tmp_path / "fourth").glob("*.png")
+    assert fourth.read_bytes() == made.read_bytes()
     picture().save(tmp_path / "plain.png")
     capsys.readouterr()
     assert run("--repeat", tmp_path / "plain.png", "--model", model) == 2

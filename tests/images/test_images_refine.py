@@ -400,5 +400,6 @@ def test_a_model_in_a_folder_that_babbles_or_fails(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(refiner.provider._model, "generate", fails)
     assert refiner.refine(CAT, "winter").reason == "the model failed: MemoryError: no more"
     (tmp_path / "chat" / "chat_template.jinja").unlink()
-    with pytest.raises(UsageError, match="no chat template"):
+    with pytest.raises(UsageError, match="no chat template") as caught:
         open_refiner(f"local:{tmp_path / 'chat'}")
+    assert caught.value.do == "give a model that was tuned to chat"

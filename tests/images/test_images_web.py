@@ -1121,6 +1121,9 @@ def test_loras_on_the_command_line(tmp_path):
     assert known_loras([str(tmp_path / "a")]) == {
         "rain": str(tmp_path / "a/rain.safetensors"), "snow": str(tmp_path / "a/snow.safetensors"),
     }  # fmt: skip
+    (tmp_path / "fog").mkdir()
+    (tmp_path / "fog" / "pytorch_lora_weights.safetensors").touch()  # everybody's file is called so
+    assert [*known_loras([str(tmp_path / "fog")])] == ["fog"]
     for bad, said in (([str(tmp_path)], "no LoRA in"), ([str(tmp_path / "x.safetensors")], "no LoRA in"),
                       ([str(tmp_path / "a"), str(tmp_path / "b")], "two LoRAs are called snow")):  # fmt: skip
         with pytest.raises(TopropeError, match=said):

@@ -41,6 +41,14 @@ def test_differences_have_the_first_reason_that_fits(tmp_path: Path) -> None:
     }
 
 
+def test_why_a_test_is_skipped_on_the_cpu_is_no_reason_to_fail_on_the_card(tmp_path: Path) -> None:
+    on_card = [["a.py::skips", "begins"], ["a.py::skips", "failed", "RuntimeError: no"], ["a.py::skips", "finished"]]
+    both = {"cpu": ends(tmp_path / "cpu", LINES[7:10]), "npu": ends(tmp_path / "npu", on_card)}
+    reasons = [{"reason": "for cards", "text": "needs a card"}]
+    found = _summary(Suite("a", "o/a", "c0ffee", ["a.py"]), both, 1, reasons)
+    assert found["differences"] == {"a.py::skips": ["skipped", "failed", "", "needs a card / RuntimeError: no"]}
+
+
 def test_results_of_a_suite_without_a_copy_were_dropped() -> None:
     known = [{"suite": "a", "tests": 1}, {"suite": "b", "tests": 2}]
     found = _with_known([{"suite": "c", "tests": 3}, {"suite": "a", "tests": 4}], known)

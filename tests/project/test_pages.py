@@ -92,6 +92,20 @@ def test_a_chinese_page_has_the_headings_links_and_blocks_of_the_english_one(pag
     assert translated_pages.faults(page) == [], "python scripts/translated_pages.py --update copies the blocks"
 
 
+def test_blocks_of_a_chinese_page_become_those_of_the_english_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(translated_pages, "ROOT", tmp_path)
+    page = tmp_path / "a.zh.md"
+    (tmp_path / "a.md").write_text("# A\n\nOne.\n\n```python\nnew()  # why\n```\n\nTwo.\n")
+    page.write_text("# 甲\n\n一。\n\n```python\nold()\n```\n\n二。\n")
+    assert translated_pages.faults(page) == ["a.zh.md: other blocks of code than in the English page"]
+    page.write_text(translated_pages.update(page))
+    assert page.read_text() == "# 甲\n\n一。\n\n```python\nnew()  # why\n```\n\n二。\n"
+    assert translated_pages.faults(page) == []
+    page.write_text("# 甲\n")
+    with pytest.raises(ValueError, match="has not the 1 blocks"):
+        translated_pages.update(page)
+
+
 def test_start_tutorials_doctor_and_all_errors_are_in_chinese():
     translated = {str(page.relative_to(DOCS)).replace(".zh.md", ".md") for page in translated_pages.PAGES}
     errors = {f"errors/{page.name}" for page in (DOCS / "errors").glob("*.md") if not page.name.endswith(".zh.md")}

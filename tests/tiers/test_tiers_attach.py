@@ -205,6 +205,17 @@ def test_dtype_moves_and_new_weights(place, tmp_path):
     assert [each.dtype for each in model.parameters()] == [each.dtype for each in twin.parameters()]
 
 
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_a_weight_that_was_changed_before_backward_is_torchs_error(place, tmp_path):
+    model = net()
+    with attached(model, place, tmp_path) as handle:
+        loss = model(TOKENS).sum()
+        with handle.weights(model.layers[3]), torch.no_grad():
+            model.layers[3].down.weight.mul_(2)
+        with pytest.raises(RuntimeError, match=r"modified by an inplace operation: the weight layers\.3\.down\.weight"):
+            loss.backward()
+
+
 def test_layers_are_skipped_repeated_and_in_another_order(tmp_path):
     model, twin = net(blocks=8), net(blocks=8)
     handle = attached(model, "host", tmp_path)

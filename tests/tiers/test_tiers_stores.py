@@ -284,6 +284,8 @@ def test_any_part_of_a_file_is_read_to_any_address(file):
         file.read_bytes()  # it is in the page cache now
         assert opened.cached(0, len(whole))
         assert opened.read(5, 1000, target.address, aside) == (0, False)
+        assert opened.read(0, 100_000, target.address, aside) == (0, False)
+        assert opened.cached(0, len(whole)), "what others had put there stays there"
     opened.close()
 
 

@@ -1,6 +1,7 @@
 """Program `python -m toprope.chips`: print the chips as Markdown, or renew the table in the page that is its argument.
 
-tests/base/test_chips.py fails if docs/chips.md is not renewed.
+Run it after each change of the chips' TOML files, on docs/chips.md, which no one edits by hand between its two marks.
+The tables themselves are made in table.py. tests/base/test_chips.py fails if docs/chips.md is not renewed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Catalogue of the chips: read and check the TOML files, and find a chip by the name a user writes.
 
-Behind `toprope.chips.get` and `names`. A new field of the files is checked here and declared in model.py. Tests:
-tests/base/test_chips.py.
+Behind `toprope.chips.get` and `names`. A new field of the files is checked in `_value` and declared in model.py. Every
+name that finds a chip today must find the same one tomorrow: programs and settings hold them. Nothing is imported that
+a process with a card can do without. Tests: tests/base/test_chips.py.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _key(name: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import tomllib  # not needed by those who only import the room
+    import tomllib  # not needed by those who import the package alone
 
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,8 @@
 """Data classes of the catalogue: a chip, its figures, and the source of each figure.
 
-Tests: tests/base/test_chips.py.
+Public through `toprope.chips`; the simulator, estimates, tiers and cli read the fields. A field of `Chip` is a key of
+the TOML files (`FIGURES`); its unit is part of its name. `soc_name`, `npu_smi_name` and `soc_version` are the
+vendor's. Tests: tests/base/test_chips.py.
 """
 
 from __future__ import annotations

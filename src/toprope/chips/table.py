@@ -1,6 +1,7 @@
 """Tables of the chips in Markdown for docs/chips.md: an overview, and the source of every figure.
 
-Used by `python -m toprope.chips`. Tests: tests/base/test_chips.py.
+Used by `python -m toprope.chips`. Columns and words are free; the two marks are those of the page. Tests:
+tests/base/test_chips.py.
 """
 
 from __future__ import annotations

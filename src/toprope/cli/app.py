@@ -1,8 +1,12 @@
 """The top of the command line: the table of verbs, `--version`, and how errors end a command.
 
 Started as `toprope` or `python -m toprope`. A new verb is a row of `VERBS` and a file with its `app`; its help needs a
-translation in locale/zh.po (scripts/messages.py) and a place in docs/command_help.md (scripts/reference.py).
-tests/cli/test_cli.py holds statuses and that `--help` stays fast.
+translation in locale/zh.po (scripts/messages.py) and a place in docs/command_help.md (scripts/reference.py). Exit
+statuses are an interface: 0 ok, 1 findings, 2 usage, 3 environment. A verb's file must not be imported before the verb
+is used.
+
+Tests: tests/cli/test_cli.py (statuses; `--help` stays fast), tests/cli/test_wrong_use.py (errors),
+tests/cli/test_language.py, tests/cli/test_completion.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """`toprope cache`: files that toprope keeps on this machine, with their size and age, and their removal.
 
 A new kind of kept file needs a row in `find`, so that users can see and remove it. Where such a file lies and what it
-is called is decided by the module that writes it; tests/cli/test_cache.py.
+is called is decided by the module that writes it: `_FOLDERS` and `_OF_A_RUN` follow `native_build`, `tiers`, `run`,
+`ui` and the doctor. Nothing that a process uses may be removed: a build is renamed before it is deleted, and its lock
+is asked. Texts are free, keys of --json an interface. Tests: tests/cli/test_cache.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`toprope calibrate`: rates of a chip, refitted to a profile of a real card.
+"""`toprope calibrate`: rates of a chip, fitted again to a profile of a real card.
 
-cli/app.py imports it as a command. It reads, shows and writes; the fit is toprope.estimate.measured.calibrate. Users'
-page: docs/calibrate.md; tests: tests/cli/test_cli_calibrate.py.
+It reads, shows and writes; the fit is `toprope.estimate.measured.calibrate`, the vendor's files are read in
+`measured.profiler_files`, the stored form is decided in `estimate.cost.stored`. `cli.verify` uses `store` and
+`figures_table`. Options and keys of --json are an interface (docs/calibrate.md); tables and notes are free. Tests:
+tests/cli/test_cli_calibrate.py.
 """
 
 from __future__ import annotations

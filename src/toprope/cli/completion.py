@@ -1,6 +1,7 @@
 """`toprope completion`: the script that completes toprope's commands in a shell. typer makes it, and answers it.
 
-A verb of `cli.app`, which also reads `VARIABLE`; tests/cli/test_completion.py completes in real shells.
+A verb of `cli.app`, which also reads `VARIABLE`; its name is the one that click's scripts expect for a program called
+`toprope`. tests/cli/test_completion.py completes in real shells.
 """
 
 from __future__ import annotations

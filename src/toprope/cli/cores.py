@@ -1,7 +1,9 @@
 """`toprope cores`: can streams deadlock, which limits prevent it, a picture of a run, and what error codes mean.
 
 Options and exit statuses; the proofs are in `toprope.cores`, the text in `cli.output.cores_text` and `cores_sarif`,
-codes in `cli.cores_explain`. Statuses are an interface for CI: docs/cores.md and tests/cli/test_cli_cores.py.
+codes in `cli.cores_explain`. Statuses (0 safe, 1 deadlock or error, 2 unreadable, 3 undecided), JSON and SARIF are
+interfaces for CI: docs/cores.md. Modules of `toprope.cores` are imported in the commands, for a fast `--help`. Tests:
+tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`toprope cores explain`: codes and logs, and what they have to do with core limits.
 
-Called by `cli.cores`. What a code means is in `toprope.codes`; here is only what has to do with streams and cores.
-Tests: tests/cli/test_cli_cores.py.
+Called by `cli.cores`. What a code means in general is in `toprope.codes`, what it has to do with streams and cores in
+`cores.diagnosis`; here words are told apart (code, file, line of a log) and the answers laid out. The keys of
+`as_dicts` are the command's JSON. Tests: tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations

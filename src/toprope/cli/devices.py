@@ -1,7 +1,8 @@
 """`toprope devices`: the devices that a program would see here, and why there are no others.
 
-The facts are those of `toprope doctor` (`device.doctor`), in short; the table is in `cli.output.doctor_text`. Tests:
-tests/device/test_doctor_cli.py.
+The facts are those of `toprope doctor` (`device.doctor`), in short; the table is in `cli.output.doctor_text`. The exit
+status, 1 where there is a problem, and the keys of --json are an interface. Tests: tests/device/test_doctor_cli.py, and
+tests/cli/test_card_build.py for the build before it.
 """
 
 from __future__ import annotations

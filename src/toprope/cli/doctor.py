@@ -1,8 +1,10 @@
 """`toprope doctor`: what is installed, what is visible and why not, what works; and what an error code means.
 
-Options, streams and exit statuses. Facts and findings are made in `device.doctor`, with `--images` in
-`images.doctor`; codes and logs are explained by `toprope.codes`; `cli.output.doctor_text` writes all of it. Tests:
-tests/cli/test_wrong_use.py.
+Options, streams and exit statuses. Facts and findings are made in `device.doctor`, with `--images` in `images.doctor`;
+codes and logs are explained by `toprope.codes`; `cli.output.doctor_text` writes all of it. torch is never imported in
+this process, and an idle pipe on stdin must not stop the examination. Tests: tests/device/test_doctor_cli.py,
+tests/device/test_doctor_texts.py (codes and logs), tests/images/test_images_doctor.py, tests/cli/test_wrong_use.py (no
+compiler).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """`toprope edit`: pictures edited by instruction, one or many, each with the record that repeats it.
 
-Options and exit statuses; the work is in `cli.editing` (jobs, execution, console) and `toprope.images`. A knob that
-is added to `images.request` needs an option here. Tests: tests/images/test_images_cli.py.
+Options and exit statuses; the work is in `cli.editing` (jobs, execution, console) and `toprope.images`. A knob that is
+added to `images.request` needs an option here, and a row in docs/images.md. Statuses: 1 where a picture failed, 128
+plus the signal where one stopped the run. Tests: tests/images/test_images_cli.py, tests/images/test_images_masks.py
+(--repeat), tests/images/test_images_cards.py for --cards.
 """
 
 from __future__ import annotations

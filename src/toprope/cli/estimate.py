@@ -1,7 +1,8 @@
 """`toprope estimate`: parameters, memory and time of a model on a chip, from its configuration alone.
 
-Options and their checks; the estimate and its text are `toprope.estimate.model`. Held by
-tests/cli/test_cli_estimate.py.
+Options and their checks; the estimate and its text are `toprope.estimate.model`. Every option must change the answer or
+be refused: `_given` says which ones the user wrote. torch is imported only after all that can be wrong without it.
+Tests: tests/cli/test_cli_estimate.py.
 """
 
 from __future__ import annotations

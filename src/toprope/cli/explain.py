@@ -1,7 +1,9 @@
 """`toprope explain`: pages of the documentation, which the package has in its folder `docs`.
 
-Errors, help texts and reports name such pages; src/toprope/docs is a link to docs/, and a wheel has a copy. Held by
-tests/cli/test_explain.py.
+Errors, help texts and reports name such pages; src/toprope/docs is a link to docs/, and a wheel has a copy. A page is
+found by its file's name in small letters, so no two folders of `_FRONT` may have files of one name. Messages and the
+order of the list are free. Tests: tests/cli/test_explain.py, tests/cli/test_language.py (Chinese pages),
+tests/cli/test_wrong_use.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Makers of the typer applications: one for a single verb, one for a verb with commands below it.
 
-Used by each verb's file, so that all have the same options for help, no rich tracebacks and no completion of their
-own. Tests: tests/cli/test_cli.py.
+Used by each verb's file, so that all have the same options for help, no rich tracebacks and no completion of their own.
+rich is off since it would triple the time of `--help`. Tests: tests/cli/test_cli.py, and tests/cli/test_completion.py
+for `chip_names`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Help of the commands in the language that texts are shown in; English stays as typer writes it.
 
-Applied by `cli.app` to each command. The texts are collected by scripts/messages.py; the methods follow click's
-HelpFormatter, so a new release of click or typer may need a change here (tests/cli/test_language.py).
+Applied by `cli.app` to each command. The texts are collected by scripts/messages.py. Fixed by click and typer are the
+names of the methods, which are those of HelpFormatter, and the brackets and separators of `_EXTRA`; a new release of
+either may need a change here. Widths and Chinese punctuation are free. Tests: tests/cli/test_language.py.
 """
 
 from __future__ import annotations

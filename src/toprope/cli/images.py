@@ -1,6 +1,8 @@
 """`toprope images`: commands for models to try editing with.
 
-The models are written by `images.demo` and `images.tiny`. Tests: tests/images/test_images_cli.py.
+The models are written by `images.demo` and `images.tiny`; keys of --json and the names of the families are an
+interface, the sentences are free. Tests: tests/images/test_images_cli.py, tests/images/test_images_demo.py,
+tests/cli/test_wrong_use.py.
 """
 
 from __future__ import annotations

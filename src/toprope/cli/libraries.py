@@ -1,6 +1,8 @@
 """Quiet imports: diffusers and transformers log errors alone, unless the user asked for more.
 
-Called by the verbs that edit pictures, before they import these libraries. Tests: tests/cli/test_cli_start.py.
+Called by the verbs that edit pictures, before they import these libraries, which read the variables when they are
+imported. Names of variables and loggers are theirs. A level that the user has set stays. Tests:
+tests/cli/test_quiet_libraries.py.
 """
 
 from __future__ import annotations

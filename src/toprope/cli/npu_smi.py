@@ -1,9 +1,11 @@
 """`npu-smi` for programs on the simulated card: the vendor's words and layout, with the cards of the run.
 
 `toprope run` puts a folder with a launcher of this file in front of PATH. It loads neither torch nor the command line,
-and runs in the Python of toprope, whatever Python asks. docs/npu-smi.md says what it knows and what it does not.
+and runs in the Python of toprope, whatever Python asks. Names, their order and units are the vendor's, since public
+tools parse them; what the simulation does not know is "NA", never a figure. docs/npu-smi.md says what it knows and what
+it does not. A new subject is a function and a row of `_TYPES`.
 
-What public tools read of npu-smi is the measure: tests/cli/test_npu_smi.py. Tables are in `cli.smi.tables`.
+Tables are in `cli.smi.tables`. Tests: tests/cli/test_npu_smi.py, with what public tools read of npu-smi as the measure.
 """
 
 from __future__ import annotations

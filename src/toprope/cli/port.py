@@ -1,7 +1,8 @@
 """`toprope port`: CUDA-only code becomes code that runs on NPU, CUDA and CPU.
 
-Options, exit statuses and what is printed; the work is in `toprope.port`. Statuses are an interface for CI:
-docs/port.md, tests/port/test_port_cli.py.
+Options, exit statuses and the order of the work, which is in `toprope.port`: survey, port, compare with trace and
+baseline, write, report. Statuses (1 sites with --check, 2 wrong call, 3 unreadable files) are an interface for CI:
+docs/port.md. Nothing is written without --write. Tests: tests/port/test_port_cli.py, tests/port/test_port_options.py.
 """
 
 from __future__ import annotations

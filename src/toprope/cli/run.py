@@ -1,7 +1,12 @@
 """`toprope run`: a program on a simulated or a real card, with the foreign modules importable, and a report.
 
 Only the order of a run is here: `cli.launch` chooses the card and starts the program, `toprope.compat` and
-`toprope.sim` act in its processes, `cli.reports` says what happened. docs/run.md, tests/cli/test_run.py.
+`toprope.sim` act in its processes, `cli.reports` says what happened. The order matters: whatever can be wrong is an
+error before the program starts, and the folder of the run, which holds all records, is read before it is removed.
+Options and exit statuses are an interface for users (docs/run.md); the program's own status comes first.
+
+Tests: tests/cli/test_run.py, tests/cli/test_run_card.py, tests/cli/test_rehearsal_file.py, tests/cli/test_wrong_use.py,
+and tests/compat/test_compat_cuda.py for --from and --trace-cuda.
 """
 
 from __future__ import annotations

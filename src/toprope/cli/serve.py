@@ -1,7 +1,8 @@
 """`toprope serve`: a graph of `toprope.flow` as an HTTP service.
 
-Options and finding the graph in a file; the server is `toprope.flow.service`. docs/serve.md. Tests:
-tests/flow/test_serve_http.py, tests/flow/test_serve_parts.py.
+Options and finding the graph in a file; the server is `toprope.flow.service`, the users' page docs/serve.md. The
+address is bound before the graph is loaded, so that a port in use is an error before a model is read. Tests:
+tests/flow/test_serve_http.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Standard streams that are closed or full: a command ends with one line and exit status 1, without a traceback.
 
-Around the commands `toprope`, `npu-smi` and `yr`; tests/cli/test_standard_streams.py.
+Around the commands `toprope`, `npu-smi` and `yr`. Only errors of the streams themselves end so: an OSError that names a
+file belongs to its caller. A stream that was closed stays closed for a program of `toprope run`. Tests:
+tests/cli/test_standard_streams.py.
 """
 
 from __future__ import annotations

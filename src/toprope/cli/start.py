@@ -1,7 +1,8 @@
 """`toprope start`, and `yr start` under `toprope run`: settings and cards for later programs.
 
-The deployment is written and read in `functions.deployment`; option names follow openYuanrong's `yr start`. Tests:
-tests/cli/test_cli_start.py.
+The deployment is written and read in `functions.deployment`. Names of options, `--block BOOL` and the text for a wrong
+mode are those of openYuanrong's `yr start`, whose other options are accepted and ignored; --chip, --count, --hbm, --ray
+and what is printed are toprope's own. Tests: tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

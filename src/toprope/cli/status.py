@@ -1,7 +1,8 @@
 """`toprope status`, and `yr status` under `toprope run`: the deployment, the instances, and the users of the cards.
 
-Reads what `functions.deployment` and the cards' shared memory say, and changes nothing. Tests:
-tests/cli/test_cli_start.py.
+Reads what `functions.deployment`, the running sessions and the cards' shared memory say, and changes nothing. The first
+line, "System Status: ...", is as openYuanrong prints it, and --json is the deployment's own file; the rows below are
+free. Tests: tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`toprope stop`, and `yr stop` under `toprope run`: ends the deployment of `start`.
 
-The deployment's file is `functions.deployment.state_file`. Tests: tests/cli/test_cli_start.py.
+The deployment's file is `functions.deployment.state_file`; running programs must not be touched. `--force` is
+openYuanrong's option. Tests: tests/cli/test_cli_start.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Ctrl-C and SIGTERM for work that ends at a safe point: the first asks for it, the second ends at once.
 
-Used by `cli.edit` around its run. Tests: tests/images/test_images_cli.py.
+Used by `cli.edit` around its run. Statuses are 128 plus the signal's number, as shells expect; a signal that is ignored
+(nohup) stays ignored. Tests: tests/images/test_images_cli.py, whose test of Ctrl-C for the next safe point is a slow
+one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """`toprope tiers`: what a model that does not fit would do on this machine, before anything is moved.
 
-Options, and the sizes and links of this machine; the plan is `toprope.tiers.plan`. Held by tests/cli/test_cli_tiers.py.
+Options, and the sizes and links of this machine; the plan and its text are `toprope.tiers.plan`. A budget of "auto" is
+what is free here or, with --chip, the chip's own memory. Exit status 2 (does not fit) and the keys of --json are an
+interface (docs/tiers.md). Tests: tests/cli/test_cli_tiers.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`toprope ui`: a page in the browser that edits pictures by instruction.
 
-Options and the start of the server; the work is `images.web`. docs/images.md. Tests:
-tests/images/test_images_web_cards.py, tests/images/test_images_web.py.
+Options and the start of the server; the work is `images.web`, the users' page docs/images.md. The page is served before
+the model is loaded, and a folder that is no model is an error before either. Tests: tests/images/test_images_web.py for
+the command line, tests/images/test_images_web_cards.py for --cards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """`toprope verify`: a program that measures a card, and the comparison of its file with toprope's tables.
 
-The program that users run on a card is `estimate/measured/verify_card.py`, copied as it is; the comparison is
-`estimate.measured.verification`. Held by tests/cli/test_cli_verify.py.
+The program that users run on a card is `estimate/measured/verify_card.py`, which `verification.program` fills with a
+chip and a release; the comparison is `estimate.measured.verification`, rates are stored by `cli.calibrate`. Exit status
+1 (the tables disagree with the card) is an interface, as is --json. Tests: tests/cli/test_cli_verify.py, whose tests
+are slow ones.
 """
 
 from __future__ import annotations

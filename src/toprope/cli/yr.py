@@ -1,9 +1,9 @@
 """`yr` for programs and scripts under `toprope run`: `yr start`, `yr status` and `yr stop`, as openYuanrong has them.
 
-`toprope run` puts a launcher of this file in front of PATH, where no real `yr` is installed.
-
-Each command is handed to the verb of the same name (`cli.start`, `cli.status`, `cli.stop`); `cli.run` calls
-`install`. Tests: tests/cli/test_cli_start.py.
+`cli.run` calls `install`, which puts a launcher of this file in front of PATH, where no real `yr` is installed. Each
+command is handed to the verb of the same name (`cli.start`, `cli.status`, `cli.stop`). Commands and `-c FILE` in front
+of them are openYuanrong's; the launcher runs toprope's own Python, whatever Python the program uses. Tests:
+tests/cli/test_cli_start.py, tests/cli/test_standard_streams.py.
 """
 
 from __future__ import annotations

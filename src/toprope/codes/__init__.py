@@ -1,10 +1,9 @@
 """Meaning of the vendor's error codes and messages: usual causes, what to try, and the public sources of it.
 
-For `toprope doctor` and `toprope cores explain`. Data in TOML; nothing here imports torch, and the files are read
-when a code is first asked for. Tests: tests/base/test_codes.py.
+For `toprope doctor` and `toprope cores explain`. Only the public names are here. Data in TOML, where a new code or
+message is an entry with its source; nothing here imports torch, and the files are read when a code is first asked for.
+Tests: tests/base/test_codes.py, tests/device/test_doctor_families.py.
 """
-
-# Tests: tests/base/test_codes.py, tests/device/test_doctor_families.py.
 
 from importlib import import_module
 from typing import TYPE_CHECKING

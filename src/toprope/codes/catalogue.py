@@ -1,6 +1,8 @@
 """Catalogue of codes: read the TOML files, and find the explanation of a code.
 
-Behind `toprope.codes.explain`; messages.py takes its patterns from here. Tests: tests/base/test_codes.py.
+Behind `toprope.codes.explain`; messages.py takes its patterns from here. Forms of codes are the vendor's. A new code or
+message is an entry of a TOML file; a new file goes into `ENTRIES` or `TEXTS`, whose order decides between patterns that
+both match a line. Tests: tests/base/test_codes.py.
 """
 
 from __future__ import annotations
@@ -259,6 +261,6 @@ def _explanations(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import tomllib  # not needed by those who only import the room
+    import tomllib  # not needed by those who import the package alone
 
     return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,10 @@
 """Search for codes and known messages in texts and in logs of any size.
 
 Behind `toprope.codes.in_text` and `in_log`, which `toprope doctor FILE` calls. The patterns are data (texts.toml,
-families*.toml, cases.toml, fallbacks.toml). Tests: tests/base/test_codes.py, tests/device/test_doctor_kinds.py.
+families*.toml, cases.toml, fallbacks.toml); here is which of them count, and in which order they are shown. A log is
+read once, block by block: what is kept has a limit (the constants at the top), and a pattern is tried only on lines
+with one of its hints, or large logs take minutes. Tests: tests/base/test_codes.py,
+tests/device/test_doctor_texts.py, tests/device/test_doctor_families.py.
 """
 
 from __future__ import annotations

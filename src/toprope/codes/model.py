@@ -1,6 +1,7 @@
 """Data classes of the catalogue: an explanation of a code, its sources, and a place where a code was seen.
 
-Tests: tests/base/test_codes.py.
+Public through `toprope.codes`. catalogue.py fills them from the TOML files, messages.py from logs, `toprope doctor`
+prints them, also as JSON with these names. Tests: tests/base/test_codes.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Package that a module, header or variable belongs to, and the one in which an exception was raised; pure.
 
-For texts of families (families.toml: {owner}, {caller}), filled by messages.py. Tests:
-tests/device/test_doctor_families.py.
+For texts of families (families.toml: {owner}, {caller}), filled by messages.py: the keys of the results are the names
+that those texts use. Forms of tracebacks and of installed paths are Python's. Known packages are the table `owner` of
+families.toml. Tests: tests/device/test_doctor_families.py.
 """
 
 from __future__ import annotations

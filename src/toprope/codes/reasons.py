@@ -1,6 +1,8 @@
 """Reason that a log itself gives next to a code, and explanations computed from values of a line; pure.
 
-Called by messages.py. Tests: tests/base/test_codes_reasons.py.
+Called by messages.py. The forms of lines are those of CANN and torch_npu; a computed explanation is a function and a
+row of `_COMPUTED`, by the name of a text in texts*.toml. Each way of `of_line` needs a word in `HINTS`, or its lines
+are never looked at. Tests: tests/base/test_codes_reasons.py.
 """
 
 from __future__ import annotations

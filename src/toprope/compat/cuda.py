@@ -7,7 +7,8 @@ says so.
 
 The program takes its device for CUDA: `torch.device("cuda")` means the device in use wherever torch takes a device
 (`toprope.compat.cuda_patches` has the list), `torch.cuda`'s functions are those of `toprope.device.portable`, and a
-tensor says that it is on CUDA. Requests from C++ and TorchScript are not seen. Tests: tests/compat/test_compat_cuda.py.
+tensor says that it is on CUDA. Requests from C++ and TorchScript are not seen. Names and signatures are torch's; a
+function of torch.cuda that is added to portable needs its name in `_TABLE`. Tests: tests/compat/test_compat_cuda.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Parts of torch that are redefined so that CUDA's names, as a device or a backend, mean those of another device.
 
 Shared by `--from cuda` (`toprope.compat.cuda`) and `torch_npu.contrib.transfer_to_npu`. The functions are those of the
-latter's list (Ascend/pytorch, torch_npu/contrib/transfer_to_npu.py). Functions and classes are redefined and no mode is
-entered, so that all threads see the same. A part of torch that the program has not imported is redefined after its
-import. Tests: tests/compat/test_compat_cuda.py.
+latter's list (Ascend/pytorch, torch_npu/contrib/transfer_to_npu.py): one that is not there must not be redefined for
+it. Functions and classes are redefined and no mode is entered, so that all threads see the same; all is undone by
+`Patches`. A part of torch that the program has not imported is redefined after its import. Tests:
+tests/compat/test_compat_cuda.py, tests/compat/test_transfer_to_npu.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Log of the program's lines that asked something of CUDA, with their stacks, for `toprope run --trace-cuda FILE`.
 
-toprope.compat.cuda records into it in each process; cli/run.py merges the processes' files into one. Tests:
-tests/compat/test_compat_cuda.py.
+toprope.compat.cuda records into it in each process; cli/run.py merges the processes' files into one. The merged JSON
+("version", "sites") is read by `toprope port --with-trace` (port/report/trace.py), so a change of its keys needs
+another version; which frames are kept is free. Tests: tests/compat/test_compat_cuda.py, tests/port/test_port_options.py
+for the reader.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Scatter, gather and broadcast of torch.nn.DataParallel for simulated cards: torch has them for CUDA alone.
 
 `toprope.compat.parallel_import` puts them in the place of torch's functions in torch.nn.parallel, whose names and
-arguments they have, after the function that they replace. torch_npu has had its own since its release 6.0.rc2
-(Ascend/pytorch 9e73e708, initCommMethods in torch_npu/csrc/npu/Module.cpp). Values:
-tests/sim/simulated/test_data_parallel.py.
+arguments they have, after the function that they replace (`own`), which also raises torch's own errors. torch_npu has
+had its own since its release 6.0.rc2 (Ascend/pytorch 9e73e708, initCommMethods in torch_npu/csrc/npu/Module.cpp), and
+the other errors are its words. Tests: tests/sim/simulated/test_data_parallel.py for values and gradients.
 """
 
 from __future__ import annotations

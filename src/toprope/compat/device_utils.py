@@ -2,7 +2,8 @@
 
 It is importable as `device_utils` where toprope.compat.finder serves it, unless the program brings its own file of that
 name. Everything is asked of `toprope.device`; importing it imports no torch, prints nothing and configures no logging.
-Names are those of the port; tests/compat/test_device_utils.py holds them.
+Names, the variable NPU_DEVICE_ID and the printed lines are those of the port; how an answer is found is free. Tests:
+tests/compat/test_device_utils.py.
 """
 
 from __future__ import annotations

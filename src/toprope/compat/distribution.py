@@ -1,6 +1,7 @@
 """Package metadata of facades for importlib.metadata: libraries ask there for the version of torch-npu.
 
-toprope.compat.finder calls it when a program lists distributions; tests/compat/test_finder.py has the cases.
+toprope.compat.finder calls it when a program lists distributions. The form of METADATA and the rule for equal names are
+Python's (core metadata, PEP 503); the summary must say that it is a facade. Tests: tests/compat/test_finder.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Record of the uncaught error that ended a process of a `toprope run`: one file for each such process.
 
 toprope.compat.finder installs it at the start of every Python process of a run, so it imports only the standard
-library. cli/reports/failure.py reads the files for the run's report and must follow their fields. Tests:
-tests/cli/test_failure.py.
+library. It reads `sys.last_value`, which Python sets for an uncaught error, and must never raise.
+cli/reports/failure.py reads the files for the run's report and must follow their fields. Tests:
+tests/cli/test_run_failed.py with processes that fail, tests/cli/test_failure.py for the reader.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ A facade is a file or folder of this package that is importable under a foreign 
 card, `CardFinder` is in front, for two names only: a real torch_npu and the simulated card cannot be in one process.
 
 Called by site/sitecustomize.py at the start of every Python process of a run (so it imports nothing but the import
-system), by `toprope.compat.install` and by the pytest plugin. Tests: tests/compat/test_finder.py.
+system), by `toprope.compat.install` and by the pytest plugin. Methods of finders are those of importlib; the variables
+are set by `cli.launch.child_process`. The order in `install_for_run` matters: redefining torch.cuda comes last. Tests:
+tests/compat/test_finder.py, tests/compat/test_pytest_plugin.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Errors for names and modules that a facade does not have: they say whether the real package has them.
 
 Each facade module ends with `__getattr__ = missing_from(__name__)`. The vendors' names are data:
-support/vendor_names.toml, support/npu_operators.toml and torch_npu/names.toml, which scripts write.
-tests/compat/test_vendor_names.py compares them with the facades. cli/reports/failure.py shows the same answer for a
-program that ended with such an error.
+support/vendor_names.toml, support/npu_operators.toml and torch_npu/names.toml, which scripts write. The kinds of errors
+are Python's: AttributeError, so that hasattr works, and ImportError where the bytecode of the caller is `from ...
+import`. The sentences are free. cli/reports/failure.py shows the same answer for a program that ended with such an
+error. Tests: tests/compat/test_vendor_names.py, tests/compat/test_torch_npu_facade.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Enable the memory mode that ENABLE_VIRTUAL_BLACKWELL and VB_MODE ask for, once a process of a run has imported torch.
 
 toprope.compat.finder calls it at the start of every Python process of a run, so it imports no more than it must. The
-mode itself is apt_model/optimization/vb_global.py. Tests: tests/compat/test_apt_vb_global.py.
+two variables are apt_model's; the mode itself is apt_model/optimization/vb_global.py. Tests:
+tests/compat/test_apt_vb_global.py.
 """
 
 from __future__ import annotations

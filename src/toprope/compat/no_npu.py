@@ -2,8 +2,8 @@
 
 Questions have an answer (no card, not initialised, nothing in memory), seeds and caches have nothing to do, and any
 function that needs a card raises RuntimeError. toprope.compat.torch_import and the torch_npu facade call `install`,
-which makes this file `torch.npu`. With a card, `toprope.sim.npu` is in its place and must have these names too. Tests:
-tests/compat/test_finder.py.
+which makes this file `torch.npu`. With a card, `toprope.sim.npu` is in its place and must have these names too; answers
+are torch_npu's, the text of the error is free. Tests: tests/compat/test_finder.py, tests/device/test_device_absent.py.
 """
 
 from __future__ import annotations

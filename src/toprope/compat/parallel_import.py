@@ -2,7 +2,8 @@
 
 torch's own scatter, gather and broadcast are CUDA's; torch_npu brings its own. The functions are in data_parallel.py;
 toprope.compat.finder installs the hook at the start of every Python process of a run, so it imports no more than it
-must. Tests: tests/sim/simulated/test_data_parallel.py.
+must. The modules and names in them are torch's, and `uninstall` gives torch its functions back. Tests:
+tests/sim/simulated/test_data_parallel.py, tests/compat/test_data_parallel.py in a run.
 """
 
 from __future__ import annotations

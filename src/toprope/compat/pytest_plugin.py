@@ -1,7 +1,8 @@
 """Pytest plugin: `pytest --npu 910B3x2` runs tests on simulated cards, with torch_npu importable.
 
 The entry point `pytest11` loads it into every pytest where toprope is installed. Without --npu it does nothing until a
-test asks for the fixture `npu`: no torch is imported and nothing is changed. Users' page: docs/pytest.md; tests:
+test asks for the fixture `npu`: no torch is imported and nothing is changed. Names of hooks are pytest's; --npu, the
+fixture and the attributes of `Npu` are an interface for users (docs/pytest.md). Tests:
 tests/compat/test_pytest_plugin.py.
 """
 

@@ -1,6 +1,7 @@
 """Remarks on a program for the report of its `toprope run`: one file each in the run's folder.
 
-Facades call `note` in the program's processes; cli/run.py calls `read` at the end of the run. Tests:
+Facades call `note` in the program's processes; cli/run.py calls `read` at the end of the run. A remark is translated
+where it is read, so it travels as `messages.pack` makes it; a program must not fail for a remark. Tests:
 tests/compat/test_run_remarks.py.
 """
 

@@ -1,6 +1,8 @@
 """Import hook for torch in a process of a run: it adds the simulated card, or a torch.npu that says there is none.
 
-toprope.compat.finder installs it. The card is made by `toprope.sim`, the module without a card is no_npu.py. Tests:
+toprope.compat.finder installs it. The card is made by `toprope.sim`, the module without a card is no_npu.py. The
+switches, and loading the entry points `torch.backends` with torch's own error, repeat the end of torch's `__init__`,
+which has to be followed; the variable that is set meanwhile must be as before for children. Tests:
 tests/compat/test_finder.py.
 """
 

@@ -2,7 +2,8 @@
 
 For users, and for `toprope cores`. Only the public names are here. `record` reads a schedule into a `Program`
 (`model`), `check` decides if it can deadlock (`proof`), `planning` finds limits, `simulation` runs it on a virtual
-clock. Nothing here needs torch or a card. docs/cores.md describes it, docs/core_proof.md proves it.
+clock. Nothing here needs torch or a card. docs/cores.md describes it, docs/core_proof.md proves it. Tests:
+tests/cores/test_cores_check.py, tests/cores/test_cores_examples.py.
 """
 
 from toprope.cores.check import Fix, Result, Verdict, check

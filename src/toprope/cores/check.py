@@ -3,8 +3,9 @@
 For `toprope cores check`, the report of `toprope run`, and the plans of `cores.planning`. The tests are tried in the
 order of their cost: circular waits; the sums S1, S2 and, for D1 and D2, S3 (`proof.bounds`); the exact test in
 plain Python (`proof.exact`); the exact test by CP-SAT if the extra `plan` is installed. Nothing is guessed: if none of
-them decides in the time given, the verdict is unknown. Held by tests/cores/test_cores_check.py and, against exhaustive
-search, test_cores_exact.py.
+them decides in the time given, the verdict is unknown. What each test may claim is fixed by docs/core_proof.md; their
+order, and the seconds at the top, are free choices. Times are of the thread's CPU, so that a busy machine changes no
+verdict. Tests: tests/cores/test_cores_check.py; tests/cores/test_cores_exact.py, against exhaustive search.
 """
 
 from __future__ import annotations

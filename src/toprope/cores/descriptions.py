@@ -1,7 +1,7 @@
 """A moment of a program in words: how much each operator holds, and what it waits for; pure.
 
-For the output of `toprope cores` (`cli.output`) and the pictures of a run: both say the same in the same words.
-Tests: tests/cores/test_cores_findings.py.
+For the output of `toprope cores` (`cli.output`) and the pictures of a run: both say the same in the same words, which
+are free choices. Tests: tests/cli/test_cli_cores.py, tests/cores/test_cores_timeline.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Meaning of codes and lines of a log for core limits: its cause, and what to do; pure.
 
-For `toprope cores explain`. The data is diagnosis.toml, each entry with its sources: a new symptom is added there
-alone. Tests: tests/cli/test_cli_cores.py.
+For `toprope cores explain`. The data is diagnosis.toml, each entry with its sources: codes and lines are the vendor's,
+and a new symptom is added there alone. Tests: tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Faults of a program other than a lack of cores, such as collectives that two cards run in different order; pure.
 
-`check` adds them to its result; the commands print them. A new check is a function and a row of `RULES`, a case in
-tests/cores/test_cores_findings.py and a line in docs/cores.md.
+`check` adds them to its result; the commands print them. What is a fault is fixed by the vendor's rules for collectives
+and core limits, which docs/cores.md lists; a rule's name is an interface for programs. A new check is a function and a
+row of `RULES`, a case in tests/cores/test_cores_findings.py and a line in docs/cores.md. Tests:
+tests/cores/test_cores_findings.py, tests/cores/test_cores_record.py (cores that a record does not say).
 """
 
 from __future__ import annotations

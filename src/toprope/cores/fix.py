@@ -1,6 +1,7 @@
 """Fix for a deadlock: the largest limit of one operator that makes the program safe; pure.
 
-`check` calls it with its own tests as the judge of a limit. Limits for whole streams are `cores.planning`. Tests:
+`check` calls it with its own tests as the judge of a limit, and a deadline; what is not proven in time is no fix. Which
+operators are tried first is a free choice. Limits for whole streams are `cores.planning`. Tests:
 tests/cores/test_cores_check.py.
 """
 

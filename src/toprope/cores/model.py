@@ -8,7 +8,8 @@ finished. What it must hold *at the same time* to finish is what matters for dea
 - any other operator is elastic: its blocks may run one after the other, so one core to run them on is enough.
 
 A member of a collective finishes only together with the members on the other cards. The proofs (docs/core_proof.md)
-rest on these rules. Tests: tests/cores/test_cores_findings.py.
+rest on these rules: none of them changes alone. The classes are public API. Tests: tests/cores/test_cores_record.py
+(what a program may not be), tests/cores/test_cores_findings.py, tests/cores/test_cores_check.py.
 """
 
 from __future__ import annotations

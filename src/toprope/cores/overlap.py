@@ -2,7 +2,8 @@
 
 Only for `findings`: proofs have their own, faster ways (`proof.antichain`). An operator begins, and may hold cores,
 before its peers on other cards do; all members of a collective finish together. So an operator must wait for what has
-*finished* before it may begin. Tests: tests/cores/test_cores_findings.py.
+*finished* before it may begin: the rule of `cores.order`, whose graph it walks. Tests:
+tests/cores/test_cores_findings.py.
 """
 
 from __future__ import annotations

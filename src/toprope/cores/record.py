@@ -1,8 +1,9 @@
 """Reads schedules from files of every kind that `cores.formats` knows, and writes them as JSON.
 
 For `toprope cores` and the report of `toprope run`. The kind is found by the content of a file, not by its name;
-docs/cores.md lists them. A new format is a module of `cores.formats` and a branch of `read`. Tests:
-tests/cores/test_cores_record_csv.py, tests/cores/test_cores_record.py.
+docs/cores.md lists them. Names in folders (`kernel_details.csv`, `op_summary*.csv`) are those of the vendor's profiler.
+A new format is a module of `cores.formats` and a branch of `read`. Tests: tests/cores/test_cores_record.py,
+tests/cores/test_cores_record_csv.py; for folders and several files tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations

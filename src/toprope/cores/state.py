@@ -1,7 +1,8 @@
 """A moment of a program: what has finished, who holds which cores, and why nothing can go on; pure.
 
 Witnesses of deadlocks are `State`s: proofs and runs make them, the commands and pictures show them. When a moment is
-stuck is defined here once (`is_stuck`). Tests: tests/cores/test_cores_state.py.
+stuck is defined here once (`is_stuck`), as docs/core_proof.md has it: proofs, runs and tests all go by it. Tests:
+tests/cores/test_cores_state.py, tests/cores/test_cores_exact.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
     model.to(card.torch_device, card.best_dtype())
     weights = device.load("model.safetensors", card)
 
-Importing it imports no torch; the first call does.
+Importing it imports no torch; the first call does. Only the public names are here. Tests:
+tests/base/test_import.py, tests/device/test_device_select.py.
 """
 
 # For maintainers: the names of `__all__` are public: docs/device.md, docs/api. How they find a device: `select`,

@@ -1,10 +1,12 @@
 """Devices with memory of their own, by torch.accelerator: what NPU, CUDA, XPU and other kinds have in common.
 
 torch.accelerator (https://docs.pytorch.org/docs/stable/accelerator.html) serves one kind in a process. Another one,
-such as CUDA next to a simulated NPU, is asked through its own module, whose functions have the same names.
+such as CUDA next to a simulated NPU, is asked through its own module, whose functions have the same names: torch fixes
+both. A question must not make the process use a card that it has not used yet (`is_initialized`).
 
 The base class of `npu` and `cuda`, and the class of kinds without a file here (`kinds`). Its methods are those of
-`base.Device`. Tests: tests/device/cuda/test_cuda_device.py, tests/device/test_device_accelerator.py.
+`base.Device`. Tests: tests/device/test_device_accelerator.py, tests/sim/simulated/test_device.py; on a GPU,
+tests/device/cuda/test_cuda_device.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Calls of `toprope.device` that take a device by name: load a file, seed all, best dtype, why not.
 
-Public through `toprope.device`; each calls `select` for the device, and then its method of the same name. Tests:
-tests/device/test_device_cpu.py, tests/device/test_device_boundary.py.
+Public through `toprope.device` (docs/device.md): names, arguments and the errors that each docstring lists stay. Each
+calls `select` for the device, and then its method of the same name; nothing else belongs here. Tests:
+tests/device/test_device_cpu.py, tests/device/test_device_weights.py.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ A new kind of device is one file with a subclass of `Device` and an entry point 
     [project.entry-points."toprope.backends"]
     mine = "my_package.my_file:MyDevice"
 
-The name of the entry point is the kind: the part before the colon in "mine:0".
-
-A method that is added to `Device` needs an implementation in `accelerator` and `cpu`, or one here that all kinds can
-use; tests/device/test_device_backends.py has a kind of its own.
+The name of the entry point is the kind: the part before the colon in "mine:0". Other packages have such subclasses
+(docs/adding.md): an abstract method that is added breaks them. A method that is added to `Device` has an implementation
+here that all kinds can use, or it is new in `accelerator` and `cpu` too. Tests: tests/device/test_device_backends.py,
+which has a kind of its own, and tests/device/test_device_cpu.py.
 """
 
 from __future__ import annotations

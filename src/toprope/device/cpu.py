@@ -1,7 +1,7 @@
 """The CPU: the fallback of every program; its memory and stream functions never raise.
 
-Found by `kinds`; the methods are those of `base.Device`, the host's figures come from `memory.HostMemory`. Tests:
-tests/device/test_device_cpu.py, tests/device/test_device_backends.py.
+Found by `kinds`; the methods are those of `base.Device`, the host's figures come from `memory.HostMemory`. Streams are
+torch.cpu's stand-ins, and everything is done when a call returns. Tests: tests/device/test_device_cpu.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """GPUs through `torch.cuda`: NVIDIA's, and AMD's where torch is built for them.
 
 Found by `kinds`; most of it is in `accelerator`. It has not run on a GPU in CI: tests/device/test_device_cuda.py
-compares its calls with the signatures of torch.cuda.
+compares its calls with the signatures of torch.cuda, and tests/device/cuda/test_cuda_device.py runs by hand where there
+is a GPU. A call that is added must be in torch.cuda, for CUDA and for ROCm.
 """
 
 from __future__ import annotations

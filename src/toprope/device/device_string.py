@@ -1,7 +1,7 @@
 """Parsing of device arguments: "npu", "npu:1", a number, a torch.device, a `Device`.
 
-Called by `select` for every argument and setting that names a device, and by `portable`. Tests:
-tests/device/test_device_select.py.
+Called by `select` for every argument and setting that names a device, and by `portable`. The spellings are public
+(docs/device.md): more may be taken, none may get another meaning. Tests: tests/device/test_device_select.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Kinds of device: toprope's own, those of the entry points `toprope.backends`, other accelerators.
 
 Called by `select`, by `device` itself, by compat.apt_model and by doctor's child process. A kind of toprope's own is
-a row of `_OWN`; others come by entry points (docs/adding.md). tests/device/test_device_backends.py holds it.
+a row of `_OWN`; others come by entry points, whose group is public (docs/adding.md). A kind that cannot be loaded must
+never end a program that does not ask for it. Tests: tests/device/test_device_backends.py,
+tests/device/test_device_accelerator.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Errors that say that memory ran out, processes that hold it, and the host's own memory.
 
 Used by `base`, `cpu` and `probing`, and by `tiers`, which needs the same answers. The texts that mean "out of memory"
-are those of torch, torch_npu and the vendor's codes; tests/device/test_device_cpu.py.
+are those of torch, torch_npu and the vendor's codes; files and their units are Linux's (/proc, cgroup 2). Tests:
+tests/device/test_device_cpu.py, tests/device/test_device_probing.py (`needs_memory`).
 """
 
 from __future__ import annotations

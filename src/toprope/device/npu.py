@@ -1,9 +1,9 @@
 """Ascend NPUs, through `torch.npu`: torch_npu's, or the same names of the simulated card.
 
-The calls are held against the published torch_npu by a static test; with torch_npu on a real card they have never run.
-
 Found by `kinds`. Most of it is in `accelerator`; here is what only torch_npu has, and why there is no card (`host`). A
-call that is added must be in the published wheel: tests/device/test_device_torch_npu.py.
+call that is added must be in the published wheel, which tests/device/test_device_torch_npu.py compares; with torch_npu
+on a real card none has ever run. A torch_npu that fails to import is tried once. Tests:
+tests/device/test_device_torch_npu.py, tests/device/test_device_absent.py, tests/sim/simulated/test_device.py.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ The functions are in `_portable_runtime.py`, the very file that `toprope port --
 the device is chosen by `toprope.device`: its settings hold, and where a device that was asked for is missing its errors
 say why. That file is imported at the first question, so that importing this one imports no torch.
 
-Called by programs that `toprope port` rewrote without `--vendor`. A name that is added to the runtime file also needs
-the rule of `toprope.port` that writes it; tests/port run both forms.
+Called by programs that `toprope port` rewrote without `--vendor`: no name may go. A name that is added to the runtime
+file also needs the rule of `toprope.port` that writes it. Tests: tests/port/test_portable.py, which runs both forms.
 """
 
 from __future__ import annotations

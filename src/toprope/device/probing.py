@@ -1,7 +1,9 @@
 """Probe of dtypes on a device: runs matmul, convolution and attention there, and checks the results.
 
 Called through `Device.probe`, `best_dtype`, `choose_dtype` and `why_not`. What counts as working is decided by the
-three trials here, on the device itself and never by a table. Tests: tests/device/test_device_probing.py.
+three trials here, on the device itself and never by a table. Their sizes are free as long as every number is whole and
+small, so that a dtype that works has it exactly. A device that is full says nothing about the dtype. Tests:
+tests/device/test_device_probing.py.
 """
 
 from __future__ import annotations

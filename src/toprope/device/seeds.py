@@ -1,6 +1,7 @@
 """Seeds and generators: which seed was used is always known, and where the numbers are drawn too.
 
-Used by all kinds of device, and public as `toprope.device.seed_all`. Tests: tests/device/test_device_cpu.py.
+Used by all kinds of device, and public as `toprope.device.seed_all`. The same seed must give the same numbers in every
+release: how it reaches Python, numpy and torch stays. Tests: tests/device/test_device_cpu.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Files of weights: mapped into memory as the CPU's, then copied to the device piece by piece.
 
-The mapped pages are given back as they are copied, so that a file larger than the host's memory can be loaded too.
+The mapped pages are given back as they are copied, so that a file larger than the host's memory can be loaded too:
+`PIECE` decides how much of the host's memory is used, and `toprope.device.load` promises at most 64 MB.
 
-Called by `Device.load` and `toprope.device.load`. The files are read by safetensors and torch.load. Tests:
-tests/device/test_device_weights.py.
+Called by `Device.load` and `toprope.device.load`. The formats are those of safetensors and torch.save, which read them;
+pickles are read with `weights_only` alone. Tests: tests/device/test_device_weights.py;
+tests/sim/simulated/test_device_weights.py for the copy to a card.
 """
 
 from __future__ import annotations

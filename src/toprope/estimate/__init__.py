@@ -4,7 +4,8 @@
 streams compute, and both wait for each other. `record` records what a model would call. `model` estimates a model
 from its configuration (`toprope estimate`), `measured` fits the rates to a card's own profiles (`toprope calibrate`,
 `toprope verify`). toprope.sim.tracing.timing estimates a run. Errors against public measurements:
-docs/estimate_errors.md. Tests: tests/estimate/test_span.py.
+docs/estimate_errors.md. Tests: tests/estimate/test_paper.py, tests/estimate/test_timeline.py,
+tests/estimate/test_calibrate.py.
 """
 
 __all__: list[str] = []

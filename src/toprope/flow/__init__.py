@@ -1,4 +1,4 @@
-"""Dataflow pipelines whose data stays on the device, with the names and the meaning of the dataflow API.
+"""Dataflow pipelines whose data stays on the device, with the names and the meaning of CANN's dataflow API.
 
 Example:
     from toprope import flow as df
@@ -14,6 +14,7 @@ Example:
     (result,), code = graph.fetch()
     df.finalize()
 
+The names are those of CANN's Python package `dataflow`, which is "the reference" in this package and in docs/flow.md.
 Tests: tests/base/test_import.py.
 """
 

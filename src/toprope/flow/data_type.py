@@ -1,7 +1,7 @@
 """The dtypes of the dataflow API (`DT_FLOAT`, ...), and descriptions of tensors; pure.
 
-Public names and numbers are the reference's; all of `toprope.flow` reads them. Imports neither numpy nor torch.
-Tests: tests/flow/test_serve_app.py, tests/flow/test_flow_tensor.py.
+Public names and numbers are fixed by CANN's dataflow API; all of `toprope.flow` reads them. Imports neither numpy nor
+torch. Tests: tests/flow/test_flow_info.py, tests/flow/test_flow_tensor.py, tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Errors of the dataflow API, and the codes that its calls return.
 
-For users; all of `toprope.flow` raises and returns them. Names and numbers are the reference's. Building a graph
-raises; feeding and fetching return codes. If a decorator or an argument's type is refused, the error is a
-`DfException`, as the manual says, and at the same time the TypeError, ValueError or AssertionError that the reference
-raises. Tests: tests/flow/test_flow_run.py, tests/flow/test_flow_semantics.py.
+For users; all of `toprope.flow` raises and returns them. Names and numbers are fixed by CANN's dataflow API. Building a
+graph raises; feeding and fetching return codes. If a decorator or an argument's type is refused, the error is a
+`DfException`, as CANN's manual says, and at the same time the TypeError, ValueError or AssertionError that its package
+raises. Tests: tests/flow/test_flow_run.py, tests/flow/test_flow_semantics.py, tests/flow/test_serve_graph.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """All names of the dataflow API.
 
-`toprope.flow` and the facade `dataflow` export exactly this list.
+`toprope.flow` and the facade `dataflow` export exactly this list. Most names are CANN's (its package `dataflow`);
+`FlowResult`, `local` and the subclasses of `DfException` are toprope's own. A name that is left out breaks users'
+programs. Tests: tests/flow/test_flow_func.py.
 """
 
 from toprope.flow import data_type, utils

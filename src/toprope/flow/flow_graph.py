@@ -1,8 +1,9 @@
 """`FlowGraph`: the user's class of a graph, which is fed and fetched from.
 
-Public API with the reference's names, codes and quirks, and toprope's own calls (`submit`, `stream`, `results`, ...);
-the HTTP service and `toprope serve` call it, too. What runs is `executor.runner`; conversion of values is
-`flow.convert`. Tests: tests/flow/test_flow_semantics.py.
+Public API with the names, codes and quirks of CANN's dataflow API, and toprope's own calls (`submit`, `stream`,
+`results`, ...); the HTTP service and `toprope serve` call it, too. docs/flow.md lists where it differs. What runs is
+`executor.runner`; conversion of values is `flow.convert`. Tests: tests/flow/test_flow_semantics.py,
+tests/flow/test_flow_graph.py, tests/flow/test_serve_graph.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`FlowInfo`, the metadata of a message: times, flags, a transaction number, and 64 bytes of the user; pure.
 
 For users, who pass it to `feed` and get it from `fetch`. Inside, it is a `Head` (`stage.spec`): `convert` maps the
-two. Tests: tests/flow/test_flow_info.py.
+two. Names, flags and the 64 bytes are fixed by CANN's dataflow API. Tests: tests/flow/test_flow_info.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The log of functions in stages (`FlowFuncLogger`), with the reference's names and levels.
+"""The log of functions in stages (`FlowFuncLogger`), with the names and levels of CANN's `dataflow.flow_func`.
 
-For functions of the UDF interface. Log lines of `toprope.flow` itself go to `flow.session.logger`. Tests:
-tests/flow/test_flow_info.py.
+For functions of the UDF interface. Log lines of `toprope.flow` itself go to `flow.session.logger`. A line that cannot
+be formatted must not fail the input; the form of a line is free. Tests: tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

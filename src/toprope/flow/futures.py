@@ -1,7 +1,9 @@
 """Futures and streams of a graph's results: a thread fetches, and delivers each result to its input's receiver.
 
-`FlowGraph.submit` and `stream`, and with them the HTTP service, are built on it; it calls the runner. A receiver that
-has given up must never stop the others: tests/flow/test_flow_run.py and test_serve_graph.py.
+`FlowGraph.submit` and `stream`, and with them the HTTP service, are built on it; it calls the runner. Not in CANN's
+dataflow API. A receiver that has given up must never stop the others: the user's code (callbacks, deserializers) runs
+outside of the lock, and what it raises is caught. Tests: tests/flow/test_serve_graph.py,
+tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

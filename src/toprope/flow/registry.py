@@ -1,8 +1,8 @@
 """Registry of message types: serialization of values, and their reconstruction.
 
 Users register classes (`msg_type_register`); `convert`, stages and the UDF interface make messages of values by
-`wrap` and values of messages by `unwrap`. The numbers of types are the reference's (`stage.spec`). Tests:
-tests/flow/test_flow_tensor.py.
+`wrap` and values of messages by `unwrap`. The methods and the numbers of types are fixed by CANN's dataflow API
+(`stage.spec`). Tests: tests/flow/test_flow_tensor.py, tests/flow/test_flow_assertions.py.
 """
 
 from __future__ import annotations

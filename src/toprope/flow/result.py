@@ -1,7 +1,7 @@
 """`FlowResult`: values, flow info, code and error of a result.
 
-For users, of `FlowGraph.fetch_result`; futures and streams get their results in it. Not in the reference. Tests:
-tests/flow/test_serve_graph.py.
+For users, of `FlowGraph.fetch_result`; futures and streams get their results in it. CANN has no such class: its
+attributes are what docs/flow.md promises. Tests: tests/flow/test_serve_graph.py.
 """
 
 from __future__ import annotations

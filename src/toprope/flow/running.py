@@ -1,7 +1,8 @@
 """Location of the calling stage: its card, its instance number, and the number of instances.
 
-For users, in functions of a stage (`get_running_device_id`, ...). The stage's process sets it for its threads. Tests:
-tests/flow/test_flow_func.py.
+For users, in functions of a stage (`get_running_device_id`, ..., CANN's names). The stage's process sets it for its
+threads; threads of the user's own see the process's last stage. Tests: tests/flow/test_flow_func.py,
+tests/flow/test_flow_threads.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Start and end of the dataflow API, and its options.
 
-`init` and `finalize`, for users; graphs read the options and register to be closed. Option names are the reference's.
-`toprope.strict` turns on quirks of the reference that toprope leaves out otherwise. Tests:
-tests/flow/test_flow_run.py.
+`init` and `finalize`, for users; graphs read the options and register to be closed. Option names and the levels of the
+log are CANN's. `toprope.strict` turns on quirks of CANN's API that toprope leaves out otherwise. Tests:
+tests/flow/test_flow_graph.py, tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tensors of the dataflow API on the host: an array with a description.
 
-For users (`Tensor`, `alloc_tensor`); stages and the service use it for tensors that are not torch's. Tests:
+For users (`Tensor`, `alloc_tensor`); stages and the service use it for tensors that are not torch's. Methods, refusals
+and alignments are those of CANN's dataflow API. `Tensor.over` is toprope's own and copies nothing. Tests:
 tests/flow/test_flow_tensor.py, tests/flow/test_serve_app.py.
 """
 

@@ -1,6 +1,7 @@
 """Helper of the dataflow API: writes a template of a deploy file.
 
-For users, under the reference's name; the format is in `graph.deploy_file`. Tests: tests/flow/test_flow_graph.py.
+For users, under CANN's name (`dataflow.utils`); the format is in `graph.deploy_file`. Tests:
+tests/flow/test_flow_graph.py.
 """
 
 from __future__ import annotations

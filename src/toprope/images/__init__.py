@@ -6,7 +6,8 @@
         result = engine.edit(EditRequest("cat.png", "make it snow", seed=3))
     result.pictures[0].save("snow.png")
 
-Importing it imports no torch, diffusers or Pillow; the first use does. Tests: tests/base/test_import.py.
+Importing it imports no torch, diffusers or Pillow; the first use does. Tests: tests/project/test_without_torch.py,
+tests/images/test_images_request.py.
 """
 
 # For maintainers: called by `toprope edit`, `toprope ui` and users' programs. The names of `__all__` are public:

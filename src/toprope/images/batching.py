@@ -1,7 +1,8 @@
 """Group pictures of the same size with the same knobs into batches. Pure, no torch.
 
 Called by `images.engine` between `images.resolve`, which makes a `ResolvedRequest`, and the pipeline. Everything that
-must be the same for all pictures of a batch belongs in `Row.kind`; tests/images/test_images_request.py.
+must be the same for all pictures of a batch belongs in `Row.kind`. Fixed: a picture's seed is the request's seed plus
+its number, or a recorded edit cannot be repeated. Tests: tests/images/test_images_request.py.
 """
 
 from __future__ import annotations

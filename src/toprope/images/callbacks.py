@@ -2,7 +2,8 @@
 
 `images.engine` makes both objects; families call `StepCallback` after each step, `images.resolve` and
 `images.pipeline_manager` report through `Notices`. A new text of a notice needs its translation in
-`images.web.messages`. Tests: tests/images/test_images_memory.py.
+`images.web.messages`. Steps of several batches are counted together, also after a batch is repeated or halved. Tests:
+tests/images/test_images_engine.py, tests/images/test_images_memory.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Made with `Engine.open` by `toprope edit` (`cli.editing.execution`), the page (`images.web.worker`), a process for
 each card (`images.runs.cards`) and users' programs. It has the order of the work only. The parts do it: `families` (a
 file for each kind of model), `pipeline_manager` and `memory` (where the parts of the pipeline lie), `lora`,
-`refining` (of instructions), `execution` (attention, host operators, checks of the result). Its errors and notices
-are also shown on the page: a new text needs its translation in `images.web.messages`. Tests:
+`refining` (of instructions), `execution` (attention, host operators, checks of the result). Public methods are in
+docs/images.md; work holds the lock, while `describe` may be called meanwhile. Its errors and notices are also shown on
+the page: a new text needs its translation in `images.web.messages`. Tests:
 tests/images/simulated/test_images_engine.py, tests/images/test_images_engine.py.
 """
 

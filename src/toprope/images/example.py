@@ -1,7 +1,7 @@
 """A picture to edit where none is at hand: a house on a hill, drawn here.
 
-Used by the page's button, `toprope images` and doctor's tiny edit. Nothing depends on what it shows. Tests:
-tests/images/test_images_cli.py.
+Used by the page's button, `toprope images` and doctor's tiny edit. Nothing depends on what it shows: all of it is free
+to change. Tests: tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

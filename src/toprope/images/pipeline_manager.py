@@ -4,7 +4,9 @@ When memory runs out, the pipeline goes down one rung of the memory ladder. When
 finite, or a black picture, it is loaded again in a safer dtype.
 
 Made by `images.engine`, which calls `recover` after each error. The rungs are in `images.memory`, the dtypes in
-`images.execution.dtypes`; tests/images/test_images_memory.py holds the order of both.
+`images.execution.dtypes`. Nothing may keep an error's traceback, whose frames hold the tensors for which there was no
+room. Tests: tests/images/test_images_engine.py, tests/images/test_images_memory.py,
+tests/images/test_images_lora.py.
 """
 
 from __future__ import annotations

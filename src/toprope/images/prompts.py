@@ -1,7 +1,7 @@
 """Cache of encoded texts, so that a batch with one instruction encodes it once.
 
 Used by `images.engine`. Whatever changes what a text encoder computes must be a part of the key, or clear the cache.
-Tests: tests/images/test_images_engine.py.
+The number of prompts that are kept is free. Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

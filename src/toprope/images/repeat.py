@@ -1,6 +1,7 @@
 """Comparison of a record with the engine that repeats it: the model's files, the device, versions.
 
-`Engine.differences` calls it for `toprope edit --repeat`. The record is made in `images.results`. Tests:
+`Engine.differences` calls it for `toprope edit --repeat`. The record is made in `images.results`; those of earlier
+versions lack some of its parts. The sentences are free. Tests: tests/images/test_images_masks.py,
 tests/images/test_images_cli.py.
 """
 

@@ -2,9 +2,10 @@
 
 A knob that is None is left to the model's family. `validate` finds invalid values before anything is loaded.
 
-Made by the command line, a jobs.jsonl, the page and the HTTP API; read by the engine and the families. A new knob
-also needs an option of `toprope edit`, a field in `images.web.form` and `images.web.api`, and its texts in
-`images.web.texts`. Tests: tests/images/test_images_request.py, tests/images/test_images_api.py.
+Made by the command line, a jobs.jsonl, the page and the HTTP API; read by the engine and the families. The names of
+fields and values are in users' files and in records: some may be added, none renamed. A new knob also needs an option
+of `toprope edit`, a field in `images.web.form` and `images.web.api`, and its texts in `images.web.texts`. Tests:
+tests/images/test_images_request.py, tests/images/test_images_api.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Choose all values that a request leaves open: the family's defaults, the picture, its frame, seed, instruction.
 
-Called by `images.engine` once for each request of a call; what it chose is in the record. Tests:
-tests/images/test_images_engine.py.
+Called by `images.engine` once for each request of a call; what it chose is in the record. All that can be refused is
+refused before the refiner is asked, which takes seconds. A notice needs its translation in `images.web.messages`.
+Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

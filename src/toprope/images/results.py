@@ -2,7 +2,7 @@
 
 Made by `images.engine`, written by `images.runs.output`, read again by `images.repeat`, `toprope edit --repeat` and
 the page. They read records of earlier versions too, so names in it are added and never changed. Tests:
-tests/images/test_images_hidream.py.
+tests/images/test_images_cli.py, tests/images/test_images_hidream.py, tests/images/test_images_loading.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 A sampler keeps the noise schedule of the model's own configuration; it decides how a step goes from one noise level to
 the next. Distilled LoRAs (LCM, Lightning) need another one than the model's.
 
-`images.engine` wraps each edit in `used`. The names are `request.SAMPLERS`; one more needs its class of diffusers in
-the table below. Families name those that they take. Tests: tests/images/test_images_samplers.py.
+`images.engine` wraps each edit in `used`. The names are `request.SAMPLERS`, which users know; the classes and options
+are diffusers'. One more needs a row in the table below. Families name those that they take. Tests:
+tests/images/test_images_samplers.py.
 """
 
 from __future__ import annotations

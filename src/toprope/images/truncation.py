@@ -1,6 +1,7 @@
 """Report the parts of texts that are too long for a text encoder, instead of cutting them silently.
 
-Called by `images.resolve`; each family names its tokenizers in `Family.readers`. Tests:
+Called by `images.resolve`; each family names its tokenizers in `Family.readers`. How a text is cut is decided by
+transformers' tokenizers. The sentence needs its translation in `images.web.messages`. Tests:
 tests/images/test_images_samplers.py.
 """
 

@@ -29,6 +29,7 @@ from toprope.port.conditions.across import (
 from toprope.port.engine import MOST_BYTES, port
 from toprope.port.file import RUNTIME
 from toprope.port.files import FileKind, kind_of, port_text
+from toprope.port.files.alike import Alike
 from toprope.port.finding import Finding, Ported
 from toprope.port.notebook import MOST_NOTEBOOK_BYTES, port_notebook, program_of
 from toprope.port.project.context import Context, Target
@@ -278,19 +279,19 @@ def port_files(
     done = {} if modules else looked.unchanged(elsewhere)
     one = partial(_one, choice=choice, modules=modules, project=project, context=context, elsewhere=elsewhere)
     del programs, looked
-    said: set[str] = set()
+    said, alike = set[str](), Alike(files)
     rest = [path for path in files if path not in done]
     if jobs <= 1 or len(rest) < 2 * jobs:
         ported: Iterator[Ported] = map(one, rest)
         for number, path in enumerate(files, 1):
-            yield _once(done.pop(path) if path in done else next(ported), said)
+            yield alike.fold(_once(done.pop(path) if path in done else next(ported), said))
             if progress is not None:
                 progress(number)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         ported = pool.map(one, rest, chunksize=8)
         for number, path in enumerate(files, 1):
-            yield _once(done.pop(path) if path in done else next(ported), said)
+            yield alike.fold(_once(done.pop(path) if path in done else next(ported), said))
             if progress is not None:
                 progress(number)
 

@@ -1,7 +1,9 @@
 """Kernels that need all of their blocks at once, by the profiler's names; pure, from all_blocks.toml.
 
 toprope.cores asks it when it reads a graph, a profile or a schedule: such kernels can deadlock under core limits. For a
-kernel without a row the answer is None, and the checker assumes the worst. Tests: tests/cores/test_cores_findings.py.
+kernel without a row the answer is None, and the checker assumes the worst: keep it so, or proofs of safety are wrong.
+Names are the vendor's; a new kernel is a row of the table. Tests: tests/cores/test_cores_record_csv.py,
+tests/cores/test_cores_record.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Operators of torch_npu: their schemas, which of them have a gradient, and the vendor's pages about them.
 
-Read from npu_operators.toml, which scripts/npu_operators.py writes from the published wheel and op-plugin. The
-torch_npu facade registers its operators by it (compat/torch_npu/operators/registry.py); compat/missing.py answers by
-it. Tests: tests/compat/test_vendor_names.py.
+Read from npu_operators.toml, which scripts/npu_operators.py writes from the published wheel and op-plugin: a new field
+is added there, and in `NpuOperators`. The torch_npu facade registers its operators by it
+(compat/torch_npu/operators/registry.py); compat/missing.py answers by it. Tests: tests/compat/test_vendor_names.py,
+tests/compat/test_torch_npu_facade.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Advice on operators that leave the card or are slow on it; pure, from operator_advice.toml.
 
-The run report (sim/metrics/totals.py) and the port's report (port/rules/operators.py) show it. Tests:
-tests/port/test_port_operators.py.
+The run report (sim/metrics/totals.py) and the port's report (port/rules/operators.py) show it. A new operator is a row
+of the table, with its source. Tests: tests/port/test_port_operators.py; operators that are slow in
+tests/cli/test_report.py.
 """
 
 from __future__ import annotations

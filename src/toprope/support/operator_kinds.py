@@ -1,7 +1,8 @@
 """Cores that operators run on, and the blocks that a core limit leaves them; pure, from operator_kinds.toml.
 
-For traces (sim/tracing/records.py), launches, core checks and reports. Tests: tests/support/test_operator_kinds.py;
-users' page: docs/limits.md.
+For traces (sim/tracing/records.py), launches, core checks and reports. The kinds and their names are the profiler's;
+the rule from a limit to blocks (`OperatorKind.blocks`) is the one that docs/limits.md documents for users. A new
+operator is a row of the table. Tests: tests/support/test_operator_kinds.py.
 """
 
 from __future__ import annotations

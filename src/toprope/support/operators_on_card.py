@@ -3,8 +3,8 @@
 The simulated card runs the others on the host (sim/installation/host_operators.py); the port's report and cli show
 them. A release is a branch of Ascend/pytorch, or a published wheel; scripts/operator_support writes the file. An
 operator that no stored source mentions is *unknown*, never "on the card". Nothing here imports torch, and the file is
-read when it is first asked. Tests: tests/support/test_operators_on_card.py, and test_fallback_warnings.py against
-warnings of real cards.
+read when it is first asked. Tests: tests/support/test_operators_on_card.py; test_fallback_warnings.py against warnings
+of real cards; for the report of a run tests/cli/test_report.py.
 """
 
 from __future__ import annotations

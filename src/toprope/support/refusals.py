@@ -1,8 +1,9 @@
 """Dtypes that a chip's kernels refuse, by operator, with the vendor's error text; pure, from refusals.toml.
 
 The simulated card raises the same error (sim/installation/documents.py gives the table to C++); port and cli report by
-it. Every row has a public source; a pair without a row runs, and counts as assumed. Nothing here imports torch, and the
-file is read when it is first asked. Tests: tests/support/test_refusals.py; page: docs/refusals.md (`refusals_page`).
+it. Every row has a public source; a pair without a row runs, and counts as assumed. The texts are the vendor's, to the
+letter. Nothing here imports torch, and the file is read when it is first asked. Tests: tests/support/test_refusals.py;
+page: docs/refusals.md (`refusals_page`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The refusals as Markdown: `python -m toprope.support.refusals_page docs/refusals.md` renews the page.
 
+Run it after each change of refusals.toml. Columns and words are free; the two marks are those of the page.
 tests/support/test_refusals.py fails if the page does not agree with refusals.toml.
 """
 

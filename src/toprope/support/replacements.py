@@ -1,7 +1,9 @@
 """Replacements on Ascend NPUs for packages and kernels that are written for CUDA; pure, from replacements.toml.
 
-The port's rules and its report ask it (port/rules/kernels.py, extensions.py, attention.py). Tests:
-tests/port/test_port_sources.py.
+The port's rules and its report ask it (port/rules/kernels.py, extensions.py, attention.py, port/files/sources.py).
+Kernels are found by words in their names: a word that is too short finds kernels of others, and a longer word of
+another row has precedence. A new replacement is a row, with its source. Tests: tests/port/test_port_sources.py (the
+table), tests/port/test_port_unseen_second.py (names of kernels).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Operators that torch's functions, methods and layers call; pure, from torch_operators.toml.
 
 port/rules/operators.py asks it to tell which calls of a program leave the card. scripts/torch_operators.py records the
-table from torch itself. A name that is not in it is unknown, never "supported". Tests:
-tests/port/test_port_operators.py.
+table from torch itself, for one release of torch: run it again for a new one. A name that is not in it is unknown,
+never "supported". Tests: tests/port/test_port_operators.py.
 """
 
 from __future__ import annotations

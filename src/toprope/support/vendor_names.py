@@ -1,7 +1,8 @@
 """Names that the vendors' packages export, and the nearest one to a misspelled name; from vendor_names.toml.
 
-For error messages of names that are missing in a facade or in torch.npu. scripts/vendor_names.py writes the table.
-Tests: tests/compat/test_vendor_names.py.
+For error messages of names that are missing in a facade or in torch.npu, with the source of the list.
+scripts/vendor_names.py writes the table from the vendors' repositories; nothing is added by hand. Tests:
+tests/compat/test_vendor_names.py, tests/sim/simulated/test_npu_names.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
     stack.put("activations", tensor)   # level 0; tensors without room there go to the host, then to a file
     stack.access("activations")        # on the card again
 
-`toprope.tiers.plan` needs no torch, and importing this imports none. Tests: tests/base/test_import.py.
+`toprope.tiers.plan` needs no torch, and importing this imports none. Only the public names are here. Tests:
+tests/base/test_import.py, tests/project/test_without_torch.py.
 """
 
 from importlib import import_module

@@ -9,8 +9,8 @@ Example:
     pages.QuantisedLinear.from_linear(layer)        # a layer that does this
     pages.measure().speedup                         # speed relative to torch's bf16 product on this machine
 
-Only the public names are here; the code is in `tiers.quant`. Tests: tests/tiers/test_pages_formats.py,
-tests/tiers/simulated/test_tiers_threads.py.
+Only the public names are here, which stay; the code is in `tiers.quant`. Tests: tests/tiers/test_pages_formats.py,
+tests/tiers/test_pages_kernels.py.
 """
 
 import warnings

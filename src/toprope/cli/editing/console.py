@@ -1,7 +1,8 @@
 """Output of `toprope edit`: progress, results and failures, for people or as JSON.
 
-The `Listener` of a run (`images.runs.running`), made by `cli.edit`; `cli.ui` uses `failure_text` and `details`. The
-JSON lines are an interface for programs: tests/images/test_images_cli.py.
+The `Listener` of a run (`images.runs.running`), made by `cli.edit`; `cli.ui` uses `failure_text` and `details`. Results
+go to stdout, everything else to stderr. The JSON lines of `_as_dict` are an interface for programs; texts are free.
+Tests: tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

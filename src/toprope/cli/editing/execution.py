@@ -1,7 +1,8 @@
-"""The work of `toprope edit`: on a device of this process, or on several cards.
+"""The work of `toprope edit` on a device of this process: one engine is opened, and the jobs are run with it.
 
-Called by `cli.edit`. One engine is opened here; several cards are the work of `images.runs.cards`. Tests:
-tests/images/test_images_cli.py.
+Called by `cli.edit`; several cards are the work of `images.runs.cards`. From `stop_at_safe_points` on a signal stops
+between steps; before, while the model loads, it ends at once. Tests: tests/images/test_images_cli.py,
+tests/images/test_images_masks.py (a record repeated).
 """
 
 from __future__ import annotations

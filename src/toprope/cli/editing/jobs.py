@@ -1,7 +1,8 @@
 """Jobs of `toprope edit` from its arguments: pictures, folders and patterns, a jobs.jsonl, or a record to repeat.
 
-Called by `cli.edit`. What a job is, and which are done, is decided in `images.runs.jobs`. Tests:
-tests/images/test_images_cli.py.
+Called by `cli.edit`. What a job is, and which are done, is decided in `images.runs.jobs`; the records that are read
+here were written by `images.runs.output`, whose keys ("source", "mask", "kept", "sha256") are a format on users' disks.
+Tests: tests/images/test_images_cli.py, tests/images/test_images_masks.py (records).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Start of a program by `toprope run`: choice of the card, build, child process.
 
-Called by `cli.run`, in this order: `select_target`, `detect`, `card_build`, `program`, `child_process`. Tests:
-tests/cli/test_card_build.py.
+Called by `cli.run`, in this order: `program` (is there one?), `select_target` with `detect`, `card_build`,
+`child_process`. Tests: tests/cli/test_run.py for the order, and one file for each module.
 """
 
 __all__: list[str] = []

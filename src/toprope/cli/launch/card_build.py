@@ -1,6 +1,7 @@
 """Build of the simulated card before a process is started that uses it: no time limit and no report counts it.
 
-Called by `cli.run`, `cli.doctor` and `cli.devices`; the build itself is `toprope.sim.build`. Held by
+Called by `cli.run`, `cli.doctor` and `cli.devices`; the build itself is `toprope.sim.build`, in a child process without
+the variables of an outer run. What torch itself has wrong is left for the process that imports it to report. Tests:
 tests/cli/test_card_build.py.
 """
 

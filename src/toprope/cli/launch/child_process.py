@@ -1,8 +1,11 @@
 """The program of `toprope run` as a child process: its environment variables, signals, and exit status.
 
-Called by `cli.run`. The variables are what the parts read in the child: `toprope.sim.launching`, `compat` and
-programs written for CANN. A new one also belongs into `_SET_BY_RUN`, for a run inside a run. Tests:
-tests/cli/test_run.py, tests/cli/test_probe.py.
+Called by `cli.run`. The variables are what the parts read in the child: `toprope.sim.launching`, `compat`, and programs
+written for CANN, whose names in `_TOOLKIT` are those of CANN's set_env.sh. A new variable also belongs into
+`_SET_BY_RUN`, for a run inside a run. Which signals are forwarded is free as long as Ctrl-C reaches the program once,
+from the terminal.
+
+Tests: tests/cli/test_run.py, and tests/cli/test_probe.py for `without_run`.
 """
 
 from __future__ import annotations

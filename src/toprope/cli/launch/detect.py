@@ -1,7 +1,8 @@
 """Search for a real card that works: the examination of `toprope doctor`, in short.
 
-Called by `cli.run` through `select_target.choose`, which gets it as a function. It uses the child processes of
-`device.doctor.torch_probe`; tests/cli/test_probe.py.
+Called by `cli.run` through `select_target.choose`, which gets it as a function. It turns what the child processes of
+`device.doctor.torch_probe` found into a `Probe`, so that run and doctor agree. Free is the time limit; torch_npu must
+never be imported in this process. Tests: tests/cli/test_probe.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The argument PROGRAM of `toprope run`: a Python file, `-m module`, or a command; it is checked before it starts.
 
-Called by `cli.run`; tests/cli/test_program.py has each form and each error.
+Called by `cli.run`. `-m`, the current folder first, and folders with `__main__.py` are as Python's own command line has
+them; endings and messages are free. It must not import what it looks for. Tests: tests/cli/test_program.py has each
+form and each error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The card that a program of `toprope run` gets: the options and settings, compared with what the machine has.
 
-Called by `cli.run` before anything is started; reports read `Choice`. tests/cli/test_choose.py has every combination,
-and docs/run.md the rules for users.
+Called by `cli.run` before anything is started; reports read `Choice`. The rules are those that docs/run.md promises:
+options go before settings, a search for a real card is made only where its answer matters, and nothing that was asked
+for is dropped in silence. tests/cli/test_choose.py has every combination, tests/cli/test_cli_start.py the cards of
+`toprope start`.
 """
 
 from __future__ import annotations

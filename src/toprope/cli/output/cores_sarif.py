@@ -1,6 +1,8 @@
 """The result of a check of cores as SARIF 2.1.0, which CI systems show next to the code. Pure.
 
-Called by `cli.cores` with `--sarif FILE`. The form is OASIS SARIF 2.1.0. Tests: tests/cli/test_cli_cores.py.
+Called by `cli.cores` with `--sarif FILE`. Fixed by OASIS SARIF 2.1.0: the names of all keys, "level", and one
+`ruleIndex` for each result. Names of rules are those of `cores.findings.RULES`; a new rule needs its sentence in
+`_TEXTS`. The texts are free. Tests: tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ def _result(
 
 def _location(where: str, name: str, files: list[str]) -> dict[str, Any]:
     """The file, and the place in it as a logical location; a CSV's place is its line."""
-    file = next((each for each in sorted(files, key=len, reverse=True) if where.startswith(f"{each}:")), files[0])
+    given = (each for each in sorted(files, key=len, reverse=True) if where.startswith(f"{each}:"))
+    file = next(given, where.rpartition(": ")[0] or files[0])  # a folder or a pattern was given, and this file found
     inside = where.removeprefix(f"{file}:").strip()
     physical: dict[str, Any] = {"artifactLocation": {"uri": file.replace("\\", "/")}}
     line = inside.removeprefix("line ").partition(",")[0]

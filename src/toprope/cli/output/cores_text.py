@@ -1,7 +1,9 @@
 """Output of `toprope cores`: the verdict with its proof or its witness, findings, plans. Pure.
 
 Called by `cli.cores`, and by `cli.reports.run_cores` for `toprope run --check-cores`. `as_dict` is the JSON that
-docs/cores.md describes. Tests: tests/cli/test_cli_cores.py.
+docs/cores.md describes, and `exit_status` an interface for CI; wording and layout are free, but a line must not claim
+more than its verdict: "safe" names the way in which cores are handed out, and what is assumed. Tests:
+tests/cli/test_cli_cores.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Output of `toprope doctor` and `toprope devices`, made to be pasted into an issue. Pure.
 
-Called by `cli.doctor` and `cli.devices`. The facts are `device.host.machine.Facts`; a new one needs its row here.
-Texts are translated: locale/zh.po. Tests: tests/cli/test_language.py.
+Called by `cli.doctor` and `cli.devices`. The facts are `device.host.machine.Facts`; a new one needs its row here. Keys
+of the `..._as_dict` functions are the commands' JSON; texts are free and translated (locale/zh.po). Commands must stay
+on one line, to be copied. Tests: tests/device/test_doctor.py, tests/device/test_doctor_cli.py,
+tests/device/test_doctor_texts.py, tests/cli/test_language.py.
 """
 
 from __future__ import annotations

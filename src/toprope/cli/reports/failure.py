@@ -1,8 +1,9 @@
 """The operator whose error ended a program, and the vendor's documents about it; pure but for `read_fatal_errors`.
 
-Called by `cli.run` for a program that failed. The records are written by `sim` in the program's processes; the
-vendor's documents are those of `toprope.support` and `toprope.collectives`. Tests: tests/cli/test_failure.py,
-tests/cli/test_run_failed.py.
+Called by `cli.run` for a program that failed. The records are written by `sim` and `compat.fatal_error` in the
+program's processes; the vendor's documents are those of `toprope.support` and `toprope.collectives`. "has" and
+"refuses" must rest on a document for this very dtype; what no document says stays "unknown". Tests:
+tests/cli/test_failure.py from records made by hand, tests/cli/test_run_failed.py with real programs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The file of `toprope run --report`, and the exit status of `--fail-on`.
 
-Called by `cli.run`. The facts come from `sim.rehearsal.facts`, whose schema is the interface of the JSON for users;
-`rehearsal_page` writes the HTML. Tests: tests/cli/test_rehearsal_file.py, tests/cli/test_wrong_use.py.
+Called by `cli.run`. The facts come from `sim.rehearsal.facts`, whose schema is the interface of the JSON for users, as
+are the kinds of `--fail-on`; `rehearsal_page` writes the HTML. A file that cannot be written is an error before the
+program starts. Tests: tests/cli/test_rehearsal_file.py, tests/cli/test_wrong_use.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The page of `toprope run --report FILE.html`: the facts of a rehearsal, in the order in which users ask. Pure.
 
 Called by `rehearsal_file`. The drawing is `toprope.drawing`, the facts are `sim.rehearsal.facts`, so a fact that is
-added there shows up only when a part of the page is written for it here. Tests: tests/cli/test_rehearsal_file.py.
+added there shows up only when a part of the page is written for it here. The page loads nothing, every text of the
+program is escaped, and each figure says whether it is measured, of a profile, or an estimate. Layout and words are
+free. Tests: tests/cli/test_rehearsal_file.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The check of `toprope run --check-cores`: what the program did to the simulated cards, as a schedule.
 
 Called by `cli.run`. The schedule is made in `toprope.cores.record`, the verdict by its checker, the text in
-`cli.output.cores_text`. Tests: tests/cli/test_cli_cores.py, tests/cli/test_wrong_use.py.
+`cli.output.cores_text`. Exit statuses are those of `toprope cores check`; a record that cannot be checked is 3, never
+safe. Tests: tests/cli/test_cli_cores.py, tests/cli/test_wrong_use.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The report at the end of `toprope run`: what the program did to the card, as text, and as JSON. Pure.
 
-Called by `cli.run` and `rehearsal_file`. The counters are `sim.metrics`, findings and times `sim.rehearsal.facts`;
-texts are translated (locale/zh.po). tests/cli/test_report.py holds it from counters made by hand.
+Called by `cli.run` and `rehearsal_file`. The counters are `sim.metrics`, findings and times `sim.rehearsal.facts`. The
+keys of `as_dict` are the interface of `--json`; texts are free, and translated (locale/zh.po). An estimate is always
+marked as one. Tests: tests/cli/test_report.py from counters made by hand, tests/cli/test_rehearsal_file.py (findings,
+time), tests/cli/test_language.py.
 """
 
 from __future__ import annotations

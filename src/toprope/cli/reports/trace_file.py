@@ -1,7 +1,7 @@
 """The file of `toprope run --trace`: tried before the program starts, written when it has ended.
 
-Called by `cli.run`. The form of the file is decided in `sim.tracing`. Tests: tests/cli/test_run_trace.py,
-tests/cli/test_wrong_use.py.
+Called by `cli.run`. The form of the file is decided in `sim.tracing`. An older trace of that name stays whole until the
+new one is. Tests: tests/cli/test_run_trace.py, tests/cli/test_wrong_use.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The simulated machine as npu-smi speaks of it: NPUs with their chips, numbered as the vendor numbers them. Pure.
 
-Made by `cli.npu_smi` from what the cards of a run have in shared memory (`sim.metrics.cards`). Numbering and names
-follow the vendor's npu-smi; docs/npu-smi.md has the sources. Tests: tests/cli/test_npu_smi.py.
+Made by `cli.npu_smi` from what the cards of a run have in shared memory (`sim.metrics.cards`). Fixed by the vendor: the
+numbering (two dies on one NPU of a 910C, steps of 32 on a 310P), the names in the tables, and torch_npu's numbers of
+SocVersion; docs/npu-smi.md has the sources. Tests: tests/cli/test_npu_smi.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Facade of `acl`, the Python interface of CANN's runtime (pyACL): what programs ask to find and choose cards.
 
 Ray counts the NPUs of a machine by it, and so do verl and vLLM-Ascend through Ray. Importable as `acl` where
-toprope.compat.finder serves it; a program's own `acl` wins. Models, streams, memory and media are missing.
-Sources: the pages of acl.init, acl.finalize and acl.get_soc_name in CANN's documentation of pyACL; errors have the
-numbers of acl_base.h. tests/compat/test_acl.py holds it, with a real Ray; docs/facades.md lists the names.
+toprope.compat.finder serves it; a program's own `acl` wins. Models, streams, memory and media are missing. Names, order
+of results and numbers of errors are pyACL's. Sources: the pages of acl.init, acl.finalize and acl.get_soc_name in
+CANN's documentation of pyACL; errors have the numbers of acl_base.h. Tests: tests/compat/test_acl.py, with a real Ray;
+docs/facades.md lists the names.
 """
 
 from __future__ import annotations

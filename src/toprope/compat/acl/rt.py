@@ -1,7 +1,7 @@
 """Facade of `acl.rt`: number of cards, the current one, its memory. Each function's last result is an error code.
 
-torch is imported by the first question, not by the import. Sources: the pages of pyACL of these names.
-tests/compat/test_acl.py holds it.
+torch is imported by the first question, not by the import. Names, arguments and results are pyACL's; the answers are
+those of `torch.npu`. Sources: the pages of pyACL of these names. Tests: tests/compat/test_acl.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Choice of a device for the modules of the apt_model facade, the device's name, and its memory figures.
 
 Shared by core.system and by npu_backend, vb_global and vgpu_stack in `optimization`; nothing else imports it. All is
-asked of `toprope.device`; only the order of kinds (`ORDER`) is apt_model's own. Tests: tests/compat/test_apt_*.py.
+asked of `toprope.device`; only the order of kinds (`ORDER`) and the names of devices (`called`) are apt_model's own.
+Tests: tests/compat/test_apt_system.py, tests/compat/test_apt_backend.py.
 """
 
 from __future__ import annotations

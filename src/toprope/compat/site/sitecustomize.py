@@ -1,8 +1,8 @@
 """Run by every Python process of a `toprope run` as it starts: facades and simulated card, then the user's own file.
 
-`toprope run` puts this folder in front of PYTHONPATH. It must work in a Python that has no toprope (the package is
-loaded from where this file lies), in one that is too old for toprope, and must never break the process. Tests:
-tests/compat/test_finder.py.
+`toprope run` puts this folder in front of PYTHONPATH. The file's name is Python's. It must work in a Python that has no
+toprope (the package is loaded from where this file lies), in one that is too old for toprope (so nothing here may need
+a new Python before the check), and must never break the process. Tests: tests/compat/test_finder.py.
 """
 
 import os

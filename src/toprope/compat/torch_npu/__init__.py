@@ -1,8 +1,9 @@
 """Facade of torch_npu: `torch.npu`, and those operators that can be composed of torch's own.
 
-Programs import it as `torch_npu` (toprope.compat.finder serves it). What is not here raises AttributeError with the
-name of the API that is missing; nothing is a stub. tests/compat/test_torch_npu_facade.py and test_vendor_names.py hold
-its names.
+Programs import it as `torch_npu` (toprope.compat.finder serves it). Names are torch_npu's. The order of the calls
+matters: the card, then the operators, then what extends torch. What is not here raises AttributeError with the name of
+the API that is missing; nothing is a stub. Tests: tests/compat/test_torch_npu_facade.py,
+tests/compat/test_vendor_names.py.
 """
 
 from typing import Any

@@ -1,6 +1,8 @@
 """CPU affinity of a thread, set as torch_npu sets it: only where CPU_AFFINITY_CONF switches that on.
 
-Called by `torch_npu._C`, behind `torch_npu.utils.set_thread_affinity`. Tests: tests/compat/test_torch_npu_utils.py.
+Called by `torch_npu._C`, behind `torch_npu.utils.set_thread_affinity`. The forms of CPU_AFFINITY_CONF and of the
+arguments are torch_npu's; cores that the machine does not have are left out. Tests:
+tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Codes of torch_npu's errors, and the line that they add to a message: "ERR00001 PTA invalid parameter".
 
-Used wherever an error of the torch_npu facade ends with torch_npu's code. Source of the numbers and texts:
-torch_npu/utils/_error_code.py of Ascend/pytorch. Tests: tests/compat/test_torch_npu_utils.py.
+Used wherever an error of the torch_npu facade ends with torch_npu's code. Numbers, texts (with their misspelling) and
+the variable TORCH_NPU_COMPACT_ERROR_OUTPUT are torch_npu's: torch_npu/utils/_error_code.py of Ascend/pytorch. Tests:
+tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

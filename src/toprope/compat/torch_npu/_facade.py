@@ -1,6 +1,8 @@
 """Functions that the modules of the torch_npu facade share: its version, the current `torch.npu`, and what it imports.
 
-`alias_npu` makes `torch_npu.npu` the same module as `torch.npu`. Tests: tests/compat/test_torch_npu_facade.py.
+`alias_npu` makes `torch_npu.npu` the same module as `torch.npu`. Which modules must be imported first, and the values
+of TORCH_TRANSFER_TO_NPU, are torch_npu's. Tests: tests/compat/test_torch_npu_facade.py,
+tests/compat/test_transfer_to_npu.py, tests/compat/test_finder.py.
 """
 
 from __future__ import annotations

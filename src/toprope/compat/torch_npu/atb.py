@@ -2,8 +2,8 @@
 
 `import torch_npu` without torch_npu gives this module. It passes on the operators of `torch.ops.atb` that were
 registered; any other name is an error that says what it is. Source of the names: torch_npu/op_plugin/atb/_atb_ops.py of
-Ascend/op-plugin; other operators of ATB are attributes of torch_npu itself. Tests:
-tests/compat/operators/test_atb_attention.py.
+Ascend/op-plugin; other operators of ATB are attributes of torch_npu itself. Tests: tests/compat/test_vendor_names.py
+for the names, tests/compat/operators/test_atb_attention.py for the operators.
 """
 
 from typing import Any

@@ -3,7 +3,7 @@
 Used by the operator modules that cast or quantise, and exported as `torch_npu.hifloat8` and others: plain numbers, 256
 plus the number that acl_base.h gives the dtype. A torch dtype where an operator takes an int arrives as torch's number
 of it (c10/core/ScalarType.h). Values of dtypes that torch lacks are kept in uint8: one value a byte, or two values of 4
-bits, the first in the low half. Tests: tests/compat/operators/test_quant_dtypes.py.
+bits, the first in the low half. No number is free. Tests: tests/compat/operators/test_quant_dtypes.py.
 
 Source: custom_dtype/Init.h, Init.cpp and framework/utils/CalcuOpUtil.cpp of Ascend/pytorch.
 """

@@ -1,8 +1,8 @@
 """Facade of torchair: scopes and the backend of torch.compile, on the simulated card.
 
-Programs import it as `torchair` (toprope.compat.finder serves it); the code is toprope.sim.graph. What is not here
-raises AttributeError with the name of the API that is missing; nothing is a stub. tests/compat/test_torchair_facade.py
-and test_vendor_names.py hold its names.
+Programs import it as `torchair` (toprope.compat.finder serves it); the code is toprope.sim.graph. Names and signatures
+are the vendor's. What is not here raises AttributeError with the name of the API that is missing; nothing is a stub.
+Tests: tests/compat/test_torchair_facade.py, tests/compat/test_vendor_names.py.
 """
 
 import torch  # noqa: F401 - first: the import of torch installs the card, which imports what is imported below

@@ -1,6 +1,7 @@
 """Facade module `torchair.scope`: context managers around operators of a compiled model, from toprope.sim.graph.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name. Its names are the vendor's, compared by tests/compat/test_vendor_names.py; the scopes
+themselves are tested in tests/compat/test_torchair_facade.py.
 """
 
 from toprope.compat.missing import missing_from

@@ -1,7 +1,8 @@
 """Reads graphs of `torch.fx` with core-limit and stream scopes in them; pure: torch is not imported.
 
-A part of `cores.record`. Nodes are known by the names of their targets, such as torchair's `scope_enter`. What is read
-of a graph module: `graph.nodes`, and of a node `op`, `target`, `name`, `args`, `kwargs` and `all_input_nodes`. Held by
+A part of `cores.record`. Nodes are known by the names of their targets, such as torchair's `scope_enter`, and scopes by
+its attributes (`_op_aicore_num` and the like): another project's names, which only its releases change. What is read of
+a graph module: `graph.nodes`, and of a node `op`, `target`, `name`, `args`, `kwargs` and `all_input_nodes`. Tests:
 tests/cores/test_cores_record_graph.py.
 """
 

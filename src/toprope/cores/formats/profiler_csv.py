@@ -1,8 +1,9 @@
 """Reads `kernel_details.csv` of the vendor's profiler (and msprof's `op_summary`), one file a rank or more; pure.
 
-A part of `cores.record`. Columns are those of the vendor's releases, `_COLUMNS`; tests/cores/test_cores_record_csv.py
-has files of each. What such a file does not say stays unknown: it holds no events between streams, so its streams count
-as independent, and a message between two ranks has no partner.
+A part of `cores.record`. Fixed by the vendor: the columns of its releases (`_COLUMNS`), names of collectives
+(`hcom_...`) and of kernels; tests/cores/test_cores_record_csv.py has files of each release. What such a file does not
+say stays unknown: it holds no events between streams, so its streams count as independent, and a message between two
+ranks has no partner. Tests: tests/cores/test_cores_record_csv.py.
 """
 
 from __future__ import annotations

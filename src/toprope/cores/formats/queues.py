@@ -1,7 +1,8 @@
 """Queues of operators as a record fills them: events become what operators wait for and what they record; pure.
 
-Shared by the two readers of records in the order of a program, `formats.trace` and `formats.fx_graph`. Tests:
-tests/cores/test_cores_record_csv.py.
+Shared by the two readers of records in the order of a program, `formats.trace` and `formats.fx_graph`. A stream that
+waits for one event and records another with nothing in between gets an operator without cores (`NO_CORES`). Tests:
+tests/cores/test_cores_record_trace.py, tests/cores/test_cores_record_graph.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Schedules as JSON: read with an error that names the place, written back without loss; pure.
 
 A part of `cores.record`. The format is toprope's own and public: docs/cores.md describes it, examples/cores has
-files, and a key that is added must be both read and written. Tests: tests/cores/test_cores_record.py.
+files, and a key that is added must be both read and written; existing keys stay. Tests:
+tests/cores/test_cores_record.py, tests/cores/test_cores_examples.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads what the simulator recorded: traces of processes, or the Chrome trace of a run; pure.
 
-A part of `cores.record`; `toprope run` checks its program by it. The records are those of `toprope.sim.tracing`: a
-new kind of record there has to be read, or left out, here. Events order the streams as the program ordered them, and
-so does a host that waited for a stream. Times are not read: those of a trace are the host's, not the card's. Tests:
-tests/sim/simulated/test_kernels.py.
+A part of `cores.record`; `toprope run` checks its program by it. The records are those of `toprope.sim.tracing`
+(its keys in a Chrome trace, and the tracks' names "npu:0 stream 1"): a new kind of record there has to be read, or left
+out, here. Events order the streams as the program ordered them, and so does a host that waited for a stream. Times are
+not read: those of a trace are the host's, not the card's. Tests: tests/cores/test_cores_record_trace.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 For `toprope cores plan --exact` and users. The sums of S1 ask for more than safety needs. Here limits are proposed by
 what they do to the makespan, in the order of the program; the checker proves them safe or shows a deadlock; and all
 limits that give each stream of that deadlock at least as much are ruled out (a deadlock stays one when demands grow).
-The search begins with the plan by sums, and returns that one if nothing better is found in time.
+The search begins with the plan by sums, and returns that one if nothing better is found in time. No limits are returned
+that `cores.check` has not proven; how they are proposed is free.
 
 Not modelled: operators that get their cores at chosen times (a moldable-task schedule). A card has nothing that would
 keep to such a schedule; limits it does keep. Tests: tests/cores/test_cores_plan_exact.py.

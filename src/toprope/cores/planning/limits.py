@@ -1,9 +1,10 @@
 """Limits for the streams of a card under which they cannot deadlock and the slowest is as fast as can be; pure.
 
 `plan`, for users who give demands as tables of times; `planning.program` calls it with those of a program. `Plan` is
-the result of every planner, and its JSON a public format. Condition S1: the limits of all streams that can run at the
-same time add up to no more than the card has, cube and vector cores apart. Then no operator ever waits for a core,
-whatever the card does, and the times of the tables hold. Tests: tests/cores/test_cores_plan.py.
+the result of every planner, and its JSON a public format: its keys stay. Condition S1 (docs/core_proof.md): the limits
+of all streams that can run at the same time add up to no more than the card has, cube and vector cores apart. Then no
+operator ever waits for a core, whatever the card does, and the times of the tables hold. How limits are found is free
+(`search`). Tests: tests/cores/test_cores_plan.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The order of a program, for a plan: how long it takes, and which streams never run together; pure.
 
-For the planners of a whole program. What starts after what is `cores.order`'s; here times are added to it. Tests:
-tests/cores/test_cores_planning_order.py, tests/cores/test_cores_plan_exact.py.
+For the planners of a whole program. What starts after what is `cores.order`'s; here times are added to it. A plan is
+safe only if streams that are said never to run together never do (condition S1), which scripts/mutants.py puts to the
+test. Tests: tests/cores/test_cores_planning_order.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Limits for the streams of a program, by sums: their demands are taken from the program's operators; pure.
 
-`plan_by_sums`, for users; the other planners (`safe`, `exact`) take demands, names and their first plan from here.
-Tests: tests/cores/test_cores_plan.py, tests/cores/test_cores_plan_safe.py.
+`plan_by_sums`, for users; the other planners (`safe`, `exact`) take demands, names and their first plan from here. An
+operator without a time counts as `UNKNOWN_MICROSECONDS` of the simulation, and the plan says so. Tests:
+tests/cores/test_cores_plan.py, tests/cores/test_cores_plan_safe.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Limits for the streams of a program that are needed for safety, and no others; pure.
 
 `plan_program`, for `toprope cores plan` and users. Begins with limits that are proven safe, takes away each one that
-`cores.check` proves needless, and makes the others as large as can be. Tests: tests/cores/test_cores_plan_safe.py.
+`cores.check` proves needless, and makes the others as large as can be. At every moment the limits at hand are proven
+safe, so the deadline only decides how good they are; the order of the tries is free. Tests:
+tests/cores/test_cores_plan_safe.py.
 """
 
 from __future__ import annotations
@@ -208,8 +210,8 @@ class _Search:
             cube, vector = (limit[kind] if binds[kind] else None for kind in (0, 1))
             choices = self._choices(name)
             least = larger(limit, choices.least)  # below it a card gives one block all the same
-            seconds, timing = choices.given(least), choices.timing(least)
-            planned.append(Limit(name, demand.cards, cube, vector, seconds, timing, self.reasons[name]))
+            microseconds, timing = choices.given(least), choices.timing(least)
+            planned.append(Limit(name, demand.cards, cube, vector, microseconds, timing, self.reasons[name]))
         by_sums = all(each.proof.startswith("sum of") for each in self.proven.results)
         return _plan(self.program, self.sources, tuple(planned), "S1" if by_sums else "exact", self.proven, notes)
 
@@ -284,7 +286,7 @@ class _Search:
         return self.choices[name]
 
     def _loss(self, name: str, limit: Cores) -> float:
-        """Factor by which its limit makes a stream slower."""
+        """Microseconds that its limit costs a stream."""
         choices = self._choices(name)
         return choices.time(larger(limit, choices.least)) - choices.best
 

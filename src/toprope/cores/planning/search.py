@@ -2,8 +2,9 @@
 
 Called by `planning.limits`. A stream's time never grows with its cores once the best up to each number is taken. For a
 wanted time each stream then has a few cheapest pairs of cube and vector cores, and whether they fit the card side by
-side is a small sum; the shortest time for which they do is found by bisection over the times that can occur. That is
-exact: tests/cores/test_cores_plan.py compares it with trying everything.
+side is a small sum; the shortest time for which they do is found by bisection over the times that can occur. The result
+is fixed: it is exact, but where `_TRIES` ends the search; the way is free. Tests: tests/cores/test_cores_plan.py, which
+compares with trying everything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Times of work by number of cores: measured tables, profiles of others, estimates; pure.
 
-`Times`, `Work` and `Demand` are the input of every planner. Each time has its source: measured, profile
-(profiles.toml) or estimate. Tests: tests/cores/test_cores_plan.py.
+`Times`, `Work` and `Demand` are the input of every planner, and public. Each time has its source, which every plan
+shows: measured, profile or estimate. Figures are in profiles.toml, each with where it was measured. Tests:
+tests/cores/test_cores_plan.py.
 """
 
 from __future__ import annotations

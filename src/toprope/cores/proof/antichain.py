@@ -8,7 +8,8 @@ gets new ones.
 
 What precedes an operator is a prefix of each stream, so a search covers prefixes. A search that finds nothing has
 covered prefixes in which no core will ever be left: they are never searched again. docs/core_proof.md has the proof.
-Tests: tests/cores/test_cores_exact.py, tests/cores/test_cores_bounds.py.
+A result that is too small would call a deadlock safe. Tests: tests/cores/test_cores_bounds.py (trying everything), and
+for programs as long as need the second paragraph tests/cores/test_cores_benchmark.py.
 """
 
 from __future__ import annotations

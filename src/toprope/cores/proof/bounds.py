@@ -8,8 +8,9 @@ are needed by
 - S3: any such operators of which at most one is local. For D1 and D2 only.
 
 With S1 or S2 for every card and kind, and no circular waits, no operator ever waits for cores for good: there is no
-deadlock under any discipline. What an operator needs is what it must hold at the same time to finish (`Op.need`). Held
-by tests/cores/test_cores_bounds.py, which scripts/mutants.py puts to the test.
+deadlock under any discipline. What an operator needs is what it must hold at the same time to finish (`Op.need`). The
+sums are those of docs/core_proof.md: one that is too small calls a deadlock safe. How they are added is free. Tests:
+tests/cores/test_cores_bounds.py, which scripts/mutants.py puts to the test.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 `cores.check` calls it when sums do not decide. Under D0, D1 and D2 that is a question about sets of finished operators
 alone (`proof.stuck_cuts`). The sets are searched by halving: a box is, for each stream, the least and the largest
 number of operators that have finished. What a box implies is drawn from it first, and a box on whose cards no kind of
-core can run short holds no deadlock. Held by tests/cores/test_cores_exact.py, against exhaustive search.
+core can run short holds no deadlock. No box may be left out that could hold one; the order of the search is free.
+Tests: tests/cores/test_cores_exact.py, against exhaustive search.
 """
 
 from __future__ import annotations

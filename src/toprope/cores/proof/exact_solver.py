@@ -3,7 +3,9 @@
 `cores.check` calls it when plain Python (`proof.exact`) does not decide in time; both must agree, which
 tests/cores/test_cores_exact.py compares. Needs the extra `plan`. Variables are whether each operator has finished,
 whether it is active, and per stream the blocks that are held and whether these are all that are needed; both kinds of
-core follow from the blocks. A solution is a moment in which nothing can go on.
+core follow from the blocks. A solution is a moment in which nothing can go on. The conditions are those of the
+stuck-cut theorem (docs/core_proof.md). Tests: tests/cores/test_cores_exact.py; the deadline in
+tests/cores/test_cores_check.py.
 """
 
 from __future__ import annotations

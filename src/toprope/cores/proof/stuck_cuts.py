@@ -4,8 +4,9 @@ The core of the exact tests: `proof.exact`, `exact_solver` and `bursts` ask it a
 operators for each stream. Any finished operators can have run one after the other on empty cards. What is left is to
 choose who holds how many cores: under D0, D1 and D2 any choice that leaves nobody able to go on can be reached by
 handing out cores in the right order, so that no interleavings need to be explored (the stuck-cut theorem,
-docs/core_proof.md). Under D0b a card hands out all that an operator can use at once, and only what one such order on
-empty cards leads to is looked at here. Tests: tests/cores/test_cores_exact.py, tests/cores/test_cores_bounds.py.
+docs/core_proof.md: code and page change together). Under D0b a card hands out all that an operator can use at once, and
+only what one such order on empty cards leads to is looked at here. Tests: tests/cores/test_cores_exact.py,
+tests/cores/test_cores_bounds.py.
 """
 
 from __future__ import annotations

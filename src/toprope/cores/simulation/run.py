@@ -1,6 +1,6 @@
 """The run of a program on a virtual clock, as data: when each operator held which cores, and how it ended; pure.
 
-`simulation.simulate` makes it; users and the picture (`simulation.timeline`) read it. Tests:
+`simulation.simulate` makes it; users and the picture (`simulation.timeline`) read it, so its fields are public. Tests:
 tests/cores/test_cores_simulate.py.
 """
 

@@ -1,7 +1,8 @@
 """One run of a program on a virtual clock, in an order that a seed chooses; pure.
 
 For `toprope cores simulate`, users, and the tests of the checker. It shows what happens: what it finds is a deadlock,
-whatever a proof says. What it does not find may still be there; only `toprope.cores.check` proves safety.
+whatever a proof says. What it does not find may still be there; only `toprope.cores.check` proves safety. The rules are
+those of the model (docs/core_proof.md); the proofs are tested against them, so they change only together:
 
 - A host issues each operator at a random time after those before it have finished; many at the same moment.
 - Cores are handed out by the discipline, in random order among the operators that wait.

@@ -1,8 +1,8 @@
 """The content of a picture of a run: which operators held which cores when, and which waited; pure.
 
 `toprope cores` makes it of a run or of a witness; `timeline_svg` draws it. Cards do not say which of their cores an
-operator has: a free place is chosen for each, so that what it holds is in one piece if possible. Tests:
-tests/cores/test_cores_timeline.py.
+operator has: a free place is chosen for each, so that what it holds is in one piece if possible. That choice is free;
+how much is held when is the run's. Tests: tests/cores/test_cores_timeline.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Draws a timeline as SVG or HTML: a band for each kind of core of each card, as high as it has cores; pure.
 
 For `toprope cores`, with the content that `simulation.timeline` has chosen. The elements carry `data-` attributes (op,
-card, kind, cores, begin, end, state), which tests/cores/test_cores_timeline.py reads. To the right of the blocks is the
-wait-for cycle: each arrow leaves a block to the right, goes up or down in a lane, and comes back to another block.
-Arrows that pass each other have lanes of their own, the longer ones further out, so that few cross.
+card, kind, cores, begin, end, state), by which the test reads a picture: these stay, colours and sizes are free. To the
+right of the blocks is the wait-for cycle: each arrow leaves a block to the right, goes up or down in a lane, and comes
+back to another block. Arrows that pass each other have lanes of their own, the longer ones further out, so that few
+cross. Tests: tests/cores/test_cores_timeline.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The time at which a card would report that an operator does not end, in virtual time; pure.
 
-`simulation.simulate` ends a run that is stuck with it. Times and codes are in timeouts.toml, with the vendor's pages.
-Tests: tests/cores/test_cores_simulate.py.
+`simulation.simulate` ends a run that is stuck with it. Times and codes are the vendor's: they are in timeouts.toml,
+with its pages. Tests: tests/cores/test_cores_simulate.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The child process of `toprope doctor`: imports torch, loads its backends one by one, tries every kind of device.
 
 Run by `toprope.device.doctor.torch_probe`, never imported. Each fact is written as one line of JSON to a file
-descriptor of its own, as soon as it is known, so that a crash leaves what was found before it.
-
-`torch_probe.examination` reads the facts and `host.machine` has their classes: a fact that is added here needs both.
-Tests: tests/device/test_doctor_wheel.py, tests/device/test_doctor_threads.py.
+descriptor of its own, as soon as it is known, so that a crash leaves what was found before it: say `doing` before each
+step that may crash or hang, "end" last. `torch_probe.examination` reads the facts and `host.machine` has their classes:
+a fact that is added here needs both. Tests: tests/device/test_doctor_cli.py, tests/device/test_doctor_wheel.py.
 """
 
 import contextlib

@@ -1,10 +1,9 @@
 """Diagnosis: the reason why there is no NPU, parts that do not fit, and advice. Pure: facts in, findings out.
 
-The order is by cause: what has to be fixed first comes first.
-
-Called by `cli.doctor` and `cli.devices` with the facts of `collect`. A finding is added here or in `mask_checks` and
-`software_checks`; its text is translated (locale/zh.po), and a test in tests/device/test_doctor.py begins from facts
-written by hand.
+The order of `checks` is by cause: what has to be fixed first comes first. Called by `cli.doctor` and `cli.devices` with
+the facts of `collect`. A finding is added here or in `mask_checks` and `software_checks`; its name is an interface for
+programs, its text is translated (locale/zh.po), and a test begins from facts written by hand. Tests:
+tests/device/test_doctor.py, tests/device/test_doctor_threads.py.
 """
 
 from __future__ import annotations

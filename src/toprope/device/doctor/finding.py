@@ -1,7 +1,8 @@
 """A finding of `toprope doctor`: a problem or a remark, with advice.
 
-Made by `diagnosis` and the modules of checks, also by `images.doctor`; written by `cli.output.doctor_text`. Names are
-an interface for programs that read the JSON. Tests: tests/device/test_doctor.py.
+Made by `diagnosis` and the modules of checks, also by `images.doctor`; written by `cli.output.doctor_text`. Fields and
+the names of findings are an interface for programs that read the JSON: they stay. Tests: tests/device/test_doctor.py,
+tests/device/test_doctor_cli.py.
 """
 
 from __future__ import annotations

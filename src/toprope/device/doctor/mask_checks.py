@@ -1,7 +1,8 @@
 """Checks of the variables that choose cards: which cards they show and hide. Pure.
 
-Called by `diagnosis`; the rules of the variables themselves are in `toprope.visible_devices`. Tests:
-tests/device/test_doctor_families.py.
+Called by `diagnosis`. The vendor fixes the meaning of the variables; `toprope.visible_devices` has it for all of
+toprope, so no rule of a mask belongs here. Names of findings are an interface for programs. Tests:
+tests/device/test_doctor.py, tests/device/test_doctor_threads.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rating of a dtype on a device, from measurements. Pure.
 
-Called by `cli.output.doctor_text` for the devices that the child process tried. Tests:
-tests/device/test_doctor_collect.py.
+Called by `cli.output.doctor_text` for the devices that the child process tried. The limit `SLOW` is a free choice; the
+verdicts are also in the JSON. Tests: tests/device/test_doctor_collect.py.
 """
 
 from __future__ import annotations

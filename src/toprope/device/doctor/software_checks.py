@@ -1,7 +1,8 @@
 """Checks of installed software that does not fit together: torch_npu, CANN, NNAL, Python. Pure.
 
 Called by `diagnosis`. Which releases fit is the vendor's table, device/host/versions.toml; which packages exist and
-what they need is device/host/software.toml. Tests: tests/device/test_doctor.py.
+what they need is device/host/software.toml. Errors are told apart by texts of the loader, of torch and of torch_npu:
+they change with a release of these. Tests: tests/device/test_doctor.py, tests/device/test_doctor_threads.py.
 """
 
 from __future__ import annotations
@@ -293,8 +294,8 @@ def _not_loaded(what: str, package: str, facts: Facts) -> Finding:
     script = _set_env(facts, package)
     loaded = [each for each in software.variables_of(package) if facts.environment.get(each)]
     if not loaded:
-        told = Message("{what} {where}, but its environment is not loaded in this shell.", what=what, where=where)
-        return Finding(f"{name}-not-loaded", told, (f"source {script}",), "", sources)
+        text = Message("{what} {where}, but its environment is not loaded in this shell.", what=what, where=where)
+        return Finding(f"{name}-not-loaded", text, (f"source {script}",), "", sources)
     return Finding(
         f"{name}-incomplete",
         Message(

@@ -3,8 +3,9 @@
 One child imports torch without its backends and loads them one by one; where other backends are installed, a second
 one does what a program does, `import torch` alone. A crash or a driver that hangs ends a child and nothing else.
 
-Called by `collect`, and by `cli.launch.detect` for `toprope run`. The child is `_torch_probe_child`; the facts become
-`host.machine.Examination`. Tests: tests/device/test_doctor_cli.py, tests/device/test_doctor_collect.py.
+Called by `collect`, and by `cli.launch.detect` for `toprope run`. The child is `_torch_probe_child`, which fixes names
+and fields of the facts; they become `host.machine.Examination`. Lines may be cut short: `examination` must take what is
+there. Tests: tests/device/test_doctor_cli.py, tests/device/test_doctor_collect.py.
 """
 
 from __future__ import annotations

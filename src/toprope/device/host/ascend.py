@@ -1,9 +1,8 @@
 """The Ascend parts of a machine, read from files and variables alone: device files, driver, CANN, masks, container.
 
-Nothing is loaded or started, so it works even if everything else is broken.
-
-Called by `device.doctor.collect`, and by `device.npu` for its errors. The paths are the driver's and CANN's;
-tests/device/test_device_ascend.py has folders that are laid out so.
+Nothing is loaded or started, so it works even if everything else is broken: keep it so. Called by
+`device.doctor.collect`, and by `device.npu` for its errors. Paths and forms of files are the driver's and CANN's; texts
+are translated (locale/zh.po). Tests: tests/device/test_device_ascend.py, with folders that are laid out so.
 """
 
 from __future__ import annotations

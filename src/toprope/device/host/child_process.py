@@ -1,7 +1,9 @@
 """Child process of this Python that reports facts on a pipe, with a time limit. Imports no torch.
 
-Used by the two probes, `device.doctor.torch_probe` and `images.doctor.checks`, and by their children for `say`.
-Tests: tests/device/test_doctor_collect.py.
+Used by the two probes, `device.doctor.torch_probe` and `images.doctor.checks`, and by their children for `say`. A fact
+is one line of JSON with the key "fact", the last one "end": parent and child are of one installation, so the form may
+change in both at once. No child may outlive its parent's `with`. Tests: tests/device/test_doctor_collect.py,
+tests/device/test_doctor_cli.py (the child's side).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Diagnosis of a vendor's package that cannot be loaded: the missing library, its owner, and its source.
 
 Called wherever an import of torch or torch_npu fails: `device.npu`, `device.torch_import`, `device.doctor`,
-`cli.launch.detect`. The texts that are searched are the loader's (glibc) and torch_npu's;
-tests/device/test_device_ascend.py.
+`cli.launch.detect`. The texts that are searched are those of the loader (glibc), Python and torch_npu; the owner of a
+library is in software.toml. Tests: tests/device/test_device_ascend.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Facts about a machine as plain data: what `toprope doctor` collects, reasons about and prints.
 
-Filled by `device.doctor.collect` and `torch_probe`, read by `diagnosis`, the checks and `cli.output.doctor_text`.
-Only fields and their meaning are here. Tests: tests/device/test_doctor.py, tests/device/test_doctor_collect.py.
+Filled by `device.doctor.collect` and `torch_probe`, read by `diagnosis`, the checks and `cli.output.doctor_text`, which
+writes them as JSON too: names of fields stay. Only fields and their meaning are here. Tests:
+tests/device/test_doctor.py, tests/device/test_doctor_collect.py.
 """
 
 from __future__ import annotations

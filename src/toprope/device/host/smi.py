@@ -1,10 +1,10 @@
 """`npu-smi info`: runs it and parses its output.
 
-Numbers are taken as they are printed: a machine's only card may be number 1, and numbers may have gaps.
-
-Called by `device.doctor.collect`, `device.npu` (who holds the memory of a full card) and
-`functions.deployment.discover`. The layouts are those of the vendor's releases; tests/device/test_doctor_collect.py has
-recorded outputs.
+Called by `device.doctor.collect`, `device.npu` (who holds the memory of a full card),
+`functions.deployment.discover` and `cli.npu_smi`. The layouts are those of the vendor's releases; numbers are taken as
+they are printed: a machine's only card may be number 1, and numbers may have gaps. It may hang with the driver, so each
+call has a time limit. Tests: tests/device/test_doctor_collect.py (recorded outputs), tests/device/test_device_full.py
+(processes).
 """
 
 from __future__ import annotations

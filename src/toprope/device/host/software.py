@@ -1,7 +1,8 @@
 """Installed software: torch_npu and other Python packages, and the vendor's packages: libraries, folders, scripts.
 
 Called by `device.doctor`, `cli.run` and `device.npu`. What is looked for is listed in software.toml next to it, with
-sources. Tests: tests/device/test_doctor.py, tests/device/test_doctor_collect.py.
+sources: a new library or package is a row there. toprope's own stand-in of torch_npu must never count as the vendor's.
+Tests: tests/device/test_doctor.py, tests/device/test_doctor_collect.py.
 """
 
 from __future__ import annotations

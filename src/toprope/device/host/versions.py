@@ -1,7 +1,8 @@
 """Releases of torch, torch_npu and CANN that belong together, by the vendor's table. Pure but for reading it.
 
 Called by `device.doctor.software_checks`. The table is versions.toml next to it: a new release of torch_npu is a row
-there, with its source. Tests: tests/device/test_doctor_collect.py.
+there, with its source. Here is how versions are compared; their forms ("2.1.0.post4", "8.0.RC1") are the vendor's.
+Tests: tests/device/test_doctor_collect.py (the table), tests/device/test_doctor.py (what is said of a machine).
 """
 
 from __future__ import annotations

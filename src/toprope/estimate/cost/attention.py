@@ -1,7 +1,8 @@
 """Work of torch_npu's attention operators, from the arguments of a call; pure.
 
-toprope.sim.composites asks it when a trace is recorded. Layouts and sparse modes are those of the vendor's pages
-(Ascend/op-plugin, docs/zh/custom_APIs/torch_npu). Tests: tests/estimate/test_attention_work.py.
+toprope.sim.composites asks it when a trace is recorded. The vendor fixes the names of arguments, the layouts and the
+sparse modes (Ascend/op-plugin, docs/zh/custom_APIs/torch_npu). A layout that is not known gives None, never a guess.
+Tests: tests/estimate/test_attention_work.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Advice: changes of a program that would save most of a card's time, each with its estimated gain; pure.
 
-The run report shows them (through toprope.sim.tracing.timing). Tests: tests/estimate/test_timeline.py.
+The run report shows them (through toprope.sim.tracing.timing). A change is a variant of the recorded acts, timed by
+the same `Timeline`; a new one is a `yield` in `_variants`, and its text is translated (locale/zh.po). The limits at the
+top are free choices. Tests: tests/estimate/test_timeline.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Work of an operator's call: operations of the cube cores, and bytes that pass the memory; pure.
 
 rates.py turns it into time; traces record it. Counted from shapes alone, as torch.utils.flop_counter does: a
-multiply-add is two operations. Reads of tables (embedding, gather) count the rows that are read, not the table. Kinds
-of operators are data: costs.toml. Tests: tests/estimate/test_costs.py.
+multiply-add is two operations. Reads of tables (embedding, gather) count the rows that are read, not the table.
+Operators' names are those of torch and torch_npu; their kinds are data (costs.toml). The rates were fitted to these
+counts: another way of counting needs new rates. Tests: tests/estimate/test_costs.py.
 """
 
 from __future__ import annotations

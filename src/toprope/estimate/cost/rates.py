@@ -1,8 +1,9 @@
 """Time that a chip takes for the work of an operator, as a range; pure, from rates.toml and the chip's own figures.
 
-Used by every estimate. A user's own measured rates (stored.py) replace those of rates.toml. Tests:
-tests/estimate/test_rates.py; a change of rates.toml changes the errors in docs/estimate_errors.md (`python
-benchmarks/estimates.py`).
+Used by every estimate. The formulas are free; their figures in rates.toml were fitted to public measurements, so a
+change of either changes the errors in docs/estimate_errors.md (`python benchmarks/estimates.py`). A user's own
+measured rates (stored.py) replace figures by their names in rates.toml. Tests: tests/estimate/test_rates.py,
+tests/estimate/test_ranking.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`Span`: a time that is not known exactly, as its least, likely and most seconds; pure.
 
-Every estimate is one; reports show it by `seconds_text`. Tests: tests/estimate/test_span.py.
+Every estimate is one; reports show it by `seconds_text`. Timelines and JSON rely on the order of the three; units and
+digits of the text are free. Tests: tests/estimate/test_span.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Rates that were fitted on a user's own card: one TOML file for each chip, in the folder of the user's settings.
 
-`toprope calibrate` writes them, rates.py reads them. Tests: tests/estimate/test_stored_rates.py.
+`toprope calibrate` and `toprope verify --read` write them, rates.py reads them. Users keep these files: a new release
+must read the old ones. Keys are the names of figures in rates.toml, and no others are taken. A damaged file never
+ends an estimate: the shipped rates are used, and the report says so. Tests: tests/estimate/test_stored_rates.py.
 """
 
 from __future__ import annotations

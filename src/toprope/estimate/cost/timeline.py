@@ -1,7 +1,8 @@
 """Timeline of a program: the host launches, streams compute in order, and both wait for each other; pure.
 
-Used for runs (toprope.sim.tracing.timing) and for models on paper (model/estimate.py). Three clocks run side by side,
-for the lower end of the range, the likely value and the upper end. Tests: tests/estimate/test_timeline.py.
+Used for runs (toprope.sim.tracing.timing) and for models on paper (model/estimate.py). The card fixes the meaning of
+streams and events: a stream is a queue, and an event orders it after another. Three clocks run side by side, for the
+lower end of the range, the likely value and the upper end. Tests: tests/estimate/test_timeline.py.
 """
 
 from __future__ import annotations

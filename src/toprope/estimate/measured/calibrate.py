@@ -1,7 +1,8 @@
 """Rates of a chip fitted to measured times of operators: a profile of a card, or other measurements; pure.
 
-`toprope calibrate` (cli/calibrate.py) and verification.py call it; fitting.py does the arithmetic. Tests:
-tests/estimate/test_calibrate.py.
+`toprope calibrate` (cli/calibrate.py) and verification.py call it; fitting.py does the arithmetic. Figures have their
+names in rates.toml; `_names` says which kinds of calls each one is fitted to. A figure that the measurements do not
+determine keeps its value. The limits at the top are free choices. Tests: tests/estimate/test_calibrate.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Robust fit of positive figures to measured times: least absolute error of logarithms; pure.
 
-Used by calibrate.py. A model gives a time for each case from a few positive figures. Figures are fitted in logarithms
-with weights that bound the influence of outliers (iteratively reweighted least squares, damped as by Levenberg and
-Marquardt), after scans of each figure alone: a model that takes the longer of two times does not react to the shorter
-one. Tests: tests/estimate/test_calibrate.py.
+Used by calibrate.py; it knows nothing of cards. A model gives a time for each case from a few positive figures.
+Figures are fitted in logarithms with weights that bound the influence of outliers (iteratively reweighted least
+squares, damped as by Levenberg and Marquardt), after scans of each figure alone: a model that takes the longer of two
+times does not react to the shorter one. The method is free as long as known figures come back within 2 %. Tests:
+tests/estimate/test_calibrate.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Files of the vendor's profilers: kernels with shapes and times, and what else a folder says of its run.
 
-`toprope calibrate` fits the rates of estimates to them. Sources of the columns: Ascend/pytorch,
-torch_npu/profiler/analysis (kernel_details.csv, operator_details.csv, step_trace_time.csv), and the vendor's pages
-about msprof's op_summary. Start times are microseconds since 1970 with three decimals: more digits than a float holds,
-so they are kept as whole nanoseconds. Tests: tests/estimate/test_profile_reading.py.
+`toprope calibrate` fits the rates of estimates to them. The vendor fixes the names of files, folders and columns:
+Ascend/pytorch, torch_npu/profiler/analysis (kernel_details.csv, operator_details.csv, step_trace_time.csv), and its
+pages about msprof's op_summary. Files that the simulated card wrote are refused. Start times are microseconds since
+1970 with three decimals: more digits than a float holds, so they are kept as whole nanoseconds. Tests:
+tests/estimate/test_profile_reading.py.
 """
 
 from __future__ import annotations

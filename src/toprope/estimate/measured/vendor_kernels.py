@@ -1,6 +1,7 @@
 """Kernels as the vendor's profiler names them, translated to calls of operators; pure, from vendor_kernels.toml.
 
-Used by calibrate.py. A kernel that is not in the table is not used for the fit. Tests:
+Used by calibrate.py. The names and the order of a kernel's tensors are the vendor's; a new kernel is a row of the
+table. A kernel that is not in the table, or whose layout its shapes do not decide, is not used for the fit. Tests:
 tests/estimate/test_profile_reading.py.
 """
 

@@ -1,7 +1,9 @@
 """Comparison of toprope's tables with a real card: the program that measures it, and the file that it writes.
 
-`toprope verify` (cli/verify.py) writes verify_card.py for the user and reads the JSON that it made; both files must
-agree on its fields. Tests: tests/cli/test_cli_verify.py.
+`toprope verify` (cli/verify.py) writes verify_card.py for the user and reads the JSON that it made. Users send such
+files: both modules must agree on the fields, and a change of them raises `FORMAT` in both. What is compared is in
+toprope.chips, toprope.support and estimate/cost; a new comparison is a function that yields `Finding`s. Tests:
+tests/cli/test_cli_verify.py.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """Measure an Ascend card: times, memory, operators on the host, refused dtypes and error texts.
 
-A file of its own: Python 3.8 or newer, torch and torch_npu; nothing else is imported. `toprope verify` writes it out,
-verification.py reads its result. Run it where the card is: Tests: tests/cli/test_cli_verify.py.
+A file of its own: Python 3.8 or newer, torch and torch_npu; nothing else is imported. `toprope verify` fills `TABLES`
+and writes it out for the user, verification.py reads its result: both must agree on the fields of the JSON (`FORMAT`).
+Run it where the card is:
 
     python verify_card.py [--quick] [--only PART,...] [--device N] [--output verify_card.json] [--overwrite]
 
 It takes about five minutes and writes a JSON file without names of users, machines or folders, which can be attached to
 an issue. Each part runs in a process of its own with a limit of time; a failure is noted and the others go on. Ctrl-C
 ends it and writes the results so far. Memory is given back at once; nothing on the machine is changed.
+
+Tests: tests/cli/test_cli_verify.py.
 """
 
 # ruff: noqa

@@ -1,7 +1,9 @@
 """Models without weights, on the meta device: of transformers or diffusers by a config, or a class of the user.
 
-Called by estimate.py and workloads.py. Tests: tests/estimate/test_models_on_paper.py, against published counts of
-parameters.
+Called by estimate.py and workloads.py. The two libraries fix the names of files and fields (config.json,
+model_index.json). Nothing is downloaded, and code that comes with a configuration (auto_map) is not run; both are
+promises to users. Tests: tests/estimate/test_models_on_paper.py, against published counts of parameters, and
+tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Parameters, memory and time of a model on one card, or divided among cards: the sum of what `workloads` recorded.
 
-Called by `toprope estimate` (cli/estimate.py); text.py shows the result. Tests: tests/estimate/test_paper.py and
-test_models_on_paper.py (published memory).
+Called by `toprope estimate` (cli/estimate.py); text.py shows the result. `as_dict` is the public JSON
+(docs/estimate.md): its keys stay. Collectives and stages follow Megatron-LM and 1F1B scheduling. Tests:
+tests/estimate/test_paper.py and test_models_on_paper.py (published memory).
 """
 
 from __future__ import annotations

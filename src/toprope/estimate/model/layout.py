@@ -1,6 +1,8 @@
 """Division of a model among cards, on paper: degrees, divisibility, and what the cards send; pure.
 
-Called by estimate.py and cli/estimate.py. Tests: tests/estimate/test_paper.py.
+Called by estimate.py and cli/estimate.py. Names of a configuration's fields are those of transformers; what is divided
+follows Megatron-LM and ZeRO; the size of buffers is HCCL's. Beyond a node no figure is known, and a range has no upper
+end. Tests: tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Errors for options of an estimate that would have no effect on it; pure.
 
-Called by estimate.py; no option is passed over in silence. Tests: tests/cli/test_cli_estimate.py.
+Called by estimate.py; no option is passed over in silence. Names are those of the parameters in cli/estimate.py: a new
+option of the command needs its conditions here. Tests: tests/cli/test_cli_estimate.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """An estimate of a model as lines for a person, for `toprope estimate` (cli/estimate.py).
 
-Tests: tests/estimate/test_paper.py.
+Nothing but output: words and layout are free, as long as each figure is marked as counted, estimate or profile. Tests:
+tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

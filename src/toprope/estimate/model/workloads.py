@@ -1,6 +1,9 @@
 """Recording of a forward pass, a prefill, a step of decoding or a training step of a model on the meta device.
 
-Called by estimate.py and cli/estimate.py; record/recorder.py sees the operators. Tests: tests/estimate/test_paper.py.
+Called by estimate.py and cli/estimate.py; record/recorder.py sees the operators. How models are called (names of
+inputs, caches, gradient checkpointing) is fixed by transformers and diffusers; a class of diffusers whose inputs are
+known is a branch of `_of_diffusers` and a name in `SIZED`. Tests: tests/estimate/test_paper.py,
+tests/estimate/test_models_on_paper.py (published memory).
 """
 
 from __future__ import annotations
@@ -396,7 +399,7 @@ class _Run:
         batch, scale = work.batch, 8
         if work.height % 16 or work.width % 16:
             raise UsageError(
-                f"a picture of {work.width}x{work.height} is none of these models.", do="use multiples of 16"
+                f"these models take no picture of {work.width}x{work.height} pixels.", do="use multiples of 16"
             )
         if kind == "UNet2DConditionModel":
             rows, columns = work.height // scale, work.width // scale

@@ -1,6 +1,8 @@
 """`OperatorCall`: a call of an operator with the dtypes and shapes of its tensors; pure.
 
-Recorder, traces, profiles and costs.py all use this form. Tests: tests/estimate/test_paper.py.
+Recorder, traces, profiles and costs.py all use this form. Names of operators and dtypes are torch's, in the order of
+its schemas, results last: costs.py relies on the order. Tests: tests/estimate/test_costs.py,
+tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

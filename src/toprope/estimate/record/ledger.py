@@ -1,6 +1,7 @@
 """Memory over time: blocks with a birth, a death and a kind, the peak and its holders; pure.
 
-recorder.py fills it, model/workloads.py reads it. Tests: tests/estimate/test_paper.py.
+recorder.py fills it, model/workloads.py reads it. Sizes are rounded as torch's caching allocator does, to 512 bytes.
+Tests: tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Kernels of torch_npu that diffusers calls where torch_npu is installed, for models on the meta device.
 
 model/workloads.py switches them on. diffusers 0.42 asks `is_torch_npu_available()` in RMSNorm (models/normalization.py,
-npu_rms_norm) and in GEGLU (models/activations.py, npu_geglu). Elsewhere models run the operators that they are written
-with. Tests: tests/estimate/test_paper.py.
+npu_rms_norm) and in GEGLU (models/activations.py, npu_geglu): compare with these for each new release. Elsewhere models
+run the operators that they are written with. The methods are exchanged for the time of a recording, and put back
+whatever happens. Tests: tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

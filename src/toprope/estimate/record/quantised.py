@@ -2,7 +2,8 @@
 
 Used by model/configs.py and recorder.py. The fields are those that transformers reads
 (transformers/utils/quantization_config.py) and that compressed-tensors writes. Scales and zero points are counted;
-kernels' own layouts are not known. Tests: tests/estimate/test_paper.py.
+kernels' own layouts are not known, nor are methods without a case here: a new one is a case of `_of_method`. Tests:
+tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

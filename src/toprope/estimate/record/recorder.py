@@ -1,6 +1,8 @@
 """Recorder of a model on the meta device: its operators and its memory as a card would have them.
 
-Used by model/workloads.py and estimate.py. Tests: tests/estimate/test_paper.py.
+Used by model/workloads.py and estimate.py. torch decides which operators come (TorchDispatchMode) and that a storage is
+freed with its last tensor; `_Cache` repeats the rule of toprope/sim/csrc/core/signatures.cpp: change both. Tests:
+tests/estimate/test_paper.py.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ read them in place (`Borrower`). In front of a block are flags, one for each rec
 uses the block any more: giving a block back costs no message. Segments are mapped once and stay mapped. A block with
 several readers must not be written to: arrays in it are read-only, as a sign.
 
-Pickles are only ever read from sockets in the graph's private folder, which this user alone can enter, and from
-connections to other machines that have authenticated with the graph's secret. Tests: tests/flow/test_flow_edge.py,
-tests/flow/test_flow_far.py.
+`Sealed.meta` must stay plain values, as `edge.ring_buffer` sends it by marshal, and `edge.links` reads it by position.
+The forms of payloads are known here only, and the sizes at which memory is shared are free. Pickles are only ever read
+from sockets in the graph's private folder, which this user alone can enter, and from connections to other machines that
+have authenticated with the graph's secret: keep it so. Tests: tests/flow/test_flow_edge.py,
+tests/flow/test_flow_far.py, tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations

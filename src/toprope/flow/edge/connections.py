@@ -5,8 +5,10 @@ on one machine use Unix sockets in the graph's private folder, those on several 
 `multiprocessing.connection` with the graph's secret. Messages by TCP are neither encrypted nor signed: the network
 between the machines of a Ray is assumed to be private, as Ray itself does.
 
-Sending never waits: what does not fit is kept and sent later, and `Peer.full` is true meanwhile. Threads that wait
-read; of several, one reads for all. Held by tests/flow/test_flow_edge.py and test_flow_far.py.
+Rules: sending never waits (what does not fit is kept and sent later, and `Peer.full` is true meanwhile); of several
+threads that wait, one reads for all; the sleeping flag is set before the last check, or a wake-up is lost. All ends are
+of one version of toprope, so the kinds of messages and the times at the head are free. Tests:
+tests/flow/test_flow_edge.py, tests/flow/test_flow_far.py, tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Device tensors between the processes of a graph: by reference where both see the card, never by way of the host.
 
 A part of `edge.codec`. On simulated cards the receiver maps the sender's memory. The sender keeps a block from reuse
-while a receiver holds it; the counts lie in the memory itself. On CUDA and on real NPUs torch's own handles are
-passed, as torch.multiprocessing does it: torch, and torch_npu, keep the memory until the receiver has released it.
-Tests: tests/flow/test_flow_edge.py.
+while a receiver holds it; the counts lie in the memory itself, and the C++ of the simulated card keeps them (`share`,
+`references`, `map_share`). On CUDA and on real NPUs torch's own handles are passed, as torch.multiprocessing does it:
+torch, and torch_npu, keep the memory until the receiver has released it. That branch needs a real device: no test here
+runs it. Tests: tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@ sender may have as many messages in flight as the edge is deep. On one machine i
 taken, without a system call; from another machine the receiver sends these figures. The sender keeps each message until
 the receiver is done with it: if the receiver's process dies, its successor is sent the messages that the first had not
 begun with, and a failure in place of the others. Between machines a receiver may have taken more than its sender knows:
-then messages are marked as sent again, and a stage that has had their results drops them. Held by
-tests/flow/test_flow_edge.py, test_flow_far.py and test_flow_faults.py.
+then messages are marked as sent again, and a stage that has had their results drops them.
+
+The names of ring buffers are read by `observability.metrics`. What users rely on: no message is lost or comes twice.
+Tests: tests/flow/test_flow_edge.py, tests/flow/test_flow_far.py, tests/flow/test_flow_run.py,
+tests/flow/test_flow_faults.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Graph on several machines: the folder of each of its processes, and the counters that they send to the driver.
 
 Called where a graph and its processes begin (`executor.runner`, `worker.process`). The other half of several machines
-is in `edge.links` (remote ends) and `edge.connections` (TCP); placement on machines is Ray's. Tests:
-tests/flow/test_flow_far.py.
+is in `edge.links` (remote ends) and `edge.connections` (TCP); placement on machines is Ray's. A report has all cells of
+`stage.status`, and of a ring buffer the first 16: a counter behind them would not travel. Reports may come at another
+interval, but `drain` and `metrics` wait for two of them. Tests: tests/flow/test_flow_far.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from toprope.flow.edge.connections import Connections, Kind, Peer
 from toprope.flow.edge.links import OutLink
 from toprope.flow.edge.ring_buffer import RingBuffer
 from toprope.flow.stage.plan import DRIVER, HostPlan, Reach
+from toprope.flow.stage.status import SINCE, TRANSACTION
 from toprope.functions.local.folder import join_folder, leave_folder
 from toprope.functions.transport.wire import Closed, Message
 
@@ -118,7 +120,7 @@ class Reporter:
             if peer is None or peer.gone:
                 continue
             now = time.monotonic_ns()
-            status = tuple((cells[0], max(0, now - cells[1]), *cells[2:]) for cells in self._status)
+            status = tuple((cells[TRANSACTION], max(0, now - cells[SINCE]), *cells[2:]) for cells in self._status)
             rings = tuple((link.ring.name, tuple(link.ring.cells[:16])) for link in self._links)
             try:
                 self._connections.send(peer, Kind.FIGURES, 0, (self._connections.name, status, rings))
@@ -152,8 +154,8 @@ class Mirror:
         name, status, rings = message.meta
         now = time.monotonic_ns()
         for cells, (transaction, elapsed, *times) in zip(self._status(name), status, strict=False):
-            cells[1] = now - elapsed
-            cells[0] = transaction
+            cells[SINCE] = now - elapsed
+            cells[TRANSACTION] = transaction
             for place, figure in enumerate(times, 2):
                 cells[place] = figure
         for ring_name, figures in rings:

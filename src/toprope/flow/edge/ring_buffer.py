@@ -2,8 +2,10 @@
 
 `edge.links` puts messages in and takes them out, `edge.connections` sleeps on the wake-up, `observability.metrics`
 reads the counters. The ring buffer has counters and slots for small messages. The wake-up is an eventfd plus a shared
-"sleeping" flag, so that senders signal only a sleeping receiver. The order of memory accesses matters here (`fence`):
-run tests/flow/test_flow_edge.py on more than one kind of processor after a change.
+"sleeping" flag, so that senders signal only a sleeping receiver. Both ends are of one version of toprope, so the layout
+is free; each counter has one writer, and a message is counted as sent only after it lies in its slot. The order of
+memory accesses matters here (`fence`): run the tests on more than one kind of processor after a change. Tests:
+tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

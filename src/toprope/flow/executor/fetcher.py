@@ -1,7 +1,8 @@
 """Fetching: assembles the results that have arrived at the driver, and returns them.
 
-A part of `executor.runner`. Results are put together like inputs of a stage, by `worker.input_matching`. Tests:
-tests/flow/test_flow_run.py.
+A part of `executor.runner`. Results are put together like inputs of a stage, by `worker.input_matching`. The codes are
+those of CANN's dataflow API, the times at the head are free. A thread that takes results holds `lock`. Tests:
+tests/flow/test_flow_run.py, tests/flow/test_serve_graph.py.
 """
 
 from __future__ import annotations

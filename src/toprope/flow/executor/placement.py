@@ -1,7 +1,9 @@
 """Placement of the stages of a graph in processes; pure but for the masks of this process.
 
 The runner calls `place` once, when a graph starts; the result is the plan of every process (`stage.plan`). Rules of
-the deploy file are in `graph.deploy_file`. Tests: tests/flow/test_flow_semantics.py.
+the deploy file are in `graph.deploy_file`. The variables that show a process its card are CANN's and CUDA's, the least
+charge of a process comes from `toprope.functions`; which stages share a process is free. Tests:
+tests/flow/test_flow_semantics.py, tests/flow/test_flow_run.py, tests/flow/test_serve_graph.py.
 """
 
 from __future__ import annotations

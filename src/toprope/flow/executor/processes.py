@@ -1,8 +1,9 @@
 """Processes of a graph in the driver: creation, supervision, restarts and end.
 
 A part of `executor.runner`. A process is an instance of `toprope.functions` whose class is `worker.process.Host`;
-without a session of the program's, a graph begins one of its own. Tests: tests/flow/test_flow_faults.py,
-tests/flow/test_flow_run.py.
+without a session of the program's, a graph begins one of its own. A restarted process has a new name, by which files
+and routes find it. What a restart does to inputs in flight is in docs/flow.md; the times at the head are free. Tests:
+tests/flow/test_serve_graph.py, tests/flow/test_flow_faults.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from toprope.flow.exceptions import FAILED, FLOW_FUNC_FAILED, MODEL_EXECUTE_TIME
 from toprope.flow.executor.placement import Placed
 from toprope.flow.stage.plan import Address, HostPlan, Reach, Route, StagePlan
 from toprope.flow.stage.spec import Failure, RunOptions, StageFunction
-from toprope.flow.stage.status import Status
+from toprope.flow.stage.status import SINCE, TRANSACTION, Status
 from toprope.flow.worker.process import Host
 from toprope.functions import context
 from toprope.functions.backend import Code
@@ -261,7 +262,7 @@ class Hosts:
         for host in list(self._running.values()):
             stages = [(stage, function) for stage in host.plan.stages for function in stage.spec.functions]
             for (stage, _), cells in zip(stages, host.status, strict=True):
-                transaction, since = cells[0], cells[1]
+                transaction, since = cells[TRANSACTION], cells[SINCE]
                 if transaction and now - since > limit and host.why is None and not host.ended:
                     host.why = _overdue_failure(stage, transaction, self._options.deadline_ms)
                     self._kill(host)
@@ -318,10 +319,10 @@ class Hosts:
     def explain(self) -> str:
         """Describe the stages at work."""
         at_work: Sequence[str] = [
-            f"{host.plan.stages[0].context.name} works on input {cells[0]}"
+            f"{host.plan.stages[0].context.name} works on input {cells[TRANSACTION]}"
             for host in self._running.values()
             for cells in host.status
-            if cells[0]
+            if cells[TRANSACTION]
         ]
         return ", ".join(at_work) or "no stage works on an input"
 

@@ -1,7 +1,9 @@
 """Runner of a graph in the program: starts, feeds, fetches from and ends the graph.
 
-`FlowGraph` makes one when it is first fed; futures and closures call it, too. It works on messages and codes: values,
-exceptions and the API's quirks belong to `FlowGraph`. Held by tests/flow/test_flow_run.py and test_flow_faults.py.
+`FlowGraph` makes one when it is first fed; futures and closures call it, too. It works on messages and on codes, which
+are those of CANN's dataflow API: values, exceptions and the API's quirks belong to `FlowGraph`. Feeding is all or
+nothing, `close` leaves no process and no file behind. Tests: tests/flow/test_flow_run.py,
+tests/flow/test_serve_graph.py, tests/flow/test_flow_faults.py.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from toprope.flow.edge.codec import Codec, Sealed
 from toprope.flow.edge.connections import Connections, Kind, Peer
 from toprope.flow.edge.links import InQueue, OutLink, in_link, out_link
 from toprope.flow.edge.machines import Mirror, begin, make_connections, reach
+from toprope.flow.edge.ring_buffer import WAITED, WAITS
 from toprope.flow.exceptions import (
     FAILED,
     PARAM_INVALID,
@@ -172,7 +175,7 @@ class Runner:
         if link.is_free():
             return True
         cells, began = link.ring.cells, time.monotonic_ns()
-        cells[2] = 1
+        cells[WAITS] = 1
         assert self._connections is not None
 
         def is_over() -> bool:
@@ -185,7 +188,7 @@ class Runner:
         ):
             self._warn_unfetched(link)
             self._connections.wait(is_over, until)
-        link.ring.cells[5] += time.monotonic_ns() - began
+        link.ring.cells[WAITED] += time.monotonic_ns() - began
         return link.is_free() and self._broken is None
 
     def _unfetched(self) -> str:

@@ -2,9 +2,10 @@
 
     {"batch_deploy_info": [{"flow_node_list": ["decode", "model"], "logic_device_list": "0:0:0~1:0"}]}
 
-Read for the settings of a graph (`graph.settings`). The format is the reference's: an address is cluster:server:device,
-with the number of a NUMA node behind it or not. `a~b` stands for all numbers from a to b; addresses are separated by
-commas. A stage has an instance for each of its addresses. Held by tests/flow/test_flow_deploy.py.
+Read for the settings of a graph (`graph.settings`). The format and its limits are CANN's: an address is
+cluster:server:device, with the number of a NUMA node behind it or not. `a~b` stands for all numbers from a to b;
+addresses are separated by commas. A stage has an instance for each of its addresses. Other servers than 0:0 are
+refused. Tests: tests/flow/test_flow_deploy.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Nodes, their wiring, and the plan of a graph; pure.
 
 Users build graphs of `FlowData`, `FlowNode` and `FlowOutput`; `plan` makes the `Plan` that everything behind works on:
-placement, runner, metrics, service. Any thread may build graphs. Names are given as the reference gives them: the
-class's name, then `_1`, `_2`, ... Held by tests/flow/test_flow_graph.py.
+placement, runner, metrics, service. Any thread may build graphs. Fixed by CANN's dataflow API: the public classes and
+methods, the attributes' names (`_flow_attr_...`), and the names of nodes, which deploy files use: the class's name,
+then `_1`, `_2`, ... Instances are toprope's own, and so is the form of `Plan`. Tests: tests/flow/test_flow_graph.py,
+tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations

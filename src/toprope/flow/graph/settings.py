@@ -1,7 +1,8 @@
 """Settings of a graph: its options and those of `init`, the deploy file, and setters until it is first fed.
 
-The base class of `FlowGraph`; its result is `RunOptions` (`stage.spec`) for the runner. Option names are the
-reference's. Tests: tests/flow/test_flow_deploy.py.
+The base class of `FlowGraph`; its result is `RunOptions` (`stage.spec`) for the runner. The setters, their limits and
+the option names ("ge....") are those of CANN's dataflow API, but for `set_start_timeout`. Tests:
+tests/flow/test_flow_deploy.py, tests/flow/test_flow_graph.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Placement tells each stage by it where to send an END, and the service which graphs stream. A generator function makes
 several results of an input. In a graph that replies (`RunOptions.replies`) its stage sends an END after the last one,
 and all stages after it pass that on. A generator after a generator makes the stream longer and ends nothing. Streams
-of different generators have different lengths, so nothing can put them together. Tests:
-tests/flow/test_serve_parts.py.
+of different generators have different lengths, so nothing can put them together. CANN has no such ends: the rules are
+toprope's own, and `worker.loop` follows them. Tests: tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

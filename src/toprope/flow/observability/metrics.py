@@ -1,8 +1,9 @@
 """Metrics of a graph's edges and stages, read from shared memory without a request to any process.
 
 For users (`FlowGraph.metrics`) and for Prometheus (`service.prometheus`). Counters of edges are those of
-`edge.ring_buffer`, those of stages of `stage.status`: a new one is added there first. Tests:
-tests/flow/test_serve_parts.py, tests/flow/test_flow_edge.py.
+`edge.ring_buffer`, those of stages of `stage.status`: a new one is added there first. The files' names
+(`link-edge-source-target-process-generation`) are made by `edge.links` and `worker.process`. `drain` relies on `quiet`.
+Tests: tests/flow/test_serve_parts.py, tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toprope.flow.edge.ring_buffer import CELLS, RingBuffer
-from toprope.flow.graph.nodes import Plan
+from toprope.flow.edge.ring_buffer import CELLS, DONE, SENT, TAKEN, RingBuffer
+from toprope.flow.graph.nodes import DEPTH, Plan
 from toprope.flow.stage.plan import StagePlan
 from toprope.flow.stage.spec import StageFunction
 from toprope.flow.stage.status import BOUNDS_NS, BUCKETS, MORE_INPUTS, TOTAL_NS
@@ -128,8 +129,8 @@ class RingCounters:
         for name, ring in self._rings.items():
             link, sender, generation = _parse(name)
             if sender in names and generation == newest[link, sender]:
-                sent = ring.cells[3]
-                if sent != ring.cells[1]:
+                sent = ring.cells[SENT]
+                if sent != ring.cells[DONE]:
                     return -1
                 total += sent
         return total
@@ -142,14 +143,14 @@ class RingCounters:
             row = sums[int(name.split("-")[1])]
             for place, cell in enumerate(CELLS):
                 row[cell] += ring.cells[place]
-            row["depth"] += max(0, ring.cells[3] - ring.cells[0])
+            row["depth"] += max(0, ring.cells[SENT] - ring.cells[TAKEN])
         return [self._edge(number, row) for number, row in enumerate(sums)]
 
     def _edge(self, number: int, row: dict[str, int]) -> EdgeMetrics:
         edge, nodes = self._plan.edges[number], self._plan.nodes
         source = nodes[edge.source].name if edge.source >= 0 else self._plan.inputs[edge.output].name
         target = nodes[edge.target].name if edge.target >= 0 else "fetch"
-        capacity = nodes[edge.target].depth if edge.target >= 0 else 128
+        capacity = nodes[edge.target].depth if edge.target >= 0 else DEPTH
         return EdgeMetrics(
             source, edge.output if edge.source >= 0 else 0, target, edge.input, capacity, row["depth"], row["sent"],
             row["bytes"], row["waited_ns"] / 1e6, row["to_host"], row["between"], row["shared"], row["lost"],

@@ -1,7 +1,7 @@
 """Drawing of a graph as SVG, with the metrics of its edges; pure.
 
-For users (`FlowGraph.picture`). The elements carry `data-` attributes (node, source, target), which the tests read
-(tests/flow/test_flow_graph.py); all else of the drawing may change.
+For users (`FlowGraph.picture`). The elements carry `data-` attributes (node, source, target), which the tests read; all
+else of the drawing may change. Colours and fonts are those of `toprope.drawing`. Tests: tests/flow/test_flow_graph.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trace of a graph's stages in Chrome's trace format; pure.
 
-For users (`FlowGraph.trace`): the runner collects the calls from the stages. The format is what Perfetto reads.
-Tests: tests/flow/test_flow_edge.py.
+For users (`FlowGraph.trace`): the runner collects the calls from the stages. The keys and units of an event (`ph`, `ts`
+in microseconds) are what Perfetto reads; which rows there are is free. Tests: tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

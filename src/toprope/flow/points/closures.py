@@ -1,7 +1,8 @@
 """Models and graphs that a function of a stage runs by `run_flow_model`.
 
 `process_points` makes them for the stage; there `udf.run_context` runs them. Unlike stages, they run when they are
-called, inside of the stage. Tests: tests/flow/test_flow_decorators.py.
+called, inside of the stage. They travel as pickles, so `portable` leaves out all that the stage does not need. The
+codes of a run are those of CANN's dataflow API. Tests: tests/flow/test_flow_func.py, tests/flow/test_flow_onnx.py.
 """
 
 from __future__ import annotations

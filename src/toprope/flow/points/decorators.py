@@ -1,7 +1,8 @@
 """`pyflow` and `method`: a Python function or class as a stage.
 
-For users. Only the arguments of the decorators are checked here; the nodes are made by `python_points`. Refusals are
-the reference's: tests/flow/test_flow_decorators.py.
+For users. Only the arguments of the decorators are checked here; the nodes are made by `python_points`. The options'
+names and the types and words of refusals are those of CANN's dataflow API; `instances`, `batch` and `wait` are
+toprope's own. Tests: tests/flow/test_flow_decorators.py, tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Export of models for stages that run without the user's Python (optimize_level 2 of `npu_model`).
 
-`npu_models` calls it while a graph is built; the stage loads the file by `model_files`. Tests:
-tests/flow/test_flow_decorators.py.
+`npu_models` calls it while a graph is built; the stage loads the file by `model_files`. The file is a program of
+torch.export (.pt2), whose API is PyTorch's; CANN's own export by torchair is called only where a real card and torchair
+are there. The sizes of samples are free, but for 0 and 1. Tests: tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

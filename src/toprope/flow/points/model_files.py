@@ -1,7 +1,8 @@
 """Stages that run model files: programs of torch.export, and ONNX by onnxruntime.
 
-`process_points` calls it for the file of a `GraphProcessPoint`, `closures` for a model that a function runs. Tests:
-tests/flow/test_flow_onnx.py, tests/flow/test_flow_func.py.
+`process_points` calls it for the file of a `GraphProcessPoint`, `closures` for a model that a function runs. The
+formats and how they are loaded belong to PyTorch and onnxruntime; inputs and outputs are taken in the file's order.
+Tests: tests/flow/test_flow_onnx.py, tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """`npu_model`: functions and models whose inputs and outputs stay on the device.
 
 For users. It is `pyflow` with tensors on the card: the nodes are made by `python_points`, or, with optimize_level 2,
-by `model_export` and `process_points`. Tests: tests/flow/test_flow_decorators.py.
+by `model_export` and `process_points`. The options' names, levels and refusals are those of CANN's dataflow API;
+`instances`, `batch` and `wait` are toprope's own. Tests: tests/flow/test_flow_decorators.py,
+tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

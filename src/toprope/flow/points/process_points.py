@@ -1,7 +1,9 @@
 """Process points other than decorated functions: UDF classes, model files, and graphs as closures.
 
 For users; `FlowNode.add_process_point` takes them. Each describes its stage as a `StageSpec` (`stage.spec`). Classes,
-arguments and configuration files are the reference's. Tests: tests/flow/test_flow_func.py.
+arguments and the keys of configuration files are those of CANN's dataflow API, but for `Framework.TORCH`. A model file
+is looked for when the graph is first fed, not when the point is made. Tests: tests/flow/test_flow_func.py,
+tests/flow/test_flow_graph.py, tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Process points that run Python: a decorated function, and a class with decorated methods.
 
 `decorators` and `npu_models` make nodes by it. Half of it runs while a graph is built, half (`_make_function`,
-`_make_actor`) in the stage's process, where `worker.calls` calls the function. Tests:
-tests/flow/test_flow_decorators.py.
+`_make_actor`) in the stage's process, where `worker.calls` calls the function: what is handed over must be picklable.
+`fnode`, the names and order of ports, and what a decorated class refuses are those of CANN's dataflow API. Tests:
+tests/flow/test_flow_decorators.py, tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numbers of a function's inputs and outputs, from its parameters, `num_returns` and its annotation.
 
-`decorators` and `python_points` count by it; with `strict` as the reference counts, quirks included. Tests:
-tests/flow/test_flow_decorators.py.
+`decorators` and `python_points` count by it. With `strict` it counts as CANN's dataflow API does, quirks included;
+without, as the table in docs/flow.md says. Tests: tests/flow/test_flow_decorators.py.
 """
 
 from __future__ import annotations

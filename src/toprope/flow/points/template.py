@@ -1,7 +1,8 @@
 """Template of a class of the UDF interface: a beginning that users fill in.
 
-For users, by the facade's command `python -m dataflow.tools.create_func_ws`. Names and files are the reference's,
-without the CMake project. Tests: tests/flow/test_flow_func.py.
+For users, by the facade's command `python -m dataflow.tools.create_func_ws`. The command, its options, `FuncWsCreator`
+and the files' names are those of CANN's dataflow API, without the CMake project; the text of the class is free as long
+as it runs as it is. Tests: tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Workspace of a stage: its folder `<node>_ws`, and the description in it, with the reference's names.
+"""Workspace of a stage: its folder `<node>_ws`, and the description in it, with the names of CANN's dataflow API.
 
-Written while a graph is built, by `python_points` and `process_points`, for people and the reference's tools: nothing
-of toprope reads it back. Tests: tests/flow/test_flow_decorators.py.
+Written while a graph is built, by `python_points` and `process_points`, for people and CANN's tools: nothing of toprope
+reads it back. The keys of the description and its file's name are fixed by that; a folder that cannot be written to
+must stop no graph. Tests: tests/flow/test_flow_decorators.py, tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """HTTP application of a graph: FastAPI, with one endpoint that feeds the graph.
 
 `toprope.flow.service.Service`, for users, and `toprope serve`. Here are admission, deadlines, streaming and refusals;
-bodies are in `bodies`, descriptions in `openapi` and `ports`. docs/serve.md promises what clients see;
-tests/flow/test_serve_app.py holds it with a graph that is a stand-in, test_serve_http.py with a real one.
+bodies are in `bodies`, descriptions in `openapi` and `ports`. docs/serve.md promises what clients see: paths, status
+codes and headers; the times at the head are free. An accepted request is counted once, and out again however it ends.
+Tests: tests/flow/test_serve_app.py (the graph is a stand-in), tests/flow/test_serve_http.py (a real one).
 """
 
 from __future__ import annotations

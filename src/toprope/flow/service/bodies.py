@@ -1,7 +1,8 @@
 """Bodies of requests and responses: JSON, safetensors, forms and raw bytes as values of a graph, and back.
 
 `service.app` calls it. Input comes from strangers: every check of sizes, types and names is here, and each refusal is
-a `Problem` with the place of the mistake. Formats are public: docs/serve.md. Tests: tests/flow/test_serve_app.py.
+a `Problem` with the place of the mistake. The formats are public (docs/serve.md), and the limits of sizes are those of
+numpy and torch. Tests: tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations
@@ -400,4 +401,4 @@ def safetensors_of_values(values: Sequence[Any], ports: Ports) -> bytes:
 
 
 def _is_text(value: Tensor) -> bool:
-    return bool(value.get_data_type() == DT_STRING)
+    return value.tensor_desc.dtype == DT_STRING

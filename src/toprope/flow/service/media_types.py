@@ -1,7 +1,7 @@
 """Media types of answers: what a client accepts, and of which type bytes are by their content; pure.
 
-For `service.app`. Types that a browser would run as a program are never recognised: add none of them. Tests:
-tests/flow/test_serve_app.py.
+For `service.app`. Names and signatures are those of the formats (RFC 9110 for Accept). Types that a browser would run
+as a program are never recognised: add none of them. Tests: tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The OpenAPI description of a service, with the inputs and outputs of its graph; pure.
 
-`service.app` serves it. What clients may send and get is decided in `service.bodies`: change both. Tests:
-tests/flow/test_serve_app.py.
+`service.app` serves it. Its keys are OpenAPI 3.1's, its texts are free. What clients may send and get is decided in
+`service.bodies` and `service.app`: change both. Tests: tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations

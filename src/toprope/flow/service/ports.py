@@ -1,7 +1,7 @@
 """The inputs and outputs of a graph as a service names and describes them; pure.
 
-`service.app` makes them once; `bodies` checks requests by them, and `openapi` describes them. Tests:
-tests/flow/test_serve_app.py.
+`service.app` makes them once; `bodies` checks requests by them, and `openapi` describes them. The names are what
+clients send and get (docs/serve.md): a change breaks them. Tests: tests/flow/test_serve_app.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Errors of a service as clients see them: problem details for HTTP (RFC 9457).
 
-`bodies` and `app` raise a `Problem`; `app` sends it. `openapi` lists the status codes. Tests:
+`bodies` and `app` raise a `Problem`; `app` sends it. The RFC fixes type, title, status and detail; `do`, `field`,
+`expected` and `got` are toprope's own, promised in docs/serve.md. `openapi` lists the status codes. Tests:
 tests/flow/test_serve_app.py.
 """
 

@@ -1,7 +1,7 @@
 """Figures of a service in Prometheus's text format; pure.
 
-`service.app` serves it at /metrics. Dashboards rely on the names of the figures: add some, rename none. Tests:
-tests/flow/test_serve_parts.py.
+`service.app` serves it at /metrics. The syntax is Prometheus's (text format 0.0.4). Dashboards rely on the names and
+labels of the figures: add some, rename none. Tests: tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The server of a service: uvicorn, with an end in which accepted requests are answered.
 
-`toprope serve` calls it; a program with its own server mounts `Service.app` instead. Tests:
-tests/flow/test_serve_http.py.
+`toprope serve` calls it; a program with its own server mounts `Service.app` instead. `handle_exit` and `on_tick`
+override uvicorn's methods of these names. The end is promised in docs/serve.md; the times of connections are free.
+Tests: tests/flow/test_serve_http.py.
 """
 
 from __future__ import annotations

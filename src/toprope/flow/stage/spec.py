@@ -3,8 +3,9 @@
 A process point (`flow.points`) describes its stage with `StageSpec`. In the stage's process (`flow.worker`) the
 `code` of it is unpickled and called with a `StageContext`; what it returns, a `StageObject`, has the functions to run
 and knows how Python values become messages. So the running half needs to know nothing of decorators, tensors and
-registries. Numbers of message types and flags are the reference's. Tests: tests/flow/test_flow_edge.py,
-tests/flow/test_serve_parts.py.
+registries. Fixed by CANN's dataflow API: the numbers of message types and of EOS and SEG, `CountBatch` and `TimeBatch`.
+All else is toprope's own; `edge.codec` sends the fields of `Head` in their order. Tests: tests/flow/test_flow_edge.py,
+tests/flow/test_serve_parts.py, tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations
@@ -356,4 +357,4 @@ class RunOptions:
 
 
 Batching = CountBatch | TimeBatch
-"""Sources of a node's input."""
+"""How the messages of an input are joined, see `toprope.flow.worker.batch`."""

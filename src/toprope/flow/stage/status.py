@@ -1,7 +1,8 @@
 """Status cells that each function of a stage shares with the driver: its current input, and the times of its calls.
 
 `worker.loop` writes them; `executor.processes` reads them for deadlines and `observability.metrics` for figures. The
-layout is the constants here: both sides use them. Tests: tests/flow/test_serve_parts.py, tests/flow/test_flow_far.py.
+layout is the constants here, and free: both sides use them. The bounds of the buckets are seen in Prometheus, where a
+change breaks the comparison with older figures. Tests: tests/flow/test_serve_parts.py, tests/flow/test_flow_far.py.
 """
 
 from __future__ import annotations

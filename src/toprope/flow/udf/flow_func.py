@@ -10,8 +10,8 @@
             array = input_flow_msgs[0].get_tensor().numpy()
             return run_context.set_output(0, array * 2)  # 0 is the o0 of proc_wrapper
 
-Names and codes are the reference's. `FuncProcessPoint` makes a stage of such a class by `make_stage`. Tests:
-tests/flow/test_flow_func.py, tests/flow/test_flow_semantics.py.
+All public names and codes are those of CANN's `dataflow.flow_func`. `FuncProcessPoint` makes a stage of such a class by
+`make_stage`, which is toprope's own. Tests: tests/flow/test_flow_func.py, tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def make_stage(
         if getattr(getattr(type(made), name, None), "_df_init", False):
             code = getattr(made, name)(PyMetaParams(context, params))
             if code:
-                raise DfException(f"{type(made).__name__}.{name} returned {code}", code or FLOW_FUNC_FAILED)
+                raise DfException(f"{type(made).__name__}.{name} returned {code}", code)
     opened = {key: each.open(context) for key, each in closures.items()}
     functions = {
         each.name: running.inside(context, _Caller(getattr(made, each.name), each.outputs, opened, context.balance))

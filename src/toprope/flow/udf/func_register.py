@@ -1,7 +1,8 @@
 """Functions of the UDF interface by the names of their module and class, as `proc_wrapper` registers them.
 
 For users (`FlowFuncRegister`, `FlowFuncInfos`), who may register functions without decorators; `FuncProcessPoint`
-reads it. Tests: tests/flow/test_flow_func.py.
+reads it. Names and methods are those of CANN's `dataflow.flow_func`, but for `FlowFuncInfos.functions`. One register
+for the process. Tests: tests/flow/test_flow_func.py, tests/flow/test_flow_semantics.py.
 """
 
 from __future__ import annotations

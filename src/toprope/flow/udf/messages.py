@@ -1,7 +1,8 @@
 """Messages of the UDF interface (`FlowMsg`), as its functions see them.
 
-The run context makes one of each internal `Message` (`stage.spec`). Attributes and methods are the reference's.
-Tests: tests/flow/test_flow_func.py.
+The run context makes one of each internal `Message` (`stage.spec`). Attributes and methods are those of CANN's
+`dataflow.flow_func`. A change of a received message's metadata must not reach others: the head is a copy, and flags of
+toprope's own are hidden. Tests: tests/flow/test_flow_func.py.
 """
 
 from __future__ import annotations

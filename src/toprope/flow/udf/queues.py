@@ -1,7 +1,8 @@
 """Queues of messages for functions with stream input.
 
 A stage gives one to a function for each input that it declares as a stream; `worker.calls.InputQueue` is behind it.
-Tests: tests/flow/test_flow_edge.py.
+The interface is Python's `queue.Queue`, and that timeouts are milliseconds is CANN's. Tests:
+tests/flow/test_flow_assertions.py, tests/flow/test_flow_run.py.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class FlowMsgQueue(queue.Queue[Any]):
         self.put(item)
 
     def join(self) -> NoReturn:
-        """No-op: tasks are not counted."""
+        """A stage counts no tasks."""
         raise NotImplementedError("an input of a stage counts no tasks")
 
     def task_done(self) -> NoReturn:
-        """No-op: tasks are not counted."""
+        """A stage counts no tasks."""
         self.join()

@@ -1,7 +1,8 @@
 """Routing of outputs over the instances of the next stage; pure.
 
-For users (`BalanceConfig`), who pass it to `set_output`; `run_context` labels the messages by it. The labels decide
-which instance gets a message: tests/flow/test_flow_balance.py.
+For users (`BalanceConfig`), who pass it to `set_output`; `run_context` labels the messages by it, and the labels decide
+which instance gets a message. Public names, policies and the limit of elements are those of CANN's
+`dataflow.flow_func`; `refusal` and `labels` are toprope's own. Tests: tests/flow/test_flow_balance.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Start parameters and run context, which functions of the UDF interface get in addition to messages.
 
-For users; `flow_func` makes them in the stage's process. Methods and codes are the reference's. Tests:
+For users; `flow_func` makes them in the stage's process. Methods and codes are those of CANN's `dataflow.flow_func`:
+wrong use returns a code and logs why. What is sent is a new message, as a received one may be read elsewhere. Tests:
 tests/flow/test_flow_func.py, tests/flow/test_flow_balance.py.
 """
 

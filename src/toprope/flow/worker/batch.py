@@ -1,8 +1,8 @@
 """Batches: several messages of an input joined into one, by number or by their own times.
 
-For inputs with a `CountBatch` or `TimeBatch`: `worker.input_matching` gives it the messages. A failed message passes
-by itself, so that the others go on. Batching of whole requests is another thing: `worker.dynamic_batch`. Tests:
-tests/flow/test_flow_edge.py.
+For inputs with a `CountBatch` or `TimeBatch`: `worker.input_matching` gives it the messages. The attributes, when a
+batch ends and the codes of refusals are those of CANN's dataflow API. A failed message passes by itself, so that the
+others go on. Batching of whole requests is another thing: `worker.dynamic_batch`. Tests: tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Calls of a stage's functions, and their context objects.
 
 `worker.loop` has an input and calls; here values are taken out of messages and results become messages. The functions
-come from `flow.points`, by way of `stage.spec.StageObject`. Tests: tests/flow/test_flow_run.py.
+come from `flow.points`, by way of `stage.spec.StageObject`. Users see the rules: an `npu_model` gets and returns
+tensors on its own device, the results of one call are sent all or not at all, and a batch that raises is called again
+with each input alone. Tests: tests/flow/test_flow_run.py, tests/flow/test_serve_graph.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 `worker.loop` collects by it, `worker.calls` divides by it; the decorators check their options by `check_batch`. A
 stage with `batch=8, wait="5ms"` takes up to 8 inputs in one call, and waits at most 5 ms after the first of them.
 Models (`npu_model`) are given tensors joined along their first axis, of rows of equal shape and dtype; functions
-(`pyflow`) are given lists and return lists. The order of the inputs is kept. Tests: tests/flow/test_serve_parts.py.
+(`pyflow`) are given lists and return lists. The order of the inputs is kept. CANN has no such options: docs/serve.md
+promises them, and their limits are free. Tests: tests/flow/test_serve_parts.py.
 """
 
 from __future__ import annotations

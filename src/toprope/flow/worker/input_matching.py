@@ -1,6 +1,8 @@
 """Matching of inputs: one message of each input for an activation, by order or by transaction.
 
-`worker.loop` takes its inputs by it, and the driver's fetcher its results. Held by tests/flow/test_flow_edge.py.
+`worker.loop` takes its inputs by it, and the driver's fetcher its results. When a group is complete, given up or
+dropped, and the code of an incomplete one, are those of CANN's dataflow API (`set_inputs_align_attrs`); dropping what a
+killed stage had sent already is toprope's own. Tests: tests/flow/test_flow_edge.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """A stage of a process, and the loop of each of its functions: gather, run, send, again.
 
 `worker.process` runs it, one thread for each function. It joins `input_matching`, `dynamic_batch`, `calls` and the
-links of `flow.edge`; order, deadlines, cancelled inputs, streams and failures are decided here. Held by
-tests/flow/test_flow_run.py and test_flow_faults.py.
+links of `flow.edge`; order, deadlines, cancelled inputs, streams and failures are decided here. Rules: an input that
+fails fails alone, senders keep an input until its results have left the process, and waiting for room does not count
+as work on the input (the driver kills by that time). Tests: tests/flow/test_flow_run.py,
+tests/flow/test_serve_graph.py, tests/flow/test_flow_faults.py.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from toprope.flow.edge.links import InQueue, OutLink
 from toprope.flow.exceptions import FLOW_FUNC_FAILED, USER_RAISE_EXCEPTION, DfException, as_exception
 from toprope.flow.stage.plan import DRIVER, StagePlan
 from toprope.flow.stage.spec import EMPTY, END, FAILURE, MORE, TORCH, Failure, Head, Message, StageFunction, StageObject
-from toprope.flow.stage.status import Recorder, Status
+from toprope.flow.stage.status import SINCE, TRANSACTION, Recorder, Status
 from toprope.flow.worker.batch import batcher
 from toprope.flow.worker.calls import (
     Activation,
@@ -316,14 +318,14 @@ class Loop:
     def _begin(self, head: Head) -> tuple[int, int]:
         """Note the start of an input for the driver. Return the time, and how long outputs have waited so far."""
         status = self._status
-        status[1] = began = time.monotonic_ns()
-        status[0] = head.transaction_id
+        status[SINCE] = began = time.monotonic_ns()
+        status[TRANSACTION] = head.transaction_id
         self._sent = [0] * len(self._outlets)
         return began, 0 if self._recorder is None else sum(each.waited_ns for each in self._outlets)
 
     def _end(self, inputs: int, began: int, waited: int, transaction: int) -> None:
         """Note the end of an input, and count its time without waiting for room in outputs."""
-        self._status[0] = 0
+        self._status[TRANSACTION] = 0
         if self._recorder is not None:
             waited -= sum(each.waited_ns for each in self._outlets)
             self._recorder.add(inputs, time.monotonic_ns() - began + waited)
@@ -369,7 +371,7 @@ class Loop:
         finally:
             if called:
                 self._end(len(called), began, waited, head.transaction_id)
-            self._status[0] = 0
+            self._status[TRANSACTION] = 0
         for group in groups:  # the collector is empty
             self._finish_inputs(group.messages[0].head.transaction_id)
 
@@ -401,13 +403,13 @@ class Loop:
     def _send(self, index: int, message: Message) -> None:
         # Waiting for room is not work on the input: the driver must not count it against the deadline.
         status = self._status
-        transaction, status[0] = status[0], 0
+        transaction, status[TRANSACTION] = status[TRANSACTION], 0
         try:
             self._outlets[index].send(message)
             self._sent[index] += 1
         finally:
-            status[1] = time.monotonic_ns()
-            status[0] = transaction
+            status[SINCE] = time.monotonic_ns()
+            status[TRANSACTION] = transaction
 
     # Stream input
 

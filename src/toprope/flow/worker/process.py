@@ -1,7 +1,9 @@
 """A process of a graph: the stages that run in it, each function of them in a loop of its own.
 
-`executor.processes` creates it as an instance of `toprope.functions`; the driver talks to it by `edge.connections`.
-Tests: tests/flow/test_flow_edge.py.
+`executor.processes` creates it as an instance of `toprope.functions` and calls `open` and `run`; the driver talks to it
+by `edge.connections`, with the messages of `Kind`. The names of its files (`status-...`, `link-...`) are read in the
+driver, by `executor.processes` and `observability.metrics`. Tests: tests/flow/test_flow_run.py,
+tests/flow/test_serve_graph.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Copying the demo model out of the package, with a picture to edit.
 
-Called by `toprope images demo` (`cli.images`); tests/images/test_images_demo.py holds what the model can do.
+Called by `toprope images demo` (`cli.images`). The folder has the layout of a pipeline of diffusers; a folder that is
+not empty is never written to, and no part is left after an error. Tests: tests/images/test_images_demo.py,
+tests/cli/test_wrong_use.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 A scene is a sky, a sun, hills, a house and trees, with places and colours that a seed chooses. An edit is an exact
 function of the scene, so the correct result of every instruction is known for each pixel.
 
-Called by scripts/train_demo.py, which trains the model, and by its tests. After a change of the drawing the weights
-in `model/` have to be trained again: they know only these pictures. Tests: tests/images/test_images_demo.py.
+Called by scripts/train_demo.py, which trains the model, and by its tests. After a change of the drawing, also of the
+order of random draws, the weights in `model/` have to be trained again: they know only these pictures. Tests:
+tests/images/test_images_demo.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Doctor's check of image editing: packages, and one tiny edit in a separate process. Imports no torch.
 
-Called by `cli.doctor`; the findings are those of `device.doctor.finding`, so that one report shows both. Tests:
-tests/images/test_images_doctor.py.
+Called by `cli.doctor`; the findings are those of `device.doctor.finding`, so that one report shows both. The names of
+findings are read by scripts and in docs/doctor.md, and `NEEDED` repeats the extra `images` of pyproject.toml; texts are
+translated (`Message`). Tests: tests/images/test_images_doctor.py.
 """
 
 from __future__ import annotations

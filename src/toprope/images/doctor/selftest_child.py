@@ -1,7 +1,8 @@
 """The child process of `toprope doctor --images`: one tiny edit on the device that would be chosen, offline.
 
 Started by `toprope.images.doctor.checks` with a file descriptor, to which it writes its result as a line of JSON;
-`checks` makes an `ImageFacts` of it. Tests: tests/images/test_images_doctor.py.
+`checks` reads the keys, so both change together. An error is a result, too: nothing may be raised from here. Tests:
+tests/images/test_images_doctor.py.
 """
 
 from __future__ import annotations

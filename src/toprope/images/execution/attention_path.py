@@ -3,9 +3,9 @@
 `torch.nn.functional.scaled_dot_product_attention` chooses by device, dtype, shapes and mask, and does not report it. On
 a card, the difference between a fused kernel and the plain one is memory that grows with the square of the pixels.
 
-`images.engine` wraps every edit in it; the result is "attention" in the record and in the page's panel. A new fused
-operator of torch or of a vendor needs a row in the table of names below. Tests:
-tests/images/simulated/test_images_attention.py.
+`images.engine` wraps every edit in it; the result is "attention" in the record and in the page's panel. The operators'
+names are torch's and torch_npu's: a new fused operator needs a row in the table below; the words for users are free.
+Tests: tests/images/simulated/test_images_attention.py, tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Choose the dtype in which a model is loaded, and a safer one if its numbers overflow.
 
-`read_dtype` is called when the engine is opened, `safer_dtype` by `images.pipeline_manager` after a bad result.
-Tests: tests/images/test_images_engine.py.
+`read_dtype` is called when the engine is opened, `safer_dtype` by `images.pipeline_manager` after a bad result. What
+works is what `toprope.device` has probed, not a table. The names are values of `--dtype`. Tests:
+tests/images/test_images_engine.py, tests/images/simulated/test_images_engine.py.
 """
 
 from __future__ import annotations

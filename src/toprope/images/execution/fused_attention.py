@@ -4,9 +4,9 @@ torch_npu sends `scaled_dot_product_attention` to its fused kernel only in some 
 scores are kept, which takes memory that grows with the square of the pixels. Here the operator is called directly
 wherever possible; otherwise the reason is recorded.
 
-Source of the operator's arguments: torch_npu.npu_fusion_attention, documentation of Ascend Extension for PyTorch.
-
-Used by `images.engine` on devices that have the operator; held by tests/images/simulated/test_images_attention.py.
+The operator's arguments, dtypes and limits, and that its mask marks what is left out, are fixed by
+torch_npu.npu_fusion_attention (documentation of Ascend Extension for PyTorch). Used by `images.engine` on devices that
+have the operator. Tests: tests/images/simulated/test_images_attention.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Check that a model's result can be a picture: its numbers are finite, and it is not black unless the input is.
 
 `images.callbacks` calls it after each step, `images.engine` at the end; `images.pipeline_manager` answers `NoPicture`
-by loading the model in a safer dtype. Tests: tests/images/test_images_engine.py.
+by loading the model in a safer dtype, which is slow: a right picture must never be refused. Tests:
+tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

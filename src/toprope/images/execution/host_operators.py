@@ -3,8 +3,9 @@
 A card refuses an operator for a dtype with an error code (EZ1001), or torch finds no operator for the device
 (NotImplementedError). A refusal that a card reports only later, at a synchronisation, cannot be caught here.
 
-Used by `images.engine` with the option `host_operators` alone. The codes of refusals follow torch_npu's messages.
-Tests: tests/images/simulated/test_images_engine.py.
+Used by `images.engine` with the option `host_operators` alone. The texts of refusals are those of torch and torch_npu;
+tensors that an operator writes to must be written back to the card. Tests:
+tests/images/simulated/test_images_engine.py.
 """
 
 from __future__ import annotations

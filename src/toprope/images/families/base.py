@@ -5,7 +5,9 @@ turns texts into embeddings, and runs the steps. The engine places the pipeline 
 draws seeds and writes files, in the same way for all families.
 
 Called by `images.engine` and what it is made of. A method that is added here needs an implementation for all
-families, or a default; a new knob belongs into `images.request` first. Tests: tests/images/test_images_engine.py.
+families, or a default; a new knob belongs into `images.request` first. `noise_multiple` follows torch's generator on
+the CPU, the callbacks follow diffusers'. Tests: tests/images/test_images_engine.py,
+tests/images/test_images_authors.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Find the family of a model's folder; each family is a module next to this one.
 
-Called when an engine is opened, and by `toprope edit` to check knobs before loading. A new module that is no family
-(such as `base`, `loading`, `sizes`) has to be named in `families` below. Tests: tests/images/test_images_engine.py.
+Called when an engine is opened, and by `toprope edit` to check knobs before loading. model_index.json is diffusers'
+format, toprope.json is our own (docs/images.md). A new module that is no family (such as `base`, `loading`, `sizes`)
+has to be named in `families` below. Tests: tests/images/test_images_engine.py, tests/images/test_images_demo.py.
 """
 
 from __future__ import annotations

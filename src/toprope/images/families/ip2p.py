@@ -1,7 +1,8 @@
 """InstructPix2Pix, over Stable Diffusion and over SDXL.
 
-Found by `families.finding` and called by the engine. Defaults follow the pages of the pipelines of diffusers. Tests:
-tests/images/test_images_demo.py.
+Found by `families.finding` and called by the engine. Names, arguments and the order of embeddings are those of
+diffusers' two pipelines; defaults follow their pages, but for fewer steps. Tests: tests/images/test_images_demo.py,
+tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

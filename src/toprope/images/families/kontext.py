@@ -1,7 +1,7 @@
 """FLUX.1 Kontext: a transformer that sees the input picture's tokens after those of the noise.
 
-Found by `families.finding` and called by the engine. The shapes follow diffusers' FluxKontextPipeline. Tests:
-tests/images/test_images_engine.py.
+Found by `families.finding` and called by the engine. Arguments, shapes and the limit of words are those of diffusers'
+FluxKontextPipeline, the default guidance is the model card's. Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

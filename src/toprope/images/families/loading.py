@@ -1,7 +1,8 @@
 """Loading a pipeline of diffusers from a folder, never from the network; missing packages are one clear error.
 
 Called by every family, `lora.adapters`, `refining.local` and `tiny`: all that is special about reading files with
-diffusers and transformers is here, and nothing about one model. Tests: tests/images/test_images_loading.py,
+diffusers and transformers is here, and nothing about one model. What those two packages raise for a broken folder is
+theirs, and becomes one of our errors here. Tests: tests/images/test_images_loading.py,
 tests/images/test_images_engine.py.
 """
 
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toprope.errors import DeviceBrokenError, EnvironmentProblem, PackageError, WeightsError
+from toprope.errors import PackageError, TopropeError, WeightsError
 from toprope.extras import advice
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def weights_errors(folder: Path) -> Iterator[None]:
     """Context that turns errors about files into WeightsError or PackageError with the model's folder."""
     try:
         yield
-    except (EnvironmentProblem, WeightsError, DeviceBrokenError):
+    except TopropeError:
         raise
     except ImportError as error:
         raise PackageError(

@@ -1,7 +1,8 @@
 """Qwen-Image-Edit: a transformer whose instruction is read by a language model that sees the picture too.
 
-Found by `families.finding` and called by the engine. Rounding and bounds follow diffusers' QwenImageEditPipeline.
-Tests: tests/images/test_images_qwen.py.
+Found by `families.finding` and called by the engine. Arguments, rounding and bounds are those of diffusers'
+QwenImageEditPipeline, which resizes its input itself; defaults are the model card's. Tests:
+tests/images/test_images_qwen.py.
 """
 
 from __future__ import annotations

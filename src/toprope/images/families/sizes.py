@@ -1,7 +1,8 @@
 """Bytes of a pipeline's weights, from the headers of its files: known in milliseconds, before anything is loaded.
 
-`Family.least_bytes` calls it, for `images.pipeline_manager`, which refuses a model that cannot fit before loading it.
-Tests: tests/images/test_images_memory.py.
+`Family.least_bytes` calls it, for `images.pipeline_manager`, which refuses a model that cannot fit before loading it:
+what is uncertain must not be counted. The headers are those of safetensors, the files' names those of diffusers and
+transformers. Tests: tests/images/test_images_memory.py.
 """
 
 from __future__ import annotations

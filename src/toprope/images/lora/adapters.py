@@ -3,8 +3,9 @@
 A file is read and compared with the model first (`files`); if anything is wrong, no weight was changed. Weights
 that fusing changes are kept on the host, so that unfusing restores them exactly, without rounding errors.
 
-Called by `images.engine` (`Engine.loras`) and `images.pipeline_manager`. It uses peft's and diffusers' own loaders, so
-new kinds of layers come with their releases; tests/images/test_images_lora.py.
+Called by `images.engine` (`Engine.loras`) and `images.pipeline_manager`. It uses peft's and diffusers' own loaders and
+layers, so new kinds of layers come with their releases; what it reads of them (`lora_A`, `_lora_loadable_modules`) is
+theirs. Tests: tests/images/test_images_lora.py.
 """
 
 from __future__ import annotations

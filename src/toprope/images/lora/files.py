@@ -1,7 +1,8 @@
 """Read a LoRA's file, and compare it with the model before any weight of the model is changed.
 
-Called by `adapters`, and by the page's form for specifications. Names that another training program gives its tensors
-are added in `renamed` and `unwrapped`; tests/images/test_images_lora.py.
+Called by `adapters`, and by the page's form for specifications. The names of tensors are fixed by the programs that
+train LoRAs (peft, diffusers, ComfyUI, ai-toolkit): those of another one are added in `renamed` and `unwrapped`. Only
+safetensors are read, as other files can run code. Tests: tests/images/test_images_lora.py.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Every rung takes less memory of the device than the one above it, and includes the measures above it if possible.
 
-Called by `images.pipeline_manager`. A new rung needs a class in `offload_policies`, and its name in the help of
-`toprope edit --memory` and in docs/images.md. Tests: tests/images/test_images_memory.py,
-tests/images/test_images_cli.py.
+Called by `images.pipeline_manager`. The names are values of `--memory` and stand in records. A new rung needs a class
+in `offload_policies`, and its name in the help of `toprope edit --memory` and in docs/images.md. Tests:
+tests/images/test_images_memory.py, tests/images/test_images_cli.py, tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Offloaded modules: kept on the host, and moved to the device while they compute, whole or layer by layer.
 
-The tensors on the host are kept meanwhile, so that going back restores the same tensors without a copy.
+The tensors on the host are kept meanwhile, so that going back restores the same tensors without a copy. A module whose
+load fails is on the host again. `SMALL` and `MEASURED` are free.
 
 Used by `images.memory.offload_policies` alone; the streaming itself is `toprope.tiers.attach`. Tests:
 tests/images/test_images_memory.py, tests/images/simulated/test_images_memory.py.

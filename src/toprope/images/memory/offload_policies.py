@@ -1,7 +1,8 @@
 """The rungs of the memory ladder as placements: a class for each rung below "none".
 
-`images.pipeline_manager` makes one by its name (`make`) and puts another in its place when memory runs out. `fallback`
-lists the rungs with their effect and cost; tests/images/simulated/test_images_memory.py measures the peak of each.
+`images.pipeline_manager` makes one by its name (`make`) and puts another in its place when memory runs out, so `undo`
+must restore all that `place` has changed. `fallback` lists the rungs with their effect and cost. The VAE's switches
+are diffusers'. Tests: tests/images/simulated/test_images_memory.py, which measures the peak of each.
 """
 
 from __future__ import annotations

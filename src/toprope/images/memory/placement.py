@@ -3,8 +3,10 @@
 The engine leaves everything about memory to a `Placement`. This module has the plain one, "none": all parts on the
 device. The others are in `toprope.images.memory.offload_policies`.
 
-`images.pipeline_manager` chooses the placement; the engine calls `encoding` and `running` around its work. Tests:
-tests/images/test_images_memory.py.
+`images.pipeline_manager` chooses the placement; the engine calls `encoding` and `running` around its work. `undo` must
+leave the whole pipeline on the host, as it was loaded. `components` and `_execution_device` are names of diffusers'
+pipelines. Tests: tests/images/test_images_engine.py, tests/images/test_images_memory.py,
+tests/images/test_images_demo.py.
 """
 
 from __future__ import annotations

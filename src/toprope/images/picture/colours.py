@@ -3,7 +3,9 @@
 Models are trained on numbers that mean sRGB. Phones write Display P3, cameras Adobe RGB, print shops CMYK; the profile
 in the file says so. Without a profile, numbers are taken as sRGB, with a note where other metadata says otherwise.
 
-Called by `picture.files` for each picture that is opened. Profiles are converted by Pillow's LittleCMS. Tests:
+Called by `picture.files` for each picture that is opened. Profiles are converted by Pillow's LittleCMS. Fixed by their
+formats: ICC, the chunks of PNG, the tags of EXIF and DCF 2.0. The profile of results has the same bytes every time, as
+repeated edits are compared by their files. A note needs its translation in `images.web.messages`. Tests:
 tests/images/test_images_colours.py.
 """
 

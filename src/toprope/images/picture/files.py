@@ -1,7 +1,9 @@
 """Open pictures of any format as RGB, upright and complete, and save results atomically.
 
-The only place that opens pictures for the engine, the command line and the page. What a record in a PNG looks like is
-decided in `images.results`. Tests: tests/images/test_images_masks.py, tests/images/test_images_pictures.py.
+The only place that opens pictures for the engine, the command line and the page. Input comes from strangers: any file
+that is broken or too large is an `ImageError`, before it is decoded. The keyword of the record in a PNG is in files
+that users have; what a record looks like is decided in `images.results`. Tests: tests/images/test_images_masks.py,
+tests/images/test_images_pictures.py.
 """
 
 from __future__ import annotations

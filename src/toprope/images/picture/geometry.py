@@ -3,9 +3,10 @@
 A `Frame` describes both directions: a box of the source is mapped to a box of the model's input, and the same box of
 the model's result is mapped back to the same pixels of the source.
 
-Called by `images.resolve` for each request; `picture.files` and `picture.masks` carry the frame out. `Script` follows
-the authors' scripts of HiDream-E1 and may not be changed otherwise. Tests: tests/images/test_images_authors.py,
-tests/images/test_images_pictures.py.
+Called by `images.resolve` for each request; `picture.files` and `picture.masks` carry the frame out. `Script` and the
+rounding of `area_size` follow the authors' scripts of HiDream-E1 and may not be changed otherwise; any change of a size
+changes the pictures of recorded edits. Tests: tests/images/test_images_authors.py,
+tests/images/test_images_pictures.py, tests/images/test_images_request.py.
 """
 
 from __future__ import annotations

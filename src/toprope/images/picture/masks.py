@@ -1,7 +1,8 @@
 """Masks: the part of a picture that may change. Outside it the result is the source, to the bit.
 
-`images.resolve` opens the mask of a request, `images.engine` applies it to the result. Tests:
-tests/images/test_images_masks.py.
+`images.resolve` opens the mask of a request, `images.engine` applies it to the result, the page's controller makes
+rectangles. So the edge is blended inwards only; its usual width is free. Tests: tests/images/test_images_masks.py,
+tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Refiner that asks a local chat model of transformers, with or without vision.
 
-Made by `refining.opening` for a name such as `local:FOLDER`. Tests: tests/images/test_images_refine.py.
+Made by `refining.opening` for a name such as `local:FOLDER`. The folder and the chat template are transformers'; what
+is asked is in `prompt_templates`. Whatever a model raises while it is asked becomes `NotRefined`. Tests:
+tests/images/test_images_refine.py.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Local(Provider):
             self._load()
 
     def _load(self) -> None:
-        """Load the chat model and its tokenizer or processor, on the first call."""
+        """Load the chat model and its tokenizer or processor."""
         import transformers
 
         dtype, there = self.device.best_dtype(), self.device.torch_device

@@ -1,6 +1,8 @@
 """Refiner that asks a server with OpenAI's chat completions, with Python's own HTTP client.
 
-Made by `refining.opening` for a name such as `openai:URL`; tests/images/test_images_refine.py has servers that fail.
+Made by `refining.opening` for a name such as `openai:URL`. Paths, fields and the variable of the key are OpenAI's API,
+which vLLM and others follow. The key goes to the named server alone, and into no record. Times, sizes and the statuses
+that are tried again are free. Tests: tests/images/test_images_refine.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ Options follow a question mark: `openai:http://localhost:8000/v1?model=qwen&time
 
 After any failure the user's own instruction is used, and the record has the reason.
 
-Called by `images.engine`. A further kind of model is a class with the methods of `provider.Provider`, and a line in
+Called by `images.engine`. These names are values of `--refiner`, and the fields of `Refinement` are in records: some
+may be added, none renamed. A further kind of model is a class with the methods of `provider.Provider`, and a line in
 `open_refiner`. Tests: tests/images/test_images_refine.py.
 """
 

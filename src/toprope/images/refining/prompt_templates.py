@@ -2,8 +2,9 @@
 
 The answer may be JSON or three lines. Anything else raises NoAnswer with a reason; a parsed instruction is never empty.
 
-Used by `opening`, and by both providers for the prompt. Tests: tests/images/test_images_refine.py,
-tests/images/test_images_cli.py.
+Used by `opening`, and by both providers for the prompt. The words of the prompt are free, but the form of answers that
+it asks for must be one that `read_answer` reads; the user's instruction comes last, unchanged. A reason needs its
+translation in `images.web.messages`. Tests: tests/images/test_images_refine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Interface of the models that reword an instruction.
 
-Implemented by `refining.openai` and `refining.local`, called by `refining.opening`. Tests:
+Implemented by `refining.openai` and `refining.local`, called by `refining.opening`. `ask` raises `NotRefined` and
+nothing else, so that an edit goes on; what `describe` returns is recorded, so no key may be in it. Tests:
 tests/images/test_images_refine.py.
 """
 

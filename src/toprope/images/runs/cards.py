@@ -1,7 +1,8 @@
 """Run jobs on several cards: one engine per card, each in its own process, which `toprope.functions` starts.
 
 Called by `toprope edit --cards` and `toprope ui --cards` (for `check_cards`); `runs.running` has the same for one
-engine. Tests: tests/images/test_images_cards.py, tests/images/test_images_jobs.py.
+engine. Names of resources and `InvokeOptions` are those of `toprope.functions`. Results are written in the calling
+process alone, and steps are not reported. Tests: tests/images/test_images_cards.py, tests/images/test_images_jobs.py.
 """
 
 from __future__ import annotations

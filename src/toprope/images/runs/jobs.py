@@ -3,8 +3,9 @@
 Every picture has a record next to it, its sidecar: `cat-0003.json` for `cat-0003.png`. A job that failed leaves
 `cat-0004.failed.json`. A later run finds the jobs that are left from these files alone.
 
-Called by `toprope edit` and `runs.output`. The key of a job decides what `--resume` skips: a change of it makes old
-folders look undone. Tests: tests/images/test_images_jobs.py, tests/images/test_images_loading.py.
+Called by `toprope edit` and `runs.output`. The key of a job decides what `--resume` skips: a change of it, or of the
+files' names, makes old folders look undone. The fields of jobs.jsonl are those of `EditRequest`. Tests:
+tests/images/test_images_jobs.py, tests/images/test_images_loading.py.
 """
 
 from __future__ import annotations

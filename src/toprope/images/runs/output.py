@@ -1,7 +1,9 @@
 """The folder with results: pictures with free numbers, each with its sidecar, and records of failed jobs.
 
 Used by everything that saves results: `runs.running`, `runs.cards`, the page. Names follow `runs.jobs`, records
-`images.results`. Tests: tests/images/test_images_loading.py, tests/images/test_images_page.py.
+`images.results`. Several programs may write to one folder, so a number is claimed before a picture is written, and
+files appear whole or not at all. The record inside a picture has no path and no time of this machine. Tests:
+tests/images/test_images_jobs.py, tests/images/test_images_web.py, tests/images/test_images_loading.py.
 """
 
 from __future__ import annotations

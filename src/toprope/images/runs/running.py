@@ -1,8 +1,8 @@
 """Do jobs one after the other, or several at once; a failed job stops no other, and Ctrl-C ends after a step.
 
 Called by `toprope edit` (`cli.editing.execution`) with one engine, and by `runs.cards` inside each process.
-`Listener` is implemented by `cli.editing.console`. Tests: tests/images/test_images_jobs.py,
-tests/images/test_images_cli.py.
+`Listener` is implemented by `cli.editing.console`; an error of a listener is none of the job. Tests:
+tests/images/test_images_jobs.py, tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

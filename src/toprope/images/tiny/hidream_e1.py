@@ -1,7 +1,8 @@
 """A tiny HiDream-E1.1: the base's pipeline, Llama and the edit's transformer in two files, as they are downloaded.
 
-Found by `tiny.making` by the file's name. The folders are those that `families.hidream.layout` finds. Tests:
-tests/images/test_images_engine.py, tests/images/test_images_hidream.py.
+Found by `tiny.making` by the file's name. The folders are those that `families.hidream.layout` finds; the sizes are
+free within what diffusers' classes take. Tests: tests/images/test_images_engine.py,
+tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A tiny HiDream-E1-Full: the base's pipeline, Llama, and a file with a LoRA and whole tensors.
 
-Found by `tiny.making` by the file's name; the base is made by `hidream_e1`. Tests:
-tests/images/test_images_engine.py, tests/images/test_images_hidream.py.
+Found by `tiny.making` by the file's name; the base is made by `hidream_e1`. The names of the file, of its tensors and
+of the layers in `TARGETS` are those of the real download. Tests: tests/images/test_images_engine.py,
+tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations

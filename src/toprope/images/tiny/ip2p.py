@@ -1,6 +1,8 @@
 """A tiny InstructPix2Pix over Stable Diffusion: two million parameters, pictures of 64 x 64.
 
-Found by `tiny.making` by the file's name; most tests of tests/images use it.
+Found by `tiny.making` by the file's name; most tests of tests/images use it, and so does doctor's tiny edit: it must be
+loaded in seconds. The sizes are free within what diffusers' classes take. Tests: tests/images/test_images_cli.py,
+tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

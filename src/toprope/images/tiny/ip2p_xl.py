@@ -1,6 +1,7 @@
 """A tiny InstructPix2Pix over SDXL: with a second text encoder, and the picture's size as an input of the U-Net.
 
-Found by `tiny.making` by the file's name. Tests: tests/images/test_images_engine.py.
+Found by `tiny.making` by the file's name. The sizes are free within what diffusers' classes take. Tests:
+tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A tiny FluxKontext: a transformer of two blocks, CLIP and T5, pictures of 32 x 32.
 
-Found by `tiny.making` by the file's name. Tests: tests/images/test_images_engine.py.
+Found by `tiny.making` by the file's name. The sizes are free within what diffusers' classes take. Tests:
+tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Writing a tiny pipeline of a family into a folder: the files of this folder are the list of families.
 
-Called by `toprope images tiny`, doctor and tests. A new tiny model is a file here with a function `make(folder)`.
-Tests: tests/images/test_images_engine.py.
+Called by `toprope images tiny`, doctor and tests. A new tiny model is a file here with a function `make(folder)`. The
+same seed gives the same weights, and the global generators of random numbers stay as they are. Tests:
+tests/images/test_images_engine.py, tests/images/test_images_cli.py.
 """
 
 from __future__ import annotations

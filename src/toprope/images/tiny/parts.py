@@ -1,6 +1,7 @@
 """Parts that tiny pipelines share: tokenizers without files, and small text encoders.
 
-Used by the files next to it and by tests. Tests: tests/images/test_images_engine.py.
+Used by the files next to it and by tests. The special tokens are those of CLIP and T5; tokenizers and encoders must
+agree on the vocabulary. Tests: tests/images/test_images_engine.py.
 """
 
 from __future__ import annotations

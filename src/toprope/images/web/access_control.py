@@ -4,7 +4,8 @@ A page of another origin can send forms and files to any address that the browse
 127.0.0.1 makes such a page "the same origin" (DNS rebinding). So the names in Host and Origin are compared with those
 that the server goes by. No framework here: plain ASGI.
 
-`web.serving` puts it in front of everything that it serves. A new path that takes files needs its limit here;
+`web.serving` puts it in front of everything that it serves. The path of uploads is Gradio's, the headers are those of
+browsers. A new path that takes files needs its limit here; nothing may be let through that is refused now. Tests:
 tests/images/test_images_access_control.py.
 """
 

@@ -4,8 +4,8 @@
 
 Names and ranges are those of `toprope edit`. The description is at /openapi.json.
 
-`web.serving` adds it to the server. It calls the controller alone. Fields follow `images.request`;
-tests/images/test_images_api.py.
+`web.serving` adds it to the server. It calls the controller alone. Programs of users rely on paths, fields and
+statuses: some may be added, none renamed. Fields follow `images.request`. Tests: tests/images/test_images_api.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Everything that a page can do is a method here; `toprope.images.web.page.app` only draws.
 
-Made by `toprope ui` (`cli.ui`); called by `web.page.app`, `web.api` and `web.serving`. Gradio is not known here:
-tests/images/test_images_web.py runs it without a browser. Its errors need a translation in `web.messages`.
+Made by `toprope ui` (`cli.ui`); called by `web.page.app`, `web.api` and `web.serving`. Gradio is not known here: tests
+run it without a browser. A page sees only its own session, and no path of the folder with results. Its errors need a
+translation in `web.messages`. Tests: tests/images/test_images_web.py, tests/images/test_images_web_cards.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Copies of results for pages; the folder with results itself is not served, as it may have other files.
 
-Used by the controller; paths of results never leave it, only those of copies. Tests: tests/images/test_images_web.py.
+Used by the controller; paths of results never leave it, only those of copies. Sizes and the number of copies are free.
+Tests: tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

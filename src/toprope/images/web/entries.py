@@ -1,7 +1,8 @@
 """Results with their settings, for display and for the form.
 
-Used by the controller and the page. It reads the records of `images.results`, also those of earlier versions. Tests:
-tests/images/test_images_web.py, tests/images/test_images_messages.py.
+Used by the controller and the page. It reads the records of `images.results`, also those of earlier versions and those
+inside pictures of strangers: a part that is missing is no error. Tests: tests/images/test_images_web.py,
+tests/images/test_images_messages.py.
 """
 
 from __future__ import annotations

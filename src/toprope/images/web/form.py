@@ -1,8 +1,8 @@
 """Make a request from the form of a page, and choose the parts of the form for a model.
 
-Called by the page, the controller and the HTTP API. `FIELDS` is the order of the form's components in `web.page.app`;
-knobs and their ranges are those of `images.request`. Tests: tests/images/test_images_web.py,
-tests/images/test_images_messages.py.
+Called by the page, the controller and the HTTP API. `FIELDS` is the order of the form's components in `web.page.app`,
+and its names are in stored sessions; knobs and their ranges are those of `images.request`, the ends of sliders are
+free. Tests: tests/images/test_images_web.py, tests/images/test_images_messages.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 This module is independent of models and web pages: a job is a function that reports its steps and checks for
 cancellation.
 
-Used by the controller, and by the page and the API to follow a job; tests/images/test_images_web.py.
+Used by the controller, and by the page and the API to follow a job. One lock guards the queue, and a job's end is
+reported before others can see it. `web.api` knows a full queue by the beginning of its error. Tests:
+tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Gradio reads `navigator.language` when the page is loaded. Therefore a script at the head of the page sets it to the
 chosen language. The server's own texts follow the header Accept-Language, which is replaced too.
 
-`web.serving` puts it around the Gradio application. A further language needs its texts in `web.texts` and
-`web.messages`. Tests: tests/images/test_images_messages.py.
+`web.serving` puts it around the Gradio application. The tags of languages are those of browsers and of Gradio. A
+further language needs its texts in `web.texts` and `web.messages`. Tests: tests/images/test_images_messages.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Load the model in a separate thread while pages are served, and report the progress.
 
-Used by `web.worker`; what pages show of it is `Controller.facts`. Tests: tests/images/test_images_web.py.
+Used by `web.worker`; what pages show of it is `Controller.facts`, with the words of `state`. The loader keeps no error,
+whose frames would hold tensors, but a `Problem`. Tests: tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

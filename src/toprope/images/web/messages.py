@@ -3,8 +3,9 @@
 The engine writes English, and so do records and logs. The page looks up a sentence's template in this table and shows
 it in its language; it shows a sentence without a template in English.
 
-Called by `Words.message` of `web.texts`. tests/images/test_images_messages.py reads the sources of the engine and fails
-where an error or a notice has no translation here.
+Called by `Words.message` of `web.texts`. The keys are fixed by the sources of the engine, which a test reads: it fails
+where an error or a notice has no translation here. The Chinese is free, but for its names in braces. Tests:
+tests/images/test_images_messages.py.
 """
 
 from __future__ import annotations

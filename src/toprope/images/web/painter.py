@@ -4,7 +4,8 @@ It replaces `gr.ImageEditor`, which uploads background, layer and composite agai
 took 23 files with Gradio 6.31, of the 256 that the server keeps for all pages.
 
 The page shows the canvas, the controller turns what comes back into a mask. The layer's size and colour must be the
-same in the script and in `painted_mask`. Tests: tests/images/test_images_painter.py,
+same in the script and in `painted_mask`; `element`, `props` and `watch` in the script are Gradio's. A layer comes from
+strangers: it is checked before it is decoded. Tests: tests/images/test_images_painter.py,
 tests/images/test_images_texts.py.
 """
 

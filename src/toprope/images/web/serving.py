@@ -1,7 +1,8 @@
 """Serve the page and the HTTP API, with limits; nothing is fetched from other servers.
 
 Called by `toprope ui` (`cli.ui`). A request passes, in this order: `http_bodies.RestReader`, `web.access_control`,
-`web.language`, and Gradio or the API. Tests: tests/images/test_images_api.py, tests/images/test_images_page.py.
+`web.language`, and Gradio or the API. The variables and arguments that keep Gradio quiet are Gradio's. Tests:
+tests/images/test_images_api.py, tests/images/test_images_page.py, tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

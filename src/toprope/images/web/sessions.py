@@ -4,8 +4,8 @@ A step is a picture that was brought or the result of an edit; the step it was m
 parent, redo to the child that was shown last, and an edit of an earlier step begins a branch.
 
 Used by the controller; the page reads `Step`. A change of the tables needs a new `FORM`, by which an older toprope
-refuses the file; files of earlier versions are still opened. Tests: tests/images/test_images_sessions.py,
-tests/images/test_images_web_cards.py.
+refuses the file; files of earlier versions are still opened. One process holds the file's lock, and each change is one
+transaction. Tests: tests/images/test_images_sessions.py, tests/images/test_images_web_cards.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The texts of the page in its languages, in one table; those of errors and notices are in `messages`.
 
-Used by all modules of the page. tests/images/test_images_texts.py fails where a key of the page is missing here, or a
-language.
+Used by all modules of the page. The keys are fixed by them; a test fails where a key of the page is missing here, or a
+language. The words are free, but for the names in braces. Tests: tests/images/test_images_texts.py.
 """
 
 from __future__ import annotations

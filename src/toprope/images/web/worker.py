@@ -1,6 +1,7 @@
 """A worker of the server: an engine that loads in the background, with the LoRAs that it has now.
 
-The controller has one for each card. Tests: tests/images/test_images_web.py.
+The controller has one for each card, and one thread edits with it at a time. Tests: tests/images/test_images_web.py,
+tests/images/test_images_web_cards.py.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ _COMMAND = re.compile(
 _MAKE = re.compile(
     r"\b(?:find_package|find_dependency)\s*\(\s*(?:CUDA\w*|CUDNN|NCCL)\b[^)]*\)?|\benable_language\s*\([^)]*\bCUDA\b[^)]*\)?"
     r"|\bproject\s*\([^)]*\bCUDA\b[^)]*\)?|^\s*LANGUAGES\b[^)#]*\bCUDA\b|\bcuda_add_\w+|\bcuda_compile\w*"
-    r"|\binclude\s*\(\s*FindCUDA\w*\s*\)",
+    r"|\binclude\s*\(\s*FindCUDA\w*\s*\)|\bcheck_language\s*\(\s*CUDA\s*\)|\b(?:CMAKE_)?CUDA_ARCHITECTURES\b"
+    r"|\bLANGUAGE\s+CUDA\b|\bCUDA::\w+",
     re.I,
 )
 """CMake's commands; their names may be in any case. A call that goes on in the next line is known by its first one."""

@@ -21,7 +21,8 @@ __all__ = ["FAMILY"]
 FAMILY = Family(
     "builds", "Extensions and packages for CUDA",
     words=[b"cpp_extension", b"create_extension", b"extra_cuda_cflags", b"nvcc", b'.cu"', b".cu'", b"install_requires",
-           b"extras_require"],
+           b"extras_require", b"cudart", b"cublas", b"cudnn", b"nccl", b"cufft", b"curand", b"cusparse", b"cusolver",
+           b"CUDA=ON", b"-DCMAKE_CUDA"],
 )  # fmt: skip
 
 EXTENSION = FAMILY.rule(
@@ -63,6 +64,9 @@ EXTENSION = FAMILY.rule(
             print(subprocess.check_output([home + "/bin/nvcc", "-V"]))
             """
         ),
+        Example('import os\n\nos.system(f"{home}/bin/nvcc -shared -o libops.so ops.cu")'),
+        Example('from setuptools import Extension\n\nops = Extension("ops", ["ops.cpp"], libraries=["cudart"])'),
+        Example('from setuptools import Extension\n\nops = Extension("o", ["o.cpp"], libraries=["z"])', reported=False),
         Example(
             """
             from torch.utils.cpp_extension import load
@@ -123,16 +127,83 @@ def _extension(file: File, node: ast.expr) -> bool:
 @FAMILY.call("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline")
 def _load(file: File, node: ast.Call) -> bool:
     if any((each.arg or "").startswith("cuda_") or each.arg == "with_cuda" for each in node.keywords) or any(
-        isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in nodes_of(node)
+        _has_source(file, each) for each in (*node.args, *node.keywords)
     ):
+        file.report(EXTENSION, node)
+    return False
+
+
+def _has_source(file: File, node: ast.AST) -> bool:
+    """Return whether a value names a source in CUDA C++, itself or by a name that is given one in the file."""
+    parts = list(nodes_of(node))
+    parts += [
+        inner
+        for each in parts
+        if isinstance(each, ast.Name)
+        for binding in file.bindings(each)
+        if binding.value is not None
+        for inner in nodes_of(binding.value)
+    ]
+    return any(isinstance(each, ast.Constant) and str(each.value).endswith((".cu", ".c*")) for each in parts)
+
+
+@FAMILY.string("CUDAExtension")
+def _by_name(file: File, node: ast.Constant) -> bool:
+    """`getattr(cpp_extension, kind)` of a name that is chosen."""
+    is_seen = any(each.rule is EXTENSION and each.line <= node.lineno <= each.end_line for each in file.findings)
+    if b"cpp_extension" in file.source.data and not is_seen:
+        file.report(EXTENSION, node)
+    return False
+
+
+@FAMILY.string("-DUSE_CUDA=ON", "-DWITH_CUDA=ON", "-DENABLE_CUDA=ON", "-DCMAKE_CUDA_*")
+def _option(file: File, node: ast.Constant) -> bool:
+    """Arguments of CMake in a setup.py; one line a file."""
+    if not any(each.rule is EXTENSION for each in file.findings):
         file.report(EXTENSION, node)
     return False
 
 
 @FAMILY.keyword("sources")
 def _sources(file: File, node: ast.keyword) -> bool:
-    if any(isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in nodes_of(node.value)):
+    if _has_source(file, node.value):
         _report_once(file, node)
+    return False
+
+
+@FAMILY.call("setuptools.Extension", "distutils.core.Extension", "distutils.extension.Extension")
+def _plain(file: File, node: ast.Call) -> bool:
+    """`Extension("gpu_nms", ["nms_kernel.cu", "gpu_nms.pyx"])`: a compiler that the setup.py changes takes nvcc."""
+    sources = node.args[1] if len(node.args) > 1 else None
+    if sources is not None and any(
+        isinstance(each, ast.Constant) and str(each.value).endswith(".cu") for each in nodes_of(sources)
+    ):
+        file.report(EXTENSION, node)
+    return False
+
+
+_LIBRARIES = re.compile(r"(?:cudart(?:_static)?|cublas(?:Lt)?|cudnn|nccl|cufft|curand|cusparse|cusolver|nvrtc)")
+
+
+@FAMILY.keyword("libraries")
+def _libraries(file: File, node: ast.keyword) -> bool:
+    if any(isinstance(each, ast.Constant) and _LIBRARIES.fullmatch(str(each.value)) for each in nodes_of(node.value)):
+        _report_once(file, node)
+    return False
+
+
+_RUNS_COMPILER = re.compile(r"(?:^|[/;&]\s*)nvcc\s")
+
+
+@FAMILY.call(
+    "os.system", "os.popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output",
+    "subprocess.Popen", "subprocess.getoutput", "subprocess.getstatusoutput",
+)  # fmt: skip
+def _command(file: File, node: ast.Call) -> bool:
+    """`os.system("nvcc -shared ...")`; a list that begins with "nvcc" is found by its text."""
+    texts = [each.value for part in node.args[:1] for each in nodes_of(part) if isinstance(each, ast.Constant)]
+    if any(isinstance(each, str) and _RUNS_COMPILER.search(each) for each in texts):
+        file.report(EXTENSION, node)
     return False
 
 

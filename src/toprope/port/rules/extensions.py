@@ -23,7 +23,8 @@ FAMILY = Family(
            b"torchsparse", b"MinkowskiEngine", b"load_in_8bit", b"load_in_4bit", b"diff_gaussian_rasterization",
            b"simple_knn", b"raster", b"raymarching", b"DCN", b"cudnn", b"cublas", b"cusparse", b"cufft", b"nvrtc",
            b"8bit", b"paged_", b"_bnb_", b"apex_fused", b"rmsprop_32bit",
-           b"torch.ops", b"from torch import ops"],
+           b"torch.ops", b"from torch import ops", b"load_library", b"CDLL", b"LoadLibrary", b"PyDLL", b"dlopen",
+           b"torch.library"],
 )  # fmt: skip
 
 IMPORTED = FAMILY.rule(
@@ -193,16 +194,34 @@ def _own(file: File, name: str) -> bool:
     return name in file.project.modules
 
 
-@FAMILY.call("importlib.import_module", "__import__")
+@FAMILY.call("importlib.import_module")
 def _loaded(file: File, node: ast.Call) -> bool:
     """`importlib.import_module("my_ops_cuda")`."""
     first = file.argument(node, 0, "name")
     name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+    top = name.partition(".")[0]
+    if top in _PLUGINS and not _own(file, top) and (found := for_module(name)) is not None:
+        file.report(PLUGIN, node, f"{top}: {found.text}")
     if name and not name.startswith(".") and name.partition(".")[0] not in {*_OTHERS, *_PLUGINS}:
         module, _, last = name.rpartition(".")
         binary = _binary(file, module, last, from_import=False, own=_own(file, name.partition(".")[0]))
         if binary:
             _report(file, node, binary)
+    return False
+
+
+@FAMILY.node(ast.Call)
+def _by_name(file: File, node: ast.Call) -> bool:
+    """`__import__("triton")`."""
+    if not isinstance(node.func, ast.Name) or node.func.id != "__import__" or not node.args:
+        return False
+    first = node.args[0]
+    name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+    top = name.partition(".")[0]
+    if top in _OTHERS and not _own(file, top) and (found := for_module(name)) is not None:
+        file.report(IMPORTED, node, f"{top} is compiled for CUDA; known to replace it: {found.text}")
+    else:
+        _loaded(file, node)
     return False
 
 
@@ -237,6 +256,16 @@ def _kernel(file: File, node: ast.FunctionDef) -> bool:
         if file.dotted(each.func if isinstance(each, ast.Call) else each) in ("triton.jit", "triton.runtime.jit"):
             file.report(KERNEL, each, f"the Triton kernel {node.name}: triton-ascend compiles it for NPUs, or does not")
             break
+    return False
+
+
+@FAMILY.call("triton.jit")
+def _made(file: File, node: ast.Call) -> bool:
+    """`kernel = triton.jit(function)`; a decorator has no function as its argument."""
+    if node.args:
+        file.report(
+            KERNEL, node, f"the Triton kernel {file.text(node.args[0])}: triton-ascend compiles it, or does not"
+        )
     return False
 
 
@@ -286,3 +315,70 @@ def _operators(file: File, node: ast.expr) -> bool:
     library = ".".join(name[:3])
     file.report(OPERATORS, node, f"{library}: operators of a library of its own, which an extension registers")
     return True
+
+
+LIBRARY = FAMILY.rule(
+    "TR086a",
+    Kind.NOT_CONVERTIBLE,
+    "torch.ops.load_library, ctypes.CDLL: a library of CUDA's toolkit, or one that the project compiles",
+    why="""A library of CUDA's is missing on other machines: HCCL is in NCCL's place on NPUs, and CANN's libraries in
+    that of cuBLAS and cuDNN, all with other functions. What a project compiles itself and loads by its file is compiled
+    by nvcc where the project has sources in CUDA C++. torch.ops.load_library loads operators that are mostly for
+    CUDA.""",
+    source="torch/_ops.py; ctypes' and cffi's documentation",
+    examples=[
+        Example('import torch\n\ntorch.ops.load_library("build/liboperators.so")'),
+        Example('import ctypes\n\nlibrary = ctypes.CDLL("libnccl.so.2")'),
+        Example('import ctypes\n\nlibrary = ctypes.CDLL("libm.so.6")', reported=False),
+    ],
+)
+_TOOLKITS = re.compile(r"cuda(?!_?is)|cudnn|cublas|cufft|curand|cusparse|cusolver|nccl|nvrtc|nvjpeg|nvshmem|nvml", re.I)
+_NAMED_ELSEWHERE = re.compile(r"libcuda\.|libcudart|libnvidia-ml|libnvrtc|nvcuda\.dll")
+"""Beginnings of texts that TR097 reports wherever they are."""
+_SYSTEMS = re.compile(
+    r"find_library|\blib(?:c|m|dl|rt|gomp|omp|iomp5|pthread|stdc\+\+|X11|GL|numa|ibverbs)\b|^None$|hip|rocm"
+)
+
+
+@FAMILY.call("torch.ops.load_library", "torch.classes.load_library")
+def _registered(file: File, node: ast.Call) -> bool:
+    file.report(LIBRARY, node, "operators of a library of its own, mostly for CUDA: nothing of it runs elsewhere")
+    return False
+
+
+@FAMILY.call("ctypes.CDLL", "ctypes.PyDLL", "ctypes.cdll.LoadLibrary", "ctypes.pydll.LoadLibrary")
+def _dynamic(file: File, node: ast.Call) -> bool:
+    _opened(file, node)
+    return False
+
+
+@FAMILY.method("dlopen")
+def _by_cffi(file: File, node: ast.Call) -> bool:
+    _opened(file, node)
+    return False
+
+
+@FAMILY.call("torch.library.Library", "torch.library.impl")
+def _implemented(file: File, node: ast.Call) -> bool:
+    """`Library("ops", "IMPL", "CUDA")`: the dispatcher's name, which stays; NPUs have another one."""
+    given = [*node.args, *(each.value for each in node.keywords)]
+    if any(isinstance(each, ast.Constant) and each.value in ("CUDA", "AutogradCUDA") for each in given):
+        file.report(OPERATORS, node, "operators for the dispatch key of CUDA: that of NPUs is PrivateUse1")
+    return False
+
+
+def _opened(file: File, node: ast.Call) -> None:
+    """Report a library of CUDA's, by what its name or what gives it says, or one of a project that has CUDA sources."""
+    first = file.argument(node, 0, "name")
+    if first is None:
+        return
+    values = [each.value for each in file.bindings(first)] if isinstance(first, ast.Name) else []
+    parts = [first, *(each for each in values if each is not None)]
+    texts = [each.value for part in parts for each in nodes_of(part) if isinstance(each, ast.Constant)]
+    if any(isinstance(each, str) and _NAMED_ELSEWHERE.match(each) for each in texts):
+        return
+    said = " ".join(file.text(each) for each in parts)
+    if _TOOLKITS.search(said):
+        file.report(LIBRARY, node, "a library of CUDA's, or compiled for it: it is missing on other machines")
+    elif file.context.sources and not any(_SYSTEMS.search(file.text(each)) for each in parts):
+        file.report(LIBRARY, node, "the project has CUDA sources: a library that it compiles of them is CUDA's")

@@ -362,7 +362,11 @@ NUMBA = FAMILY.rule(
     "numba.cuda: kernels in Python for NVIDIA's cards",
     why="""There is no counterpart for other cards. numba's other half, for the CPU, stays as it is.""",
     source="numba's documentation",
-    examples=[Example("from numba import cuda"), Example("from numba import njit", reported=False)],
+    examples=[
+        Example("from numba import cuda"),
+        Example("import numba as nb\n\n@nb.cuda.jit\ndef kernel(x):\n    pass\n"),
+        Example("from numba import njit", reported=False),
+    ],
 )
 
 
@@ -373,3 +377,21 @@ def _numba(file: File, node: ast.Import | ast.ImportFrom) -> bool:
     if module.startswith("numba.cuda") or "cuda" in names or any(each.startswith("numba.cuda") for each in names):
         file.report(NUMBA, node)
     return False
+
+
+@FAMILY.reference("numba.cuda.*")
+def _numba_name(file: File, node: ast.expr) -> bool:
+    """`nb.cuda.jit` behind a plain `import numba as nb`: the first of a file that no import says it in."""
+    if not any(each.rule is NUMBA for each in file.findings):
+        file.report(NUMBA, node)
+    return False
+
+
+FAMILY.words += (b"taichi",)
+
+
+@FAMILY.reference("taichi.cuda")
+def _taichi(file: File, node: ast.expr) -> bool:
+    """`ti.init(arch=ti.cuda)`."""
+    file.report(_RULES["TR084"], node, "taichi compiles by itself, and not for NPUs; ti.cpu is on every machine")
+    return True

@@ -1,6 +1,7 @@
-// The C functions of the library of quantised tensors ("pages"), called by toprope/tiers/quant/kernels.py through ctypes:
-// their names, arguments and results are repeated there. Also the values of the formats' codes, which
-// toprope/tiers/quant/formats.py has a second time.
+// The C functions of the library of quantised tensors ("pages"), called by toprope/tiers/quant/kernels.py through
+// ctypes: their names, arguments and results are repeated there; change both. Also the values of the formats' codes,
+// which toprope/tiers/quant/formats.py has a second time: NF4's are those of QLoRA, E4M3's and E2M1's those of OCP's
+// formats. Free are the sizes at which work is cut into tasks (BATCH, LITTLE): results do not depend on them.
 // Tests: tests/tiers/test_pages_kernels.py.
 #include <cmath>
 #include <cstdlib>

@@ -1,7 +1,8 @@
 // The path for CPUs with AVX2, FMA and F16C: the vector operations from which kernels.inl makes the kernels. Compiled
-// with flags of its own (toprope/tiers/quant/kernels.py), and called only on CPUs that have these instructions.
-// api.cpp chooses the path. All paths decode to the same bits (tests/tiers/test_pages_kernels.py); a new operation in
-// kernels.inl is needed in each of them.
+// with flags of its own (toprope/tiers/quant/kernels.py), and called only on CPUs that have these instructions. api.cpp
+// chooses the path. All paths decode to the same bits; a new operation in kernels.inl is needed in each of them, and an
+// operation keeps its meaning in all. How it is computed here is free.
+// Tests: tests/tiers/test_pages_kernels.py.
 #include "kernels.inl"
 
 #if defined(__AVX2__)

@@ -1,5 +1,7 @@
 // Vector operations for CPUs with AVX-512 F, BW, VL and DQ, included by avx512.cpp and avx512_bf16.cpp. The second is
-// compiled for bf16 products and VBMI too, which are used here if the compiler has them.
+// compiled for bf16 products and VBMI too, which are used here if the compiler has them. What an operation means is
+// fixed by portable.cpp: all paths decode to the same bits, in spite of the CPU's own rounding to bf16 (basics.inl).
+// Tests: tests/tiers/test_pages_kernels.py, on CPUs that have these instructions.
 #include <immintrin.h>
 
 #include "kernels.inl"

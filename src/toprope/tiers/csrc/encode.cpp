@@ -1,10 +1,11 @@
 // From values to codes and scales; `Kernels.encode` in toprope/tiers/quant/kernels.py calls it. It repeats
-// toprope/tiers/quant/codec.py (which stays in use for odd shapes, for cards, and without a compiler): the same operations
-// of fp32 in the same order, so that the bytes are the same. Only sums of errors, which choose between scales, may differ
-// in their last bits. tests/tiers/test_pages_formats.py compares the two.
+// toprope/tiers/quant/codec.py (which stays in use for odd shapes, for cards, and without a compiler): the same
+// operations of fp32 in the same order, so that the bytes are the same; change both. Only sums of errors, which choose
+// between scales, may differ in their last bits. tp_encode's arguments are repeated in kernels.py.
 //
 // Loops over a block have a fixed length and no branches: the compiler makes vectors of them, for several sets of
 // instructions where it can choose among them when the library is loaded.
+// Tests: tests/tiers/test_pages_formats.py, which compares with codec.py.
 #include <cmath>
 #include <cstring>
 #include <vector>

@@ -1,5 +1,7 @@
 // A product with few rows of activations, such as one token: codes are decoded in registers, and are never in memory as
-// numbers. kernels.inl chooses between this and many.inl.
+// numbers. kernels.inl chooses between this and many.inl. The order of the sum may change: the tests compare within the
+// rounding of fp32. Speed is measured by toprope/tiers/quant/measure.py.
+// Tests: tests/tiers/test_pages_kernels.py.
 #pragma once
 
 #include "basics.inl"

@@ -1,5 +1,7 @@
-// All kernels of a path (`Kernels` of pages.h): arranges activations, and chooses the product with few rows (few.inl) or
-// many (many.inl). Included by portable.cpp, avx2.cpp and avx512.inl.
+// All kernels of a path (`Kernels` of pages.h): arranges activations, and chooses the product with few rows (few.inl)
+// or many (many.inl). Included by portable.cpp, avx2.cpp and avx512.inl. How activations are arranged (`pack`) is
+// between this file, few.inl and many.inl alone: change it in all three. FEW and PART are measured choices.
+// Tests: tests/tiers/test_pages_kernels.py.
 #pragma once
 
 #include "few.inl"

@@ -1,8 +1,11 @@
-// A product with many rows of activations, such as a prompt or a training batch: some rows of the page are decoded into a
-// panel in the cache, and all activations are multiplied with it. kernels.inl chooses between this and few.inl.
+// A product with many rows of activations, such as a prompt or a training batch: some rows of the page are decoded into
+// a panel in the cache, and all activations are multiplied with it. kernels.inl chooses between this and few.inl.
 //
-// Activations are arranged in groups of WIDE rows (the last of NARROW if that is enough): the lanes of an accumulator are
-// rows of activations, and a weight is broadcast to them. With bf16 products, two columns are one lane of 32 bits.
+// Activations are arranged in groups of WIDE rows (the last of NARROW if that is enough): the lanes of an accumulator
+// are rows of activations, and a weight is broadcast to them. With bf16 products, two columns are one lane of 32 bits.
+// The arrangement is made by `pack` in kernels.inl; sizes of panels are free, and the order of the sum within fp32's
+// rounding.
+// Tests: tests/tiers/test_pages_kernels.py.
 #pragma once
 
 #include "basics.inl"

@@ -1,6 +1,7 @@
-// Declarations that the kernels for quantised tensors ("pages") share: the tensor, formats, paths, and the functions of a
-// path. toprope/tiers/quant/kernels.py repeats QuantisedTensor (`_Page`), Type (`_TYPES`) and Path (`PATHS`), and
-// toprope/tiers/quant/formats.py repeats Format and the blocks: change both sides.
+// Declarations that the kernels for quantised tensors ("pages") share: the tensor, formats, paths, and the functions of
+// a path. toprope/tiers/quant/kernels.py repeats QuantisedTensor (`_Page`, field by field), Type (`_TYPES`) and Path
+// (`PATHS`), and toprope/tiers/quant/formats.py repeats Format and the blocks: change both sides. The numbers of Format
+// are in stored files and stay; the functions of `Kernels` are between the C++ files alone.
 // Tests: tests/tiers/test_pages_kernels.py.
 #pragma once
 

@@ -1,10 +1,11 @@
-// Threads for the kernels: `run`, which api.cpp calls for each decode, product and encode. Threads take tasks one by one,
-// so that a thread that the system delays takes fewer.
+// Threads for the kernels: `run`, which api.cpp calls for each decode, product and encode. Threads take tasks one by
+// one, so that a thread that the system delays takes fewer.
 //
-// If Python has given the address of torch's OpenMP (`use_threads_of`), its threads are used: they spin for a while after
-// each of torch's operators, and threads of our own would have to share the cores with them. Otherwise, and in children
-// of fork, where OpenMP would wait for threads that are gone, the threads are our own: started once, and asleep in the
-// kernel between calls.
+// If Python has given the address of torch's OpenMP (`use_threads_of`), its threads are used: they spin for a while
+// after each of torch's operators, and threads of our own would have to share the cores with them. Otherwise, and in
+// children of fork, where OpenMP would wait for threads that are gone, the threads are our own: started once, and
+// asleep in the kernel between calls. Fixed from outside: GOMP_parallel's signature (pages.h). To keep: `inside` rises
+// before `wanted` is looked at, one call at a time has the threads (`busy`), and signals stay with Python's threads.
 // Tests: tests/tiers/test_pages_kernels.py.
 #include <pthread.h>
 #include <signal.h>

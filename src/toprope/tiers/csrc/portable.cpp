@@ -1,5 +1,6 @@
-// The path for any CPU, among them ARM: vectors are arrays, which the compiler maps to the base instruction set. The other
-// paths must decode to the same bits as this one (tests/tiers/test_pages_kernels.py).
+// The path for any CPU, among them ARM: vectors are arrays, which the compiler maps to the base instruction set. It
+// says what an operation means: the other paths must decode to the same bits as this one.
+// Tests: tests/tiers/test_pages_kernels.py.
 #include "kernels.inl"
 
 namespace pages {

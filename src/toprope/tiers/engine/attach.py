@@ -3,8 +3,8 @@
 Programs call it, and so do the modes (`tiers.modes`) and the image pipelines. It builds everything that an attached
 model has: groups of weights, the plan, stores, transfer threads, hooks. What happens after that is in `engine.handle`
 (the object that it returns) and `engine.runtime` (called by the hooks). An error leaves the model as it was. The
-arguments are public API: docs/tiers.md describes them. Tests: tests/tiers/test_tiers_stats.py,
-tests/tiers/test_tiers_attach.py.
+arguments are public API: docs/tiers.md describes them. Tests: tests/tiers/test_tiers_attach.py,
+tests/tiers/test_tiers_ring.py, tests/tiers/test_tiers_files.py; wrong arguments in tests/tiers/test_tiers_detach.py.
 """
 
 from __future__ import annotations

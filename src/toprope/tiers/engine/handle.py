@@ -1,8 +1,9 @@
 """`Handle`, which `attach` returns: plan, statistics, training and `detach` of one attached model.
 
 Programs call it, and so do the modes (`tiers.modes`) and the image pipelines. It also plans again after the first
-step, when the times and the memory of a real step are known ("auto" budgets). Its public methods are API:
-docs/tiers.md follows them. Tests: tests/tiers/test_tiers_attach.py.
+step, when the times and the memory of a real step are known ("auto" budgets). Its public methods are API, which
+docs/tiers.md describes; when it plans again is free. `detach` either ends with all weights in the model or changes
+nothing. Tests: tests/tiers/test_tiers_attach.py, tests/tiers/test_tiers_detach.py, tests/tiers/test_tiers_training.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Made by `attach`; `Handle` removes them. Also here: modules that cannot take hooks, whose `forward` is wrapped; the
 refusal of copies and of DDP or FSDP; and `uncompiled`, by which `torch.compile` leaves the hooks out. Relies on
-private names of torch: look at `uncompiled` and `_put_on` for each new release of torch. Tests:
-tests/tiers/test_tiers_attach.py.
+private names of torch (`torch._C._dynamo.eval_frame`, attributes of modules): look at `uncompiled` and `_put_on` for
+each new release of torch. Tests: tests/tiers/test_tiers_attach.py, tests/tiers/test_tiers_absent.py.
 """
 
 from __future__ import annotations

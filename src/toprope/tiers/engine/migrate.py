@@ -2,7 +2,8 @@
 
 A load into a slot for one use is no such move: that is `engine.prefetch`. Called by `engine.runtime` when a plan
 comes into effect, by `engine.state` when a program reads or replaces weights, and by `Handle.detach`. Every move ends
-in `_set_home`: a weight has one home at any time. Tests: tests/tiers/test_tiers_faults.py.
+in `_set_home`: a weight has one home at any time, also after an error. Tests: tests/tiers/test_tiers_faults.py,
+tests/tiers/test_tiers_attach.py.
 """
 
 from __future__ import annotations

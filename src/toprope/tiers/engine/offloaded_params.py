@@ -1,8 +1,9 @@
 """Offloaded weights for the optimizer step: read and written in place, tile by tile.
 
 `Handle` makes it when training begins. It implements the interface `tiers.training.weights.Weights`, through which
-`tiers.training` reaches the weights of an attached model without knowing homes or slots. Tests:
-tests/tiers/test_tiers_faults.py.
+`tiers.training` reaches the weights of an attached model without knowing homes or slots. Copies in slots are out of
+date after a write: `updated` ends them. Tests: tests/tiers/test_tiers_faults.py, tests/tiers/test_tiers_training.py,
+tests/tiers/test_tiers_codes.py.
 """
 
 from __future__ import annotations

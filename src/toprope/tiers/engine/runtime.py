@@ -3,8 +3,9 @@
 The hooks (`engine.hooks`) call `Engine.enter` and `Engine.leave` around every module; autograd comes back for saved
 weights through `saved_weights`; `Handle` gives it plans. Weights come through the slots of `prefetch_buffer`, and
 move for good by `migrate`. Each thread has a stack of running modules (`Local`); Ctrl-C may leave modules on it that
-have stopped, which the next `enter` removes. A change here needs test_tiers_attach, test_tiers_ring and
-test_tiers_threads. Tests: tests/tiers/test_tiers_attach.py, tests/tiers/test_tiers_ring.py.
+have stopped, which the next `enter` removes. Relies on private names of torch (`torch._C`: dispatch modes, hooks for
+saved tensors, the graph task): look at them for each new release. Tests: tests/tiers/test_tiers_attach.py,
+tests/tiers/test_tiers_ring.py, tests/tiers/test_tiers_threads.py, tests/tiers/test_tiers_absent.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Without this, autograd would keep every slot of forward alive until backward. `engine.runtime` registers the hooks
 (torch.autograd.graph.saved_tensors_hooks) around each module; where others are registered already, such as those of
-checkpointing (`modes.recompute`), ours go inside of them (`_Nested`). Tests: tests/tiers/test_tiers_files.py.
+checkpointing (`modes.recompute`), ours go inside of them (`_Nested`). A weight that was changed in between must raise
+torch's error. Tests: tests/tiers/test_tiers_attach.py, tests/tiers/test_tiers_modes.py,
+tests/tiers/test_tiers_files.py.
 """
 
 from __future__ import annotations

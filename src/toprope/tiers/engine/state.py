@@ -1,7 +1,8 @@
 """state_dict, load_state_dict and .to() of a model with offloaded weights.
 
-`attach` installs these hooks, so that a program saves, loads and converts an attached model as any other. Values are
-read and written where the weights are, by `migrate`. Tests: tests/tiers/test_tiers_attach.py,
+`attach` installs these hooks, so that a program saves, loads and converts an attached model as any other: results are
+torch's, whatever the place of a weight. Values are read and written where the weights are, by `migrate`. Relies on
+`Module._apply` being what every conversion calls. Tests: tests/tiers/test_tiers_attach.py,
 tests/tiers/test_tiers_ring.py.
 """
 

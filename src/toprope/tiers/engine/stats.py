@@ -1,8 +1,8 @@
 """Statistics of an attached model: bytes per link, times, hits, and where each figure comes from.
 
 For users: `Handle.stats()` returns a `Stats`. The counters themselves are in the ring and the transfer threads; here
-they are read. A new figure is a field of `Stats` with its source in `_sources`, and a line of docs/tiers.md. Tests:
-tests/tiers/test_tiers_stats.py.
+they are read. Names of fields are public. A new figure is a field of `Stats` with its source in `_sources`, and a line
+of docs/tiers.md. Tests: tests/tiers/test_tiers_stats.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Places of gradients, optimizer states and activations: those of the plan, or those that the user asked for.
 
 `Handle` makes `Places` when training begins, and hands its stores to `tiers.training`; `attach` checks the arguments
-`states` and `activations` by `check_places`. Tests: tests/tiers/test_tiers_training.py.
+`states` and `activations` by `check_places`. Their values are public (docs/tiers.md). Tests:
+tests/tiers/test_tiers_training.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Load a module's weights outside its run, to read or change them: `with handle.weights(module):`.
 
-For users, by `Handle.weights`. Weights that were changed are written back to their homes at the end. Tests:
-tests/tiers/test_tiers_attach.py, tests/tiers/test_tiers_ring.py.
+For users, by `Handle.weights`. Weights that were changed are written back to their homes at the end; where torch counts
+no versions (`weight.data`), their bytes are compared. Tests: tests/tiers/test_tiers_absent.py,
+tests/tiers/test_tiers_complaints.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     modes.disable()                                     # restores all models
 
 Importing this imports no torch, and changes nothing. The facade `apt_model.optimization.vb_global` calls it, too.
-Tests: tests/tiers/test_tiers_modes.py, tests/tiers/test_tiers_modes_benchmark.py.
+Tests: tests/tiers/test_tiers_modes.py, tests/project/test_without_torch.py.
 """
 
 from importlib import import_module

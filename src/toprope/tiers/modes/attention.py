@@ -3,8 +3,8 @@
 nn.MultiheadAttention multiplies and softmaxes step by step when the attention weights are wanted, which is the
 default, although most programs throw them away. A call that does not ask for them explicitly takes the fused path;
 the weights in its result are computed, as torch would have, when the program first uses them. `modes.models` puts the
-hooks on; only the facade vb_global calls `why_not_fused`. Tests: tests/tiers/test_tiers_modes.py for the hooks and
-tests/tiers/test_tiers_full_device.py for `why_not_fused`.
+hooks on; only the facade vb_global calls `why_not_fused`. Fixed by torch: the arguments of that module's `forward`.
+Tests: tests/tiers/test_tiers_modes.py for the hooks, tests/tiers/test_tiers_full_device.py for `why_not_fused`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `modes.switch` reads them when a mode is enabled, `modes.models` asks for each model's bytes. A size is absolute. A
 percentage is a part of the model's needs in this run: its weights, and in training its gradients and two optimizer
 states for each weight that trains, as for Adam (the optimizer is not known before its first step). The spellings are
-in docs/tiers.md. Tests: tests/tiers/test_tiers_modes.py.
+public (docs/tiers.md), and those of `vgpu_config` are APT-Transformer's. Tests: tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

@@ -32,14 +32,14 @@ def refuse(mode: str, reasons: Mapping[str, str], fallback: bool) -> None:
         "mixed": "the device does not multiply bf16",
         "offload": "there is nowhere to move activations to",
     }
-    told = "; ".join(f"{what[each]} ({why})" for each, why in reasons.items())
+    listed = "; ".join(f"{what[each]} ({why})" for each, why in reasons.items())
     if not fallback:
         raise ModeUnavailable(
             f"the {mode or 'asked'} mode is not available: {' and '.join(what[each] for each in reasons)}.",
             looked_at="; ".join(reasons.values()),
             do="use another mode, or let it go on without this: TOPROPE_FALLBACK=1",
         )
-    warnings.warn(f"the {mode or 'asked'} mode goes on without what is not available: {told}", FallbackWarning, 4)
+    warnings.warn(f"the {mode or 'asked'} mode goes on without what is not available: {listed}", FallbackWarning, 4)
 
 
 def why_not_mixed(device: Device) -> str:

@@ -2,7 +2,8 @@
 
 `modes.switch` keeps a `Managed` for each model that it sees, and calls `make_fit` before the model runs or is moved.
 The effects are in modules of their own: offloading in `tiers.engine.attach`, and `attention`, `quantised` and
-`recompute` here. Held by tests/tiers/test_tiers_modes.py.
+`recompute` here. A model that is restored is as it was: class, parameters, hooks. Tests:
+tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

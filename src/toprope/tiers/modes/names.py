@@ -1,7 +1,8 @@
 """The four modes by name, their effects, and the variables that ask for one. Pure.
 
-Read by `modes.switch` and, without torch, by `toprope run`. A new mode is a row of `MODES`, and of docs/tiers.md.
-Tests: tests/tiers/test_tiers_modes.py.
+Read by `modes.switch` and, without torch, by `toprope run`. Names of modes and effects are public; the variables are
+those of APT-Transformer's vb_global. A new mode is a row of `MODES`, and of docs/tiers.md. Tests:
+tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

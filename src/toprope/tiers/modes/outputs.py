@@ -1,7 +1,8 @@
 """Convert results of bf16 computation to the dtype that the program expects.
 
-For modes that compute in bf16 (`modes.switch`); the other effects ask `transforming` whether their hooks may act.
-Tests: tests/tiers/test_tiers_modes.py.
+For modes that compute in bf16 (`modes.switch`); the other effects ask `transforming` whether their hooks may act, by a
+private function of torch. Results in any container keep its type; other dtypes are left alone. Tests:
+tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """An effect of modes: quantise torch's linear layers in place while a mode is enabled, and restore them.
 
 A layer's class is exchanged. Its weight stays the same parameter, without memory; the plain values are kept on the
-disk, or in the host's memory, for `state_dict`, moves, copies and training. Quantised weights are not trained: before
-a call that would give the weight a gradient, the layer gets its plain weight back. `modes.models` decides which
-models are quantised; codes and products are those of `tiers.quant`. Tests: tests/tiers/test_tiers_modes.py.
+disk, or in the host's memory, for `state_dict`, moves, copies and training: their bits come back. Quantised weights are
+not trained: before a call that would give the weight a gradient, the layer gets its plain weight back. `modes.models`
+decides which models are quantised; codes and products are those of `tiers.quant`. Tests:
+tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

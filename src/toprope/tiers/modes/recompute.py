@@ -1,9 +1,9 @@
 """An effect of modes: compute blocks again in backward, so that only their inputs are kept from forward.
 
-It uses torch's own checkpointing (use_reentrant=False); hooks begin it before a block runs and end it after.
-`modes.models` puts them on, `modes.switch` cleans up after a call that was interrupted. Offloaded weights are left
-out of it: autograd keeps references to them (`engine.saved_weights`), so that none stays on the device. Tests:
-tests/tiers/test_tiers_modes.py.
+It uses torch's own checkpointing (use_reentrant=False); hooks begin it before a block runs and end it after, and look
+at torch's private stack of hooks for saved tensors. `modes.models` puts them on, `modes.switch` cleans up after a call
+that was interrupted. Offloaded weights are left out of it: autograd keeps references to them (`engine.saved_weights`),
+so that none stays on the device. Gradients keep their bits. Tests: tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Enable and disable modes: torch's global hooks for modules and optimizers, and a wrapper of Module._apply.
 
 The implementation of `toprope.tiers.modes`. It notices models that are built, moved, called or stepped, and has
-`modes.models.Managed` act on each; it decides nothing about a single model itself. Tests:
-tests/tiers/test_tiers_modes.py, tests/tiers/test_tiers_modes_benchmark.py.
+`modes.models.Managed` act on each; it decides nothing about a single model itself. Relies on private names of torch
+(`Module._apply`, the dictionaries of a module's hooks): look at them for each new release. One mode at a time, under
+one lock. Tests: tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

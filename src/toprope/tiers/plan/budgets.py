@@ -1,7 +1,8 @@
 """Resolve the budget "auto" of the device, the host or the disk from the free bytes. Pure.
 
-Called by `attach`, `toprope tiers plan` and the modes, each of which measures the free bytes itself (`Free`). Tests:
-tests/cli/test_cli_tiers.py.
+Called by `attach`, `toprope tiers plan` and the modes, each of which measures the free bytes itself (`Free`). What
+"auto" leaves free is stated in docs/tiers.md: change both. Tests: tests/cli/test_cli_tiers.py,
+tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

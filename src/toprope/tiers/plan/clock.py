@@ -52,7 +52,7 @@ def schedule(
         group = order[place % count]
         if group not in streamed:
             continue
-        told = emptied or place >= count
+        counted = emptied or place >= count
         if group in ring:
             if not emptied and place >= count > ring[group]:
                 carried.append(group)
@@ -60,7 +60,7 @@ def schedule(
         elif len(ring) >= slots:
             victim = next(iter(ring))
             last = ring.pop(victim)
-            if told:
+            if counted:
                 entries.append(Entry(place % count, group, victim, last if emptied else last - count))
         elif emptied:
             entries.append(Entry(place, group, "", -1))

@@ -3,7 +3,8 @@
 Only for `toprope tiers plan FOLDER`, which has no model to ask: an attached model is divided by
 `engine.model.model_groups`. A tensor with a number in its name belongs to a block: "model.layers.3.mlp.up_proj.weight"
 to "model.layers.3". Tensors without a number are grouped by module. As names do not tell the order of the blocks,
-`Layout.said` states the order that is assumed. Held by tests/tiers/test_tiers_layout.py, with names of real models.
+`Layout.said` states the order that is assumed. Names are those of published models; how they are read is free. Tests:
+tests/tiers/test_tiers_layout.py, with names of real models.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Bandwidth between tiers: measured in less than a second each on this machine, else estimates from links.toml.
 
 `attach`, `toprope tiers plan` and the image pipelines give its result to the planner. Not pure: reads a file, copies
-memory, copies to a device. Every figure has its source (`Link.word`). Measurements while other programs use the same
-disk or memory are slower; so would be a run at the same time. Tests: tests/tiers/test_tiers_full_device.py.
+memory, copies to a device. Every figure has its source (`Link.word`), and a guess is never called measured.
+Measurements while other programs use the same disk or memory are slower; so would be a run at the same time. How is
+free, but for direct reads in blocks of 4096 bytes (O_DIRECT). Tests: tests/cli/test_cli_tiers.py,
+tests/tiers/test_tiers_full_device.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One placement: its bytes over each link in a step, the lower limit of its time, and the predicted time. Pure.
 
-`search` compares placements by it, `planner` explains the best one. tests/tiers/test_tiers_placement.py has small
-placements with bytes and seconds worked out by hand.
+`search` compares placements by it, `planner` explains the best one. The loads must be those that `engine.runtime`
+makes, or predictions are wrong (`clock`); the lower limit must never be above the predicted time. Tests:
+tests/tiers/test_tiers_placement.py has small placements with bytes and seconds worked out by hand.
 """
 
 from __future__ import annotations

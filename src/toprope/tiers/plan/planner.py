@@ -1,8 +1,9 @@
 """`toprope.tiers.plan.plan`: make the plan of a step, and explain it. Pure.
 
 Checks the input, divides what is too large (`units`), has `search` find a placement, and turns that into the `Plan`
-that `engine.runtime` carries out. It refuses before anything is moved, with the smallest budget that would do. Tests:
-tests/tiers/test_tiers_plan.py.
+that `engine.runtime` carries out. It refuses before anything is moved, with the smallest budget that would do. Budgets
+are never passed; which of the plans that fit is made is up to `search`. Arguments and `Plan` are public
+(docs/tiers.md). Tests: tests/tiers/test_tiers_plan.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A plan as a table, as plain data for JSON, and as a picture. Pure; nothing but output.
 
-Called by `toprope tiers plan`. docs/tiers.md describes the output; other programs read the JSON, so keep its keys.
-Tests: tests/cli/test_cli_tiers.py.
+Called by `toprope tiers plan`. docs/tiers.md describes the output; other programs read the JSON, so keep its keys;
+words and picture are free. Tests: tests/cli/test_cli_tiers.py.
 """
 
 from __future__ import annotations

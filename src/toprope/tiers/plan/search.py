@@ -5,7 +5,8 @@ choice); sets differ only in how well loads overlap with computation. A few sets
 spread over the order, from its beginning, from its end, and the largest units first. This is done for some slot sizes
 (larger units stay on the device), and for each number of slots up to the one that hides the longest load behind the
 shortest computation. The virtual clock then decides which set is best. Sets whose lower limit is above the best time
-so far are skipped. For a model with few units every set is a candidate. Tests: tests/tiers/test_tiers_plan.py.
+so far are skipped. For a model with few units every set is a candidate. Which sets are tried is free; budgets and the
+smallest budget that an error names are not. Tests: tests/tiers/test_tiers_plan.py.
 """
 
 from __future__ import annotations

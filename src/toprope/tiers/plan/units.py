@@ -1,8 +1,8 @@
 """Units of a model, the smallest parts that are placed, and the time that a step saves by keeping each. Pure.
 
 A unit is one kind of a group's data: its weights, gradients, optimizer states or activations. `planner` makes them
-from the groups of `plan.model`; `search` and `placement` work on units alone. Tests:
-tests/tiers/test_tiers_placement.py, tests/tiers/test_tiers_plan.py.
+from the groups of `plan.model`; `search` and `placement` work on units alone. Bytes of a kind follow what
+`tiers.training` keeps of it. Tests: tests/tiers/test_tiers_placement.py, tests/tiers/test_tiers_plan.py.
 """
 
 from __future__ import annotations

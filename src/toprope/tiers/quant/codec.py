@@ -2,8 +2,9 @@
 
 `tiers.pages` has `encode` and `decode` for users; the modes and `quant.linear` call them for layers. On a CPU the C++
 kernels (csrc/encode.cpp, csrc/basics.inl) do the same work with the same result, but for nearly equal scales; the code
-here is for cards and odd shapes: change both. Held by tests/tiers/test_pages_formats.py, against plain Python and
-torchao. A block with a NaN or an infinity decodes to NaN as a whole; other blocks are not affected.
+here is for cards and odd shapes: change both. A block with a NaN or an infinity decodes to NaN as a whole; other blocks
+are not affected. Decoded bits are fixed by the formats; the search for scales is free. Tests:
+tests/tiers/test_pages_formats.py, against plain Python and torchao.
 """
 
 from __future__ import annotations

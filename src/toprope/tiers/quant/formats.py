@@ -1,8 +1,9 @@
 """Formats of quantised tensors: blocks, scales, and the values of the codes.
 
-Read by all of `tiers.quant`; the names are public (`tiers.pages.FORMATS`). csrc/pages.h and csrc/api.cpp have the
-numbers of the formats, their block sizes and the values of the codes a second time, for C++: change both. Stored
-tensors name their format, so a name keeps its meaning for ever. Tests: tests/tiers/test_pages_formats.py.
+Read by all of `tiers.quant`; the names are public (`tiers.pages.FORMATS`). The formats are others': OCP's MX, NVIDIA's
+NVFP4, QLoRA's NF4. csrc/pages.h and csrc/api.cpp have the numbers of the formats, their block sizes and the values of
+the codes a second time, for C++: change both. Stored tensors name their format, so a name keeps its meaning for ever.
+Tests: tests/tiers/test_pages_formats.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """C++ kernels for quantised tensors: built once for each compiler, kept in the cache directory, called by ctypes.
 
 `codec` and `matmul` use them on CPUs; without a compiler torch does the work. The sources are in tiers/csrc. `_Page`,
-`PATHS`, `_TYPES` and the arguments here repeat declarations of csrc/pages.h and csrc/api.cpp: change both. Held by
-tests/tiers/test_pages_kernels.py, on every set of instructions that the CPU has.
+`PATHS`, `_TYPES` and the arguments here repeat declarations of csrc/pages.h and csrc/api.cpp: change both. Flags of the
+compiler are free, as long as the paths decode to the same bits. Tests: tests/tiers/test_pages_kernels.py, on every set
+of instructions that the CPU has; encoding in tests/tiers/test_pages_formats.py.
 """
 
 from __future__ import annotations

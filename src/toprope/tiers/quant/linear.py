@@ -1,7 +1,7 @@
 """A linear layer with a quantised weight: `tiers.pages.QuantisedLinear`, for users and the image pipelines.
 
-Its state_dict is a format that files have: `QuantisedTensor.state_dict` in `quant.tensor` defines it. Tests:
-tests/tiers/test_pages_kernels.py.
+Its state_dict is a format that files have: `QuantisedTensor.state_dict` in `quant.tensor` defines it, so its keys stay.
+The interface is nn.Linear's. Tests: tests/tiers/test_pages_kernels.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Product of activations with a quantised weight, differentiable in the activations.
 
 Called by quantised layers, here and in `tiers.modes.quantised`, and as `tiers.pages.product`. `multiply` chooses the
-C++ kernels or torch; the registered operators let `torch.compile` and autograd see the product. Tests:
-tests/tiers/test_tiers_modes.py.
+C++ kernels or torch, which is free; the registered operators let `torch.compile` and autograd see the product, and
+exported graphs hold their names. Tests: tests/tiers/test_tiers_modes.py, tests/tiers/test_pages_kernels.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Measure once per process if products with quantised weights are faster on a device.
 
 The modes quantise only where they are (`verdict`); users call `tiers.pages.measure`. It times the same code as a
-layer runs, so it needs no change when the kernels change. Tests: tests/tiers/test_tiers_modes.py.
+layer runs, so it needs no change when the kernels change. Shapes and number of runs are free; a figure is always of
+this machine, never of a table. Tests: tests/tiers/test_tiers_modes.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tensors of a stack, in the memory of devices and in files on disks, and the copies between them.
 
-`stack.stack` calls it under its lock, with moves that `stack.levels` has planned: nothing is decided here. Tests:
-tests/tiers/test_tiers_stack.py.
+`stack.stack` calls it under its lock, with moves that `stack.levels` has planned: nothing is decided here. A move that
+fails leaves the tensor where it was. Tests: tests/tiers/test_tiers_stack_disk.py, tests/tiers/test_tiers_stack.py.
 """
 
 from __future__ import annotations

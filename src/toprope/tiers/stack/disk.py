@@ -2,7 +2,8 @@
 
 `stack.contents` calls it. The file is made with the first tensor. It has a name, so that users see what takes the
 disk's room, and is locked as long as its stack lives: a process that makes such a file removes unlocked ones, which
-kill -9 may leave. Held by tests/tiers/test_tiers_stack_disk.py.
+kill -9 may leave. Other processes, also of older releases, go by that name and lock: both stay. Tests:
+tests/tiers/test_tiers_stack_disk.py.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ if a copy fails in the middle. No plan ever drops a key: a key that is pushed ou
 room there is no plan.
 
 Keys with the lowest priority are pushed out first. Among these it is the key with the latest expected use if the order
-of uses is known (`Future`: Belady's choice), else the least recently used one. tests/tiers/test_tiers_levels.py holds
-these rules against a plain model of them.
+of uses is known (`Future`: Belady's choice), else the least recently used one. docs/tiers.md states these rules for
+users. Tests: tests/tiers/test_tiers_levels.py, against a plain model of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A trainable linear layer whose weights are on a level of a stack: `toprope.tiers.TierLinear`, for users.
 
 It reserves room in the stack for its parameters and moves them itself; the stack never moves a parameter. The facade
-`apt_model.optimization.vgpu_stack` uses it too. Tests: tests/tiers/test_tiers_stack.py.
+`apt_model.optimization.vgpu_stack` uses it too. Arguments and keys of its state_dict are public; results have the bits
+of nn.Linear. Tests: tests/tiers/test_tiers_stack.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`toprope.tiers.TierStack`: tensors by key, moved between a device's memory, the host's memory and a file on a disk.
 
-For users, and for the facade `apt_model.optimization.vgpu_stack`. One lock guards it. The policy is in
-`stack.levels`, the copies are in `stack.contents`; here are the public calls, reservations and statistics.
-docs/tiers.md describes it. Tests: tests/tiers/test_tiers_stack.py.
+For users, and for the facade `apt_model.optimization.vgpu_stack`. One lock guards it, which every public call takes.
+The policy is in `stack.levels`, the copies are in `stack.contents`; here are the public calls, reservations and
+statistics, which docs/tiers.md describes. Tests: tests/tiers/test_tiers_stack.py,
+tests/tiers/test_tiers_stack_disk.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`Tier`, one level of a stack, its statistics, and the checks of what a stack is given.
 
-The public data types of `stack.stack`, without its behaviour. Tests: tests/tiers/test_tiers_stack.py.
+The public data types of `stack.stack`, without its behaviour: names of fields stay. Tests:
+tests/tiers/test_tiers_stack.py, tests/tiers/test_tiers_stack_disk.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 All of `tiers.engine` takes parameters' values away (`withdraw`) and gives them back (`set_data`) by these functions,
 and so do the modes. A parameter stays the same object. While its weight is absent it has a class derived from its own:
 metadata works (shape, dtype, `grad`), everything else raises `TierAbsentError`. C++ code does not see that class; it
-finds the storage of `toprope.tiers.store.memory.placeholder`. tests/tiers/test_tiers_absent.py says what must work and
-what must raise.
+finds the storage of `toprope.tiers.store.memory.placeholder`. Relies on private names of torch (`torch._C`). Tests:
+tests/tiers/test_tiers_absent.py (what must work and what must raise), tests/tiers/test_tiers_detach.py.
 """
 
 from __future__ import annotations

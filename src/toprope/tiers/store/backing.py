@@ -2,7 +2,7 @@
 
 `Home` is the interface by which `tiers.engine` loads any weight without knowing where it is; `store.coded` has homes
 of encoded weights. A home only describes the work, as chunks: the threads of `store.transfer` do it. Tests:
-tests/tiers/test_tiers_stores.py.
+tests/tiers/test_tiers_attach.py, tests/tiers/test_tiers_files.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`Store`, the interface of stores for tensors that were moved out: `store.host` in memory, `store.spill` in a file.
 
-`tiers.training` keeps gradients, optimizer states and activations in stores, by key. tests/tiers/test_tiers_stores.py
-runs the same tests on every store: a new one is added there.
+`tiers.training` keeps gradients, optimizer states and activations in stores, by key. A store takes its copy before
+`put` returns, and gives back the same bits. A new store is added to the tests. Tests:
+tests/tiers/test_tiers_stores.py, which runs the same tests on every store.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Also homes of weights with parts in several places, such as the experts of a layer that are one tensor in the model.
 `engine.model.weight_files` makes them for FP8 checkpoints, `attach` for fused experts. Decoded values must have the
-bits of the model's own library, on the host and on a device alike: tests/tiers/test_tiers_codes.py.
+bits of the model's own library, on the host and on a device alike. Tests: tests/tiers/test_tiers_codes.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Files that weights are read from, past the page cache or from it, and facts about folders and their disks.
 
 The lowest layer of `tiers.store`: all reads of weights end here; stacks and modes ask it about folders. A file is
-identified by its inode, size and time of change; a file that has changed since it was opened is not read. Direct
-reads need offsets, lengths and addresses that are multiples of the disk's blocks; other reads go through a worker's
-buffer. Calls of Linux that Python lacks (statx, cachestat, mincore) are made by ctypes; an older kernel may lack them
-too. Tests: tests/tiers/test_tiers_stores.py, tests/tiers/test_tiers_stack_disk.py.
+identified by its inode, size and time of change; a file that has changed since it was opened is not read. Fixed by
+Linux: direct reads (O_DIRECT) need offsets, lengths and addresses that are multiples of the disk's blocks, so other
+reads go through a worker's buffer; calls that Python lacks (statx, cachestat, mincore) are made by ctypes with their
+numbers and structures, and an older kernel may lack them too. Tests: tests/tiers/test_tiers_stores.py,
+tests/tiers/test_tiers_stack_disk.py, tests/tiers/test_tiers_files.py.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ def direct_memory_alignment(descriptor: int) -> int | None:
 
     It is 4 for many disks, 512 for others; Linux reports it since 6.1.
     """
-    told = ctypes.create_string_buffer(_STATX_BYTES)
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
     try:
-        if _libc().statx(descriptor, b"", _AT_EMPTY_PATH, _DIO_ALIGN, told):
+        if _libc().statx(descriptor, b"", _AT_EMPTY_PATH, _DIO_ALIGN, buffer):
             return None
     except AttributeError:  # a C library without it
         return None
-    mask, alignment = (int.from_bytes(told.raw[at : at + 4], sys.byteorder) for at in (0, _MEMORY_ALIGNMENT))
+    mask, alignment = (int.from_bytes(buffer.raw[at : at + 4], sys.byteorder) for at in (0, _MEMORY_ALIGNMENT))
     return alignment if mask & _DIO_ALIGN and alignment else None
 
 

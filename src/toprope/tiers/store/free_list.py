@@ -1,6 +1,8 @@
 """Free list: allocates ranges of a file or of memory. Pure: offsets and lengths.
 
-`store.spill` and, through it, stacks allocate their files by it. Tests: tests/tiers/test_tiers_stores.py.
+`store.spill` and, through it, stacks allocate their files by it. Ranges never overlap and begin at multiples of the
+alignment; which free range is taken is free. It has no lock: the caller's guards it. Tests:
+tests/tiers/test_tiers_stores.py.
 """
 
 from __future__ import annotations

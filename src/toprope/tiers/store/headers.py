@@ -1,9 +1,10 @@
 """Read the headers of a model folder's safetensors files, without torch: name, place, dtype and shape of each tensor.
 
 For the planner (`plan.layout`), which must not import torch, for homes in files (`engine.model.weight_files`) and for
-checkpoints. A safetensors file is eight bytes for the size of a header, the header in JSON, then the tensors' bytes.
-Which of several files of a folder is loaded follows transformers and diffusers (`_loaded`). Tests:
-tests/tiers/test_tiers_layout.py, tests/tiers/test_tiers_threads.py.
+checkpoints. The format is another project's: eight bytes for the size of a header, the header in JSON, then the
+tensors' bytes; so are the names of dtypes (`BITS`, as in `store.memory.DTYPES`). Which of several files of a folder is
+loaded follows transformers and diffusers (`_loaded`). Tests: tests/tiers/test_tiers_layout.py,
+tests/tiers/test_tiers_threads.py, tests/tiers/test_tiers_files.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A store in the host's memory, with a budget that weights and training share.
 
 `attach` makes one for each model: weights on the host are counted by `reserve`, and `tiers.training` keeps tensors in
-it through the interface of `store.base`. Tests: tests/tiers/test_tiers_stores.py, tests/tiers/test_tiers_threads.py.
+it through the interface of `store.base`. The budget is never passed, under one lock for all threads. Tests:
+tests/tiers/test_tiers_stores.py, tests/tiers/test_tiers_threads.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Used by all of `tiers`: a `Memory` is a range of bytes that loads write to, wherever it is. `free_memory` is public
 (`toprope.tiers.free_memory`). `DTYPES` follows the safetensors format; `store.headers.BITS` has the same names for
-code without torch. Tests: tests/tiers/test_tiers_stores.py, tests/tiers/test_tiers_absent.py.
+code without torch. Storages without memory rely on private names of torch (`torch._C`). Tests:
+tests/tiers/test_tiers_stores.py, tests/tiers/test_tiers_absent.py, tests/tiers/test_tiers_budget.py.
 """
 
 from __future__ import annotations

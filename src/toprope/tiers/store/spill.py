@@ -1,7 +1,9 @@
 """Spill file: an unnamed file for tensors that do not fit into memory. It is deleted whenever the process ends.
 
 `SpillFile` has weights (made by `engine.migrate`) and the levels of stacks on a disk; `SpillStore` is a store of
-`tiers.training` on such a file, which writes in the background. Tests: tests/tiers/test_tiers_stores.py,
+`tiers.training` on such a file, which writes in the background. The file never becomes longer than its capacity; an
+error of a write in the background is raised by the next call, and the tensor is still readable until then. Sizes at the
+top are free. Tests: tests/tiers/test_tiers_stores.py, tests/tiers/test_tiers_stack_disk.py,
 tests/tiers/test_tiers_benchmark.py.
 """
 

@@ -1,9 +1,10 @@
 """Threads that move bytes: a load is a list of chunks, which free threads take in the order of the loads.
 
 All transfers of an attached model, its stores and a stack's disk go through a `Transfers`. The error of a load is
-raised in the thread that waits for it. Urgent loads, which a thread waits for already, are done before prefetches.
-Waiting must survive KeyboardInterrupt at any moment (`_OnceEvent`); tests/tiers/test_tiers_ring.py and
-test_tiers_faults.py hold that.
+raised in the thread that waits for it. Urgent loads, which a thread waits for already, are done before prefetches:
+`plan.clock` predicts by the same order, so change both. Waiting must survive KeyboardInterrupt at any moment
+(`_OnceEvent`), and the threads end before Python does. Tests: tests/tiers/test_tiers_ring.py,
+tests/tiers/test_tiers_faults.py, tests/tiers/test_tiers_benchmark.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 which is reused as soon as a tensor is freed. Views of one memory share an entry if one of them covers the others and
 nothing was written in between; the memory is identified by a weak reference, so that other memory at the same address
 is not mistaken for it. The newest entries, up to `keep` bytes, stay on the device, as backward asks for them first.
-Entries are fetched from the last to the first, up to `ahead` bytes before their use. Tests:
+Entries are fetched from the last to the first, up to `ahead` bytes before their use. Which entries move when is free;
+values and torch's error for a tensor that was changed in place are not. Tests:
 tests/tiers/test_tiers_training_activations.py.
 """
 

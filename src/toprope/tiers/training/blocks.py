@@ -1,6 +1,7 @@
 """A tensor in a store, tile by tile: what stored tensors, optimizer steps and checkpoints read and write.
 
-Each tile is an entry of the store, so that a step reads and writes one tile without the rest of the tensor. Tests:
+Each tile is an entry of the store, so that a step reads and writes one tile without the rest of the tensor. The garbage
+collector may free a `Blocks` in the middle of the store's own work: its keys are then only noted. Tests:
 tests/tiers/test_tiers_threads.py, tests/tiers/test_tiers_training_optimizer.py.
 """
 

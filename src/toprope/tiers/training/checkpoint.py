@@ -3,8 +3,8 @@
 `Handle.save` and `Handle.restore` come here. No more than one tile is in memory at a time. A checkpoint is one
 safetensors file: `model.*` is the model's state_dict, `optimizer.*` the states, `toprope.rest` everything that is no
 tensor (torch.save, read with weights_only). These names are a file format: a change of them makes existing
-checkpoints unreadable. The file is written to a temporary file first, so that it is either complete or not there.
-Tests: tests/tiers/test_tiers_training.py.
+checkpoints unreadable. The file is written to a temporary file first, so that it is either complete or not there; one
+that does not fit the model changes nothing. Tests: tests/tiers/test_tiers_training.py.
 """
 
 from __future__ import annotations

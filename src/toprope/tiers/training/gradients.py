@@ -4,7 +4,8 @@ A parameter's gradient is moved to the store when autograd has accumulated it; `
 `StoredTensor`: the next backward pass adds to it tile by tile; GradScaler and `torch.nn.utils.clip_grad_norm_` work
 on it, with one gradient on the device at a time. `zero_grad` and `parameter.grad = None` free its room. Made by
 `training.training`, which also has this module's `clip_grad_norm_`: its result has the bits of torch's, so it follows
-the order in which torch adds norms. Tests: tests/tiers/test_tiers_training_optimizer.py.
+the order in which torch adds norms, by private functions of torch. Tests:
+tests/tiers/test_tiers_training_optimizer.py, tests/tiers/test_tiers_training.py.
 """
 
 from __future__ import annotations

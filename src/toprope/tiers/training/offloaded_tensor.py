@@ -1,8 +1,9 @@
 """Tensors with values in a store: gradients and optimizer states that were moved out but work in any code.
 
 Users meet them as `parameter.grad` and in `optimizer.state`; `training.gradients` and `training.optimizer` make them.
-An operation reads the values to the device for its duration, and writes them back if they were changed. Operations on
-lists (`torch._foreach_*`, GradScaler) are done one tensor at a time, so that only one is on the device. Tests:
+An operation reads the values to the device for its duration, and writes them back if they were changed, which torch's
+schema of the operation tells. Operations on lists (`torch._foreach_*`, GradScaler) are done one tensor at a time, so
+that only one is on the device. An operation is done by tiles only if it is in `_TILE_BY_TILE`. Tests:
 tests/tiers/test_tiers_training_optimizer.py.
 """
 

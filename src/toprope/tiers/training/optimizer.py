@@ -2,9 +2,10 @@
 
 `Handle.optimizer` and the hooks of `Handle` and of the modes come here; a step itself is in `training.stepping`. The
 optimizer stays the same object and gets a subclass of its class, so that schedulers and GradScaler work with it, made
-before or after. Its states are `StoredTensor`s in `optimizer.state`. An optimizer of a new release of torch goes into
-`_ELEMENTWISE` or `_BY_PARAMETER`; until then it is stepped as a whole. Tests:
-tests/tiers/test_tiers_training_optimizer.py.
+before or after; that relies on torch's private attributes (`hooked`, `_wrapped_by_lr_sched`, `_opt_called`). Its states
+are `StoredTensor`s in `optimizer.state`. An optimizer of a new release of torch goes into `_ELEMENTWISE` or
+`_BY_PARAMETER`; until then it is stepped as a whole. Tests: tests/tiers/test_tiers_training_optimizer.py; steps of
+optimizers that nobody took over in tests/tiers/test_tiers_absent.py.
 """
 
 from __future__ import annotations

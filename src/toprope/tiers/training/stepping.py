@@ -2,7 +2,8 @@
 
 Called by `training.optimizer`. For each tile: read the weight, the gradient and the states; make the step of an
 optimizer of the same class that has the tile as its parameter; write weight and states back. The next tile is read
-while one is computed. tests/tiers/test_tiers_training_optimizer.py compares with torch's own step bit for bit.
+while one is computed. The bits are those of torch's step of the whole; how many tiles are ahead is free. Tests:
+tests/tiers/test_tiers_training_optimizer.py, which compares with torch's own step.
 """
 
 from __future__ import annotations

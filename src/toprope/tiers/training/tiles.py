@@ -1,15 +1,15 @@
 """Cut a tensor so that an elementwise update of the pieces gives the same bits as an update of the whole. Pure.
 
-`training.optimizer` cuts parameters by it. On the CPU (torch 2.13, ATen's TensorIterator) an elementwise operation on
-32768 or more elements is divided among the threads in equal runs; each run is done in vectors, and the rest at its end
-element by element. The two may round differently: in bfloat16 for most operations, in the fused optimizers for every
-dtype. So the pieces must have the same elements in such a rest as the whole:
+`training.optimizer` cuts parameters by it. Fixed by torch (2.13, ATen's TensorIterator): on the CPU an elementwise
+operation on 32768 or more elements is divided among the threads in equal runs; each run is done in vectors, and the
+rest at its end element by element. The two may round differently: in bfloat16 for most operations, in the fused
+optimizers for every dtype. So the pieces must have the same elements in such a rest as the whole:
 
 - runs are cut at multiples of `UNIT` from their start, and a piece is a multiple of `UNIT` for each thread;
 - the end of a run goes into pieces of fewer than 32768 elements, which are not divided.
 
 The fused optimizers divide the whole at multiples of a cache line instead; only its very end is such a rest. A torch
-that divides in another way shows in tests/tiers/test_tiers_tiles.py.
+that divides in another way shows in the tests. Tests: tests/tiers/test_tiers_tiles.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The training side of a handle: gradients, activations, optimizers, clipping and checkpoints of one model.
 
 `Handle.training` makes it at its first use, with the stores that `engine.training_tiers` chooses. It knows weights
-only through `training.weights`, so that it needs nothing of `tiers.engine`. Tests:
-tests/tiers/test_tiers_training.py.
+only through `training.weights`, so that it needs nothing of `tiers.engine`. The sizes in `Sizes` are free choices.
+Tests: tests/tiers/test_tiers_training.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Interface through which the training step reads and writes a model's weights.
 
-`engine.offloaded_params` implements it; all of `tiers.training` relies on it. Tests:
-tests/tiers/test_tiers_training_optimizer.py.
+`engine.offloaded_params` implements it; all of `tiers.training` relies on it: a change is one of both. Tests:
+tests/tiers/test_tiers_training_optimizer.py, tests/tiers/test_tiers_faults.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Package `apt_model.core` of the apt_model facade: its one module is `system`.
 
-Tests: tests/compat/test_apt_*.py.
+Tests: tests/compat/test_apt_system.py.
 """

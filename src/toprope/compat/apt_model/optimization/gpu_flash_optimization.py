@@ -1,7 +1,8 @@
 """Facade module `apt_model.optimization.gpu_flash_optimization`: FP4 weights and fused attention.
 
 Programs that were written for apt_model call it. The FP4 codec is `toprope.tiers.pages`, attention is torch's own;
-names and results are the original's, and tests/compat/test_apt_gpu_flash.py holds them.
+names, arguments and results are the original's, how they are computed is free. Tests:
+tests/compat/test_apt_gpu_flash.py.
 """
 
 from __future__ import annotations

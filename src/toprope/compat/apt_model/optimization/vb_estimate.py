@@ -1,7 +1,8 @@
 """Estimate of a model's memory in training, for `vb_global.estimate_model_resources` of the apt_model facade.
 
-Counted from a module's parameters, or, for a configuration, from a transformer of these sizes. Imports no torch.
-tests/compat/test_apt_vb_global.py holds the figures.
+Counted from a module's parameters, or, for a configuration, from a transformer of these sizes. Imports no torch. Keys
+of the result are apt_model's; names of sizes are those of transformers' configurations, and more may be added. Tests:
+tests/compat/test_apt_vb_global.py.
 """
 
 from __future__ import annotations

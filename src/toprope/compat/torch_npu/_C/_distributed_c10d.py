@@ -1,6 +1,7 @@
 """Facade module `torch_npu._C._distributed_c10d`: ProcessGroupHCCL with its options, and dumps of the flight recorder.
 
-The classes are those of toprope.sim.distributed. Tests: tests/helpers/distributed_cases.py.
+The classes are those of toprope.sim.distributed; names, and the pickled and JSON form of a dump, are torch_npu's.
+Tests: tests/sim/test_distributed.py, with the cases of tests/helpers/distributed_cases.py.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Facade module `torch_npu._C._logging`: set the levels of torch_npu's own log (toprope.sim.npu._logs).
 
-Programs that were written for torch_npu call it. Tests: tests/compat/test_torch_npu_utils.py.
+torch calls it through `torch._logging`, by torch_npu's names. Tests: tests/compat/test_torch_npu_utils.py; the lines
+themselves are held by tests/sim/test_distributed.py.
 """
 
 from __future__ import annotations

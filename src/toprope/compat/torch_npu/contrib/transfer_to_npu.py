@@ -1,10 +1,10 @@
 """Facade module `torch_npu.contrib.transfer_to_npu`: importing it runs a program written for CUDA on the card.
 
 It does what torch_npu's own file does, to the same functions, so that a program works with it here if and only if it
-works with it on a card: `tensor.cuda("cuda:0")`, a path with "cuda" in it as a positional argument of torch.load. The
-redefinitions are in toprope.compat.cuda_patches; all are undone when the process ends.
-tests/compat/test_transfer_to_npu.py has the vendor's cases. Source: Ascend/pytorch 9e73e708 (2026-08-21),
-torch_npu/contrib/transfer_to_npu.py.
+works with it on a card: `tensor.cuda("cuda:0")`, a path with "cuda" in it as a positional argument of torch.load.
+Nothing may be repaired here that the vendor's file leaves broken. The redefinitions are in toprope.compat.cuda_patches;
+all are undone when the process ends. Source: Ascend/pytorch 9e73e708 (2026-08-21),
+torch_npu/contrib/transfer_to_npu.py. Tests: tests/compat/test_transfer_to_npu.py, which has the vendor's cases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Facade package `torch_npu.distributed`: functions that torch_npu adds to torch.distributed, composed of torch's own.
 
-Names and signatures are torch_npu's. The backend hccl itself is toprope.sim.distributed. Values:
-tests/helpers/distributed_facade.py, run by tests/sim/test_distributed.py.
+Names, signatures and errors are torch_npu's, with their misspelling. The backend hccl itself is
+toprope.sim.distributed. Parts that are slow to import are registered when torch's module is imported. Tests:
+tests/sim/test_distributed.py, with the cases of tests/helpers/distributed_facade.py; tests/compat/test_torch_npu_rpc.py
+and tests/compat/test_torch_npu_dtensor.py for what it registers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Facade module: `ParallelStore`, the key-value store of torch_npu's launcher, for rendezvous.py and for programs.
 
+The arguments are torch_npu's; that its proxy and its threads are not here is no loss for programs on one machine.
 Tests: tests/compat/test_torch_npu_launcher.py.
 """
 

@@ -1,6 +1,7 @@
 """Facade package `torch_npu.jit`: `optimize` rewrites a traced or scripted module to operators of torch_npu.
 
-Tests: tests/sim/simulated/test_npu_names.py.
+The patterns are TorchScript's text of the graphs; the name and what becomes of gelu are torch_npu's. Tests:
+tests/sim/simulated/test_npu_names.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Facade module: what torch.multiprocessing pickles in the place of a tensor on a card, under torch_npu's names.
 
-The work is done by toprope.sim.sharing, which the card registers with torch when it is installed. Events of a card do
-not travel yet. Tests: tests/sim/simulated/test_sharing.py.
+The work is done by toprope.sim.sharing, which the card registers with torch when it is installed; names, and torch's
+functions that are found here, are torch_npu's. Events of a card do not travel yet. Tests:
+tests/sim/simulated/test_sharing.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Fused attention and its gradient: the mathematics of npu_fusion_attention over scores that are kept whole.
 
 Used by the operator modules for attention in this folder, which also take `list_of` and the dropout helpers from here.
-The card's kernel never stores the scores; this composition does, so its memory grows with queries times keys.
-tests/compat/test_npu_fusion_attention.py holds the values.
+The card's kernel never stores the scores; this composition does, so its memory grows with queries times keys: another
+composition is free as long as the values, the float32 statistics and the position of the generator stay. Tests:
+tests/compat/test_npu_fusion_attention.py, tests/compat/operators/test_fusion_attention_training.py (gradients,
+dropout).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Layouts of npu_fusion_attention (BSH, SBH, BSND, BNSD, TND): what the axes of the inputs mean, and checks of sizes.
 
-Used by fusion_attention.py, fusion_attention_call.py and inference_layout.py. The rules are those of the operator's
-page in Ascend/op-plugin; tests/compat/test_npu_fusion_attention.py has every layout.
+Used by fusion_attention.py, fusion_attention_call.py and inference_layout.py. Layouts, limits and refusals are those of
+the operator's page in Ascend/op-plugin; only the words of an error are free. Tests:
+tests/compat/test_npu_fusion_attention.py has every layout.
 """
 
 from __future__ import annotations

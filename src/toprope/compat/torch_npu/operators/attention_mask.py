@@ -1,14 +1,14 @@
 """Masked scores of npu_fusion_attention: what each sparse mode leaves out, and which masks are accepted.
 
-Used by fusion_attention_call.py, inference_attention.py and nsa.py; tests/compat/test_npu_fusion_attention.py has every
-mode.
+Used by fusion_attention_call.py, inference_attention.py and nsa.py. Tests: tests/compat/test_npu_fusion_attention.py
+has every mode.
 
 Positions are counted by diagonals: the score of query i and key j lies on diagonal j - i, seen from the upper left
 corner. Modes 3 and 4 count from the lower right corner, which shifts the diagonal by Skv - Sq.
 
 The modes 2, 3 and 4 take one compressed mask of 2048 x 2048 whatever the lengths are. As on the card its contents are
 read: the mask says for every diagonal whether it is masked, so a mask the wrong way round gives a wrong result here as
-well.
+well. Numbers of modes and shapes of masks are the kernel's.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_vision_boxes.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_vision_boxes.py for values and refusals,
+tests/sim/simulated/test_npu_operators.py for shapes and the card.
 
 The overlap of two boxes is the convex polygon of the corners of each that lie in the other and of the points where
 their edges cross. Sources: the vendor's pages, RotatedIouKernelNpu.cpp, RotatedOverlapsKernelNpu.cpp and

@@ -1,9 +1,10 @@
 """Checks of arguments for the operators of the torch_npu facade: a kernel's refusal is one clear RuntimeError here.
 
-Used by nearly all modules of this folder. A refusal is also counted for the run's report (sim/metrics). The rules are
-those of the operators' published documents (op-plugin, ops-nn and ops-transformer of CANN); where the document and the
-tiling code differ, the tiling code is followed, since it is what runs. Tests: each operator's own, in
-tests/compat/operators.
+Used by nearly all modules of this folder. A refusal is also counted for the run's report (sim/metrics), so it goes
+through `refuse`. The rules are those of the operators' published documents (op-plugin, ops-nn and ops-transformer of
+CANN); where the document and the tiling code differ, the tiling code is followed, since it is what runs. Words are
+free, but an error begins with the operator's name. Tests: tests/compat/test_torch_npu_facade.py, and each operator's
+own.
 """
 
 from __future__ import annotations

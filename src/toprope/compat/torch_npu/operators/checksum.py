@@ -1,8 +1,8 @@
 """Check of a matrix product by its row sums: torch_npu.matmul_checksum.
 
-A plain function of the torch_npu facade, no operator in torch.ops. tests/sim/simulated/test_npu_matmul.py holds it.
-
-Source: torch_npu-matmul_checksum.md of Ascend/op-plugin and torch_npu/asd/checksum.py of Ascend/pytorch.
+A plain function of the torch_npu facade, no operator in torch.ops. Name, arguments, threshold and result are
+torch_npu's: torch_npu-matmul_checksum.md of Ascend/op-plugin and torch_npu/asd/checksum.py of Ascend/pytorch. Tests:
+tests/sim/simulated/test_npu_matmul.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Process groups for operators that communicate, found by the names of HCCL communicators, and an all-to-all of rows.
 
 Used by matmul_collectives.py and moe_distribute.py. A name is what `get_hccl_comm_name` of the group's backend returns
-(toprope.sim.distributed.process_group keeps them). Tests: tests/helpers/distributed_fused.py.
+(toprope.sim.distributed.process_group keeps them); every process of the group has to make the same calls. Tests:
+tests/sim/test_distributed.py, with the cases of tests/helpers/distributed_fused.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/test_torch_npu_contrib.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's code; where the memory comes from is free. Tests:
+tests/compat/test_torch_npu_contrib.py.
 
 Source: torch_npu/csrc/aten/common/TensorFactories.cpp of Ascend/pytorch, and the page of empty_with_swapped_memory.
 """

@@ -2,7 +2,9 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_delta_rule.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_delta_rule.py for values and refusals,
+tests/sim/simulated/test_npu_operators.py for shapes and the card.
 
 S_t = a_t S_{t-1} + b_t (v_t - a_t S_{t-1} k_t) k_t^T and o_t = S_t q_t * scale, with a = exp(g) and b = beta. The
 kernels of chunks give the same; here every step is computed in float32.

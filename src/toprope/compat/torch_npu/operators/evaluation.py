@@ -1,7 +1,9 @@
 """Questions that operator modules ask before they compute: real values or shapes alone, an Ascend 950 or not.
 
 Also `gradients`, by which an operator that is itself a backward pass uses autograd. Used by many modules of this
-folder. Tests: tests/sim/simulated/test_npu_operators.py.
+folder. A tensor without values (meta, or a compiler's) must give results of the same shapes, dtypes and strides, and
+none of its values may be read. Tests: tests/sim/simulated/test_npu_operators.py;
+tests/compat/operators/test_vision_boxes.py for `gradients`.
 """
 
 from __future__ import annotations

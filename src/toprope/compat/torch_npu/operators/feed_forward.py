@@ -1,7 +1,9 @@
 """Feed-forward network, also with experts: npu_ffn.
 
-Part of the torch_npu facade: programs call `torch_npu.npu_ffn`. Name and parameters follow support/npu_operators.toml;
-tests/compat/operators/test_linear.py holds the values.
+Part of the torch_npu facade: programs call `torch_npu.npu_ffn`. Name and parameters follow support/npu_operators.toml,
+results and refusals the vendor's documents and code; how a value is composed of torch's operators is free. Tests:
+tests/compat/operators/test_linear.py for values and refusals, tests/sim/simulated/test_npu_operators.py for shapes and
+the card.
 
 Sources: torch_npu-npu_ffn.md, FFNKernelNpuOpApi.cpp and test_npu_ffn.py of Ascend/op-plugin; ffn_glu.cpp of
 ops-transformer for the half that is activated.

@@ -2,7 +2,8 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/test_torch_npu_formats.py holds the values.
+support/npu_operators.toml; numbers, rules, refusals and the key in files are the vendor's. Tests:
+tests/compat/test_torch_npu_formats.py.
 
 On a card a format such as FRACTAL_NZ changes where values lie in memory. The simulated card has no such layouts: a cast
 notes the number of the format at the tensor's storage, the values stay, and so does the size. Operators give tensors of

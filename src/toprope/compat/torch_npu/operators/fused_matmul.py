@@ -1,7 +1,8 @@
 """Matrix product with the operation after it in one operator: npu_fused_matmul.
 
 Part of the torch_npu facade: programs call `torch_npu.npu_fused_matmul`. Name and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_hyper_connections.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_hyper_connections.py for values and refusals.
 """
 
 from __future__ import annotations

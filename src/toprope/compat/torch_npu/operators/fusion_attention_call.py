@@ -1,8 +1,9 @@
 """One call of npu_fusion_attention: its checked arguments, cut into batches, and their results put together.
 
 Used by fusion_attention.py and fusion_attention_grad.py, which read their arguments in the same way, and by nsa.py. A
-call of layout TND is cut into its batches; every other call is one part. tests/compat/test_npu_fusion_attention.py
-holds it.
+call of layout TND is cut into its batches; every other call is one part. Arguments, refusals and the form of the
+statistics (each value eight times) are the kernel's; what the facade lacks says so. Tests:
+tests/compat/test_npu_fusion_attention.py, tests/compat/operators/test_fusion_attention_training.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Functions print_npugraph_tensor and save_npugraph_tensor: print or save a tensor at its place in a stream.
 
-The torch_npu facade exports them. Outside of a graph they act at once, in a captured graph at each replay.
-tests/compat/test_graph_tensors.py holds both.
-
-Source: torch_npu-print_npugraph_tensor.md and torch_npu-save_npugraph_tensor.md of Ascend/op-plugin, and
-torch_npu/npu/graphs.py of Ascend/pytorch.
+The torch_npu facade exports them. Outside of a graph they act at once, in a captured graph at each replay. Names,
+arguments and the printed form are torch_npu's: torch_npu-print_npugraph_tensor.md and torch_npu-save_npugraph_tensor.md
+of Ascend/op-plugin, and torch_npu/npu/graphs.py of Ascend/pytorch. Tests: tests/compat/test_graph_tensors.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_hyper_connections.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free, but must stay differentiable where that table says so. Tests:
+tests/compat/operators/test_hyper_connections.py for values and refusals.
 
 The kernels are those of the Ascend 950. Streams are [B, S, n, D] or [T, n, D]; what mixes them is float32.
 """

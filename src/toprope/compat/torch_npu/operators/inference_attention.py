@@ -1,7 +1,8 @@
 """Attention for inference: the computation behind npu_fused_infer_attention_score, its second version and forerunners.
 
-Used by fused_infer_attention.py, which has the operators; tests/compat/operators/test_inference_attention.py holds the
-values. Scores are scale * query key^T + pse_shift; a masked score counts nothing.
+Used by fused_infer_attention.py, which has the operators. Scores are scale * query key^T + pse_shift; a masked score
+counts nothing. Refusals, the order of quantising and what an empty row gives are the kernels'; in which pieces it is
+computed is free. Tests: tests/compat/operators/test_inference_attention.py.
 
 Source: the operators' pages in op-plugin, the documents aclnnFusedInferAttentionScoreV2 to V4 and the kernels of
 ops-transformer.

@@ -1,10 +1,8 @@
 """Layouts of the attention for inference: which axes the inputs and the result have, and which rows a sequence has.
 
-Used by fused_infer_attention.py and inference_attention.py; tests/compat/operators/test_inference_attention.py has the
-layouts.
-
-Source: get_query_and_attention_out_layout and infer_attention_out_shape in FusedInferAttentionScoreKernelNpuOpApi.cpp
-of Ascend/op-plugin, whose messages are kept.
+Used by fused_infer_attention.py and inference_attention.py. Layouts and messages are those of
+get_query_and_attention_out_layout and infer_attention_out_shape in FusedInferAttentionScoreKernelNpuOpApi.cpp of
+Ascend/op-plugin. Tests: tests/compat/operators/test_inference_attention.py has the layouts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Four-bit weights: eight values in an int32, the first in the lowest bits.
 
 Part of the torch_npu facade: programs call `torch_npu.npu_convert_weight_to_int4pack`. Name and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_quant_dtypes.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_quant_dtypes.py and tests/compat/operators/test_static_quant.py
+for values and refusals, tests/sim/simulated/test_npu_operators.py for shapes and the card.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Products of quantised matrices for the matrix operators: exact integer sums, packed scales, groups of rows.
 
-Used by quant_matmul.py, grouped_matmul.py and the other modules for matrix products;
-tests/compat/operators/test_quant_matmul.py and test_grouped_matmul.py hold the values.
+Used by quant_matmul.py, grouped_matmul.py and the other modules for matrix products. Sums must be exact (float32 adds
+up `_EXACT` products of int8 without rounding), and a packed scale has the bits of the kernel; how the sums are made is
+free. Tests: tests/compat/operators/test_quant_matmul.py, tests/compat/operators/test_grouped_matmul.py,
+tests/sim/simulated/test_npu_matmul.py (families).
 
 Sources: the formulas of aclnnQuantMatmulV5 and of its golden code (matmul_quant_util.py) in ops-nn of CANN.
 """

@@ -1,7 +1,8 @@
 """KV cache in blocks, for operators of the torch_npu facade: read a sequence's tokens, write tokens to their slots.
 
 Used by inference_attention.py and kv_cache_transfer.py. A block holds `block_size` tokens. Slot s of the cache is token
-s % block_size of block s // block_size. Tests: tests/compat/operators/test_kv_caches.py.
+s % block_size of block s // block_size: this, and the four forms of a cache, are the kernels'. Tests:
+tests/compat/operators/test_kv_caches.py (writing), tests/compat/operators/test_inference_attention.py (reading).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Rounding of float32 values to the card's narrow dtypes, and back: integers, FP8, HiFloat8 and FP4.
 
-Used by the modules that quantise (cast.py, dynamic_quant.py, static_quant.py, mx_quant.py and others);
-tests/compat/operators/test_quant_dtypes.py holds the values. A dtype that torch lacks is kept in uint8, as on the card:
-HiFloat8 one value a byte, FP4 two values a byte, the first in the low half. Values out of range become the largest
-finite value; NaN becomes 0, as in the card's casts.
+Used by the modules that quantise (cast.py, dynamic_quant.py, static_quant.py, mx_quant.py and others). A dtype that
+torch lacks is kept in uint8, as on the card: HiFloat8 one value a byte, FP4 two values a byte, the first in the low
+half. Values out of range become the largest finite value; NaN becomes 0, as in the card's casts. No bit of a result is
+free; how it is found is. Tests: tests/compat/operators/test_quant_dtypes.py, tests/compat/operators/test_mx_quant.py,
+tests/compat/operators/test_static_quant.py.
 
 Source: the golden code of quant/dynamic_mx_quant and quant/quantize of ops-nn; HiFloat8: "Ascend HiFloat8 Format for
 Deep Learning" (arXiv 2409.16626), whose ties round away from zero.

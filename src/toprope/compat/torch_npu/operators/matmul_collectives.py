@@ -2,7 +2,8 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/helpers/distributed_fused.py (two processes) holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/sim/test_distributed.py, with the cases of tests/helpers/distributed_fused.py.
 
 A product is torch's own where nothing is added to it; else it is computed in float32 (exactly for int8) and rounded to
 the dtype of the result, in which it is sent.

@@ -2,7 +2,8 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_quant_matmul.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_quant_matmul.py for values and refusals.
 
 Sources: torch_npu-npu_add_quant_matmul_.md, QuantBatchMatmulInplaceAddNpuOpApi.cpp and
 DualLevelQuantMatmulKernelNpuOpApi.cpp of Ascend/op-plugin; the golden code of both kernels in ops-nn.

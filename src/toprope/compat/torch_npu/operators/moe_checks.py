@@ -1,7 +1,8 @@
 """Argument checks of the operators for mixtures of experts (MoE), with the error texts that op-plugin has in C++.
 
-Used by moe_gating.py, moe_permute.py, moe_routing.py, moe_distribute.py and matmul_collectives.py. Tests:
-tests/compat/operators/test_moe_*.py.
+Used by moe_gating.py, moe_permute.py, moe_routing.py, moe_distribute.py and matmul_collectives.py. The texts are fixed:
+a program that handles the vendor's error handles this one. Tests: tests/compat/operators/test_moe_routing.py,
+tests/compat/operators/test_moe_gating.py.
 """
 
 from __future__ import annotations

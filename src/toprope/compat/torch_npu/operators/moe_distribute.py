@@ -2,7 +2,8 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/helpers/distributed_fused.py (two processes) holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/sim/test_distributed.py, with the cases of tests/helpers/distributed_fused.py.
 
 A process receives its tokens in the order of its experts, for each in the order of the processes that sent them, and of
 their tokens. `ep_recv_counts` holds the running sums of the counts in that order. What the card keeps in `expand_idx`,

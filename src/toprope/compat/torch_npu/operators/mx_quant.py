@@ -2,7 +2,8 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_mx_quant.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_mx_quant.py for values and refusals.
 
 The scale of a block is a byte, float8_e8m0fnu: 2^(byte - 127), and 255 for a block with an infinite value or NaN, whose
 values become 0. Scales lie in uint8 tensors of one more dimension: along the quantised axis there are half as many

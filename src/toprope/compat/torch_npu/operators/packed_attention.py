@@ -1,11 +1,11 @@
 """Attention for the operators of torch.ops.atb: sequences one after the other in one tensor, and caches in blocks.
 
-Used by atb_flash_attention.py, atb_paged_attention.py and latent_attention.py;
-tests/compat/operators/test_atb_attention.py holds the values.
+Used by atb_flash_attention.py, atb_paged_attention.py and latent_attention.py.
 
 Queries are [T, N, D] or [T, N * D], the tokens of all sequences one after the other. A cache is [blocks, block size, N,
 D], [blocks, block size, N * D] or, as FRACTAL_NZ, [blocks, N * D / 16, block size, 16]. Masks are numbers that are
-added to the scaled scores; a bfloat16 call first multiplies masks that hide keys by -3e38.
+added to the scaled scores; a bfloat16 call first multiplies masks that hide keys by -3e38. All of this is the kernels';
+the loop over sequences is free. Tests: tests/compat/operators/test_atb_attention.py.
 
 Source: the files of op_plugin/ops/atb in Ascend/op-plugin, which set the modes, and the formulas of their tests.
 """

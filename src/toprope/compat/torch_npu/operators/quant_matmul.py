@@ -2,7 +2,9 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_quant_matmul.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_quant_matmul.py and tests/sim/simulated/test_npu_matmul.py for
+values and refusals, tests/sim/simulated/test_npu_operators.py for shapes and the card.
 
 Sources: the pages torch_npu-npu_quant_matmul.md, ...-npu_quant_matmul_gelu.md and ...-npu_quant_matmul_reduce_sum.md,
 QuantMatmulKernelNpuOpApi.cpp and _meta_registrations.py of Ascend/op-plugin; aclnnQuantMatmulV5.md and

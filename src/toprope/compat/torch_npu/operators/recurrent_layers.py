@@ -2,7 +2,10 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_recurrent.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free, but must stay differentiable where that table says so. Tests:
+tests/compat/operators/test_recurrent.py for values and refusals, tests/sim/simulated/test_npu_operators.py for shapes
+and the card.
 
 The parameters are torch.nn's, flat: for each layer and direction weight_ih, weight_hh and, with biases, bias_ih and
 bias_hh. There is no dropout between the layers: the kernels ignore it.

@@ -1,8 +1,8 @@
 """Recurrences of LSTM and GRU over time, forward and backward, in float32.
 
-Used by recurrent.py and recurrent_layers.py; tests/compat/operators/test_recurrent.py holds the values. All tensors are
-[time, batch, features]; weights are [features, gates * hidden], the transpose of torch.nn's. The backward functions
-read the gates that the forward ones return, as the kernels do.
+Used by recurrent.py and recurrent_layers.py. All tensors are [time, batch, features]; weights are [features, gates *
+hidden], the transpose of torch.nn's. The backward functions read the gates that the forward ones return, as the kernels
+do. The order of the gates is the kernels'. Tests: tests/compat/operators/test_recurrent.py.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ is one function, decorated with its name; its schema, and whether it has a gradi
 (support/npu_operators.toml). An operator with a gradient on the card is composed of torch operators
 (CompositeImplicitAutograd): autograd, torch.compile, the CPU and the simulated card see the torch operators inside. The
 others compute without a gradient (CompositeExplicitAutograd), so that a backward pass ends there with torch's warning,
-"an autograd kernel was not registered", as it does on the card. Tests: tests/compat/test_torch_npu_facade.py.
+"an autograd kernel was not registered", as it does on the card.
 
-The modules of this folder are searched for decorators as text, and imported when one of their operators is first
-called: importing all of them takes half a second.
+The modules of this folder are searched for decorators as text (`_DECORATOR`), and imported when one of their operators
+is first called: importing all of them takes half a second. Tests: tests/compat/test_torch_npu_facade.py,
+tests/compat/test_vendor_names.py, tests/sim/simulated/test_npu_operators.py.
 """
 
 from __future__ import annotations

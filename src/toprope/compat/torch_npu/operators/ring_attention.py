@@ -1,7 +1,9 @@
 """Operator npu_ring_attention_update: merge the results of attention over two parts of the keys.
 
 Part of the torch_npu facade: programs call `torch_npu.npu_ring_attention_update`. Name and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_ring_attention.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_ring_attention.py for values and refusals,
+tests/sim/simulated/test_npu_operators.py for shapes and the card.
 
 Source: RingAttentionUpdateKernelNpuOpApi.cpp of Ascend/op-plugin for the refusals, and the document of
 aclnnRingAttentionUpdateV2 in hicann/ops-transformer for the formula, the layouts and the limits of the kernel.

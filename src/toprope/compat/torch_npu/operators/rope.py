@@ -3,7 +3,9 @@ npu_rotary_mul.
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_rope.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free, but must stay differentiable where that table says so. Tests: tests/compat/operators/test_rope.py for
+values and refusals, tests/sim/simulated/test_npu_operators.py for shapes and the card.
 
 All operators compute in float32 and round to the dtype of the input. `interleaved_rope`, which does not, is used by
 mla_prolog and kv_rope_cache too.

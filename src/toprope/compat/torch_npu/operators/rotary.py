@@ -1,7 +1,10 @@
 """Rotary position embedding: the mathematics of npu_rotary_mul.
 
 Part of the torch_npu facade: programs call `torch_npu.npu_rotary_mul`. Name and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_rope.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free, but must stay differentiable where that table says so. Tests: tests/compat/test_torch_npu_facade.py
+and tests/compat/operators/test_rope.py for values and refusals, tests/sim/simulated/test_npu_operators.py for shapes
+and the card.
 """
 
 from __future__ import annotations

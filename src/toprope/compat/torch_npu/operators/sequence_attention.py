@@ -1,8 +1,9 @@
 """Attention of one sequence for inference: the mathematics that the operators with a KV cache share.
 
-Used by inference_attention.py, packed_attention.py and the modules of their operators;
-tests/compat/operators/test_inference_attention.py holds the values. The card's kernels never store the scores; this
-composition stores only those of a block of queries, so that its memory does not grow with the square of long sequences.
+Used by inference_attention.py, packed_attention.py and the modules of their operators. The card's kernels never store
+the scores; this composition stores only those of a block of queries, so that its memory does not grow with the square
+of long sequences. The size of a block is free. Tests: tests/compat/operators/test_inference_attention.py,
+tests/compat/operators/test_atb_attention.py.
 """
 
 from __future__ import annotations

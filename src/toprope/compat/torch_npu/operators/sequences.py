@@ -1,8 +1,9 @@
 """Sequences of a batch in the layouts of the sparse attention operators: cut out, and put back.
 
-Used by lightning_indexer.py, nsa.py and sparse_flash_attention.py. BSND: [B, S, ...] with the length of each sequence.
-TND: [T, ...] with running sums of the lengths. PA_BSND: blocks [blocks, block_size, ...] with the length of each
-sequence and a table of its blocks. Tests: tests/compat/operators/test_lightning_indexer.py.
+Used by lightning_indexer.py, nsa.py and sparse_flash_attention.py. The layouts are the kernels'. BSND: [B, S, ...] with
+the length of each sequence. TND: [T, ...] with running sums of the lengths. PA_BSND: blocks [blocks, block_size, ...]
+with the length of each sequence and a table of its blocks. Tests: tests/compat/operators/test_lightning_indexer.py,
+tests/compat/operators/test_sparse_flash_attention.py.
 """
 
 from __future__ import annotations

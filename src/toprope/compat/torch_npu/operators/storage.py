@@ -2,7 +2,9 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/sim/simulated/test_npu_operators.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's code. Tests: tests/compat/test_torch_npu_formats.py,
+tests/compat/test_torch_npu_utils.py (`npu_change_data_ptr`), tests/sim/simulated/test_stream_memory.py
+(`erase_stream`).
 """
 
 from __future__ import annotations

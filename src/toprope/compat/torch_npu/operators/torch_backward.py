@@ -2,7 +2,9 @@
 
 Part of the torch_npu facade: programs call these operators as `torch_npu.NAME`. registry.py finds the lines
 `@operator(...)` as text, and imports this file at the first call. Names and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_torch_backward.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_torch_backward.py for values and refusals,
+tests/sim/simulated/test_npu_operators.py for shapes and the card.
 """
 
 from __future__ import annotations

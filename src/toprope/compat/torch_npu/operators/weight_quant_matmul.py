@@ -1,7 +1,9 @@
 """Matrix product with a quantised weight: npu_weight_quant_batchmatmul.
 
 Part of the torch_npu facade: programs call `torch_npu.npu_weight_quant_batchmatmul`. Name and parameters follow
-support/npu_operators.toml; tests/compat/operators/test_quant_matmul.py holds the values.
+support/npu_operators.toml, results and refusals the vendor's documents and code; how a value is composed of torch's
+operators is free. Tests: tests/compat/operators/test_quant_matmul.py for values and refusals,
+tests/sim/simulated/test_npu_operators.py for shapes and the card.
 
 Sources: torch_npu-npu_weight_quant_batchmatmul.md and WeightQuantBatchMatmulV2KernelNpuOpApi.cpp of Ascend/op-plugin.
 """

@@ -1,6 +1,7 @@
 """Base of the optimizers of `torch_npu.optim` that keep states, one tensor for each state of a group and dtype.
 
-Tests: tests/compat/test_torch_npu_optim.py.
+Used by the modules of this folder, not by programs. The states' names and places in `state_dict` are torch_npu's;
+npu_fused_optim_base.py lays them one behind the other. Tests: tests/compat/test_torch_npu_optim.py.
 """
 
 from __future__ import annotations

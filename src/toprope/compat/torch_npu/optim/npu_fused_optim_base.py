@@ -1,7 +1,8 @@
 """Base of the fused optimizers: parameters and gradients of one dtype lie one behind the other in one tensor.
 
-Each optimizer of this folder extends it, and programs may; so its attributes and methods are those of
-torch_npu/optim/npu_fused_optim_base.py of Ascend/pytorch. Tests: tests/compat/test_torch_npu_optim.py.
+Each optimizer of this folder extends it, and programs may; so its attributes, methods and errors are those of
+torch_npu/optim/npu_fused_optim_base.py of Ascend/pytorch. The tensors are combined by utils/combine_tensors.py, and a
+parameter must stay a view of the whole. Tests: tests/compat/test_torch_npu_optim.py.
 """
 
 from __future__ import annotations

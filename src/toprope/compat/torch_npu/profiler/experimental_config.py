@@ -1,6 +1,8 @@
 """Facade module: `_ExperimentalConfig`, settings of the profiler beyond its arguments.
 
-Wrong values are replaced, with a warning, as in torch_npu. Tests: tests/compat/test_torch_npu_profiler.py.
+Names, values and defaults are torch_npu's, also in profiler_info.json, where the names of the attributes are keys.
+Wrong values are replaced, with a warning, as in torch_npu; the sentences are free. Tests:
+tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Facade module `torch_npu.profiler.profiler`: profilers that programs start, step and stop, and `analyse` of a folder.
 
-Arguments and order of calls are torch_npu's; the recording is profiler_interface.py. Tests:
-tests/compat/test_torch_npu_profiler.py.
+Arguments, order of calls and names of methods are torch_npu's; the recording is profiler_interface.py. Nothing here may
+end the program: `reported` turns an error into a line. Tests: tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One profile after another for `torch_npu.profiler`: its folder, its recording, and the files that describe it.
 
-Called by profiler.py. toprope.sim.profiler records and writes the vendor's files. The
-keys of its files are torch_npu's; toprope.estimate refuses a folder with the key "toprope", and profiler.py reads the
-type of export back. Tests: tests/compat/test_torch_npu_profiler.py.
+Called by profiler.py. toprope.sim.profiler records and writes the vendor's files. The keys of its files are
+torch_npu's; toprope.estimate refuses a folder with the key "toprope", and profiler.py reads the type of export back.
+Tests: tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Facade module: `Schedule`, the steps at which the profiler waits, warms up, records and saves; as in torch_npu.
 
-Tests: tests/compat/test_torch_npu_profiler.py.
+Arguments, their defaults and the action of each step are torch_npu's; a wrong argument is replaced with a warning,
+whose words are free. Tests: tests/compat/test_torch_npu_profiler.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Switches of torch's own test suite that make it test the card, set when `torch_npu.testing` is imported.
 
-Tests: tests/compat/test_torch_npu_testing.py.
+The variables and names are those of torch.testing._internal, which a new torch may change; what each is set to follows
+torch_npu. Tests: tests/compat/test_torch_npu_testing.py.
 """
 
 from __future__ import annotations

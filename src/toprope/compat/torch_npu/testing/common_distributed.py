@@ -1,6 +1,7 @@
 """Facade module: helpers of torch_npu's distributed tests: skip without enough cards, and process groups for a test.
 
-Tests: tests/compat/test_torch_npu_testing.py.
+Names, exit codes and texts of skips are torch_npu's, for test files written for it. Tests:
+tests/compat/test_torch_npu_testing.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Facade module: decorators of torch_npu's tests that make one test for each dtype and storage format.
 
-Tests: tests/compat/test_torch_npu_testing.py.
+Names, and the names of the tests that are made, are torch_npu's, for test files written for it. Tests:
+tests/compat/test_torch_npu_testing.py.
 """
 
 from __future__ import annotations

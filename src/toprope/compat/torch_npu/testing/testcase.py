@@ -1,6 +1,7 @@
 """Facade module: `TestCase`, the base class of torch_npu's tests; its comparisons accept what torch_npu's accept.
 
-For test files written for torch_npu; tests/compat/test_torch_npu_testing.py holds the limits.
+For test files written for torch_npu: names, limits by dtype and texts of failures are its own, so that a test passes
+here where it passes there. Tests: tests/compat/test_torch_npu_testing.py.
 """
 
 from __future__ import annotations

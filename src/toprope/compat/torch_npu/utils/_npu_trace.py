@@ -1,6 +1,7 @@
 """Facade module: registration of callbacks for memory, streams and events, for torch_npu's sanitizer and other tools.
 
-toprope.sim.npu.trace_callbacks keeps and calls them; the names are torch_npu's. Tests:
+toprope.sim.npu.trace_callbacks keeps and calls them; the names and the printed line are torch_npu's, and the sanitizer
+(toprope.sim.npu._sanitizer) registers here. A new event is a row of `_EVENTS` and a call of `fire`. Tests:
 tests/sim/simulated/test_sanitizer.py.
 """
 

@@ -1,6 +1,6 @@
 """Facade module: `PathManager`, checks of paths, and files and folders with restricted permissions, as in torch_npu.
 
-Tests: tests/compat/test_torch_npu_utils.py.
+Names, permissions, limits and errors are torch_npu's. Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Facade program: report on the environment like torch.utils.collect_env's, with the versions of torch_npu and CANN.
 
-`python -m torch_npu.utils.collect_env` prints it. Tests: tests/compat/test_torch_npu_utils.py.
+`python -m torch_npu.utils.collect_env` prints it. The rows are torch's, those of torch_npu and CANN torch_npu's; what
+is not there is said so. Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

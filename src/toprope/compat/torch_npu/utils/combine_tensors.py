@@ -1,6 +1,7 @@
 """Facade module: tensors laid one behind the other in the memory of one, as the fused optimizers need them.
 
-Tests: tests/compat/test_torch_npu_utils.py.
+Names and errors are torch_npu's. A tensor must keep its values and become a view of the whole. Tests:
+tests/compat/test_torch_npu_utils.py, tests/compat/test_torch_npu_optim.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Facade module: `FlopsCounter`, floating-point operations of a program's products, convolutions and attention.
 
-They are counted by torch's own formulas. Tests: tests/compat/test_torch_npu_utils.py.
+They are counted by torch's own formulas (torch.utils.flop_counter); the methods are torch_npu's. Tests:
+tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Facade module: torch.save in the background; a thread copies the values from the card on a stream of its own.
 
-`torch_npu.utils.save_async` is the call; tests/compat/test_torch_npu_utils.py holds it.
+`torch_npu.utils.save_async` is the call. Arguments and the file are torch.save's, so that torch.load reads it; the name
+of the thread and what a later step may overtake are torch_npu's. How the copies are made is free. Tests:
+tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Facade module: lines on stdout in torch_npu's form: date, process, level and text.
 
-Tests: tests/compat/test_torch_npu_utils.py.
+Names and form are torch_npu's. Tests: tests/compat/test_torch_npu_utils.py.
 """
 
 from __future__ import annotations

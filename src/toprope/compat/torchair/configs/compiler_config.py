@@ -1,6 +1,7 @@
 """Facade module `torchair.configs.compiler_config`: `CompilerConfig` of toprope.sim.graph.
 
-Programs import it by this name. Its names are the vendor's; tests/compat/test_vendor_names.py compares them.
+Programs import it by this name, which is the vendor's. Tests: tests/compat/test_torchair_facade.py, and
+tests/compat/test_vendor_names.py for the names.
 """
 
 from toprope.compat.missing import missing_from

@@ -3,7 +3,8 @@
 `family` is the interface to the engine. `layout` finds the files, `checkpoint` reads them; `stages` combines base and
 edit weights in one pipeline, `pipeline` runs the steps, `guidance` combines the predictions of a step.
 
-Right is what the scripts of the model's authors do: tests/images/test_images_authors.py compares with them.
+Right is what the scripts of the model's authors do. Tests: tests/images/test_images_authors.py compares with them,
+tests/images/test_images_hidream.py has the weights.
 """
 
 from toprope.images.families.hidream.family import HiDreamE1

@@ -1,7 +1,8 @@
 """Read the files of edit weights: whole tensors, and for E1-Full a LoRA as well. They are checked before loading.
 
 At first only the headers of the files are read. `check` compares names and shapes with the transformer's; then tensors
-are read one by one.
+are read one by one. The files' names and those of tensors are fixed by safetensors, diffusers, peft and what the
+model's authors have published.
 
 Called by `loading`, and by `stages` for the tensors themselves. Tests: tests/images/test_images_hidream.py.
 """

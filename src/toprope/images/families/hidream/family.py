@@ -1,7 +1,8 @@
 """The family of HiDream-E1 and E1.1: the engine's interface to this model, its knobs, defaults and texts.
 
-Found by `families.finding`. The work is in the modules next to it. Defaults and remarks follow the authors' scripts;
-tests/images/test_images_authors.py.
+Found by `families.finding`. The work is in the modules next to it. Defaults, the form of instructions and the limit of
+tokens follow the authors' scripts; the remarks are our own. Tests: tests/images/test_images_authors.py,
+tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 A step has three predictions: for a picture of zeros ("nothing"), for the picture with the texts to avoid ("picture"),
 and for the picture with the instruction ("everything"). The difference that the instruction makes is scaled by
 `guidance`, the difference that the picture makes by `image_guidance`. All is computed in float32 for any dtype of the
-model; `AUTHORS` computes like the authors' pipeline, in the model's dtype with its rounding (HiDream-E1, f6f0631).
+model; `AUTHORS` computes like the authors' pipeline, in the model's dtype with its rounding (HiDream-E1, f6f0631), and
+is fixed by that commit. A change of `OURS` changes the pictures of recorded edits.
 
-Called by `pipeline` in every step. tests/images/test_images_authors.py holds `AUTHORS` against that commit.
+Called by `pipeline` in every step. Tests: tests/images/test_images_authors.py, tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ Three repositories make one model: HiDream-I1-Full (the base, with all parts but
 * the folder of HiDream-E1-Full or HiDream-E1-1 with its own `model_index.json`, and HiDream-I1-Full in or next to it.
 
 Llama is in `text_encoder_4` and `tokenizer_4` of that folder, or in a folder of its own name in it or next to it.
-Without the base a model still edits, but cannot refine.
+Without the base a model still edits, but cannot refine. The names are those of the repositories; docs/hidream.md shows
+users the same layouts, so more may be taken, and none dropped.
 
-Called by `family` and `loading`, and by `images.tiny`, which writes such folders. docs/hidream.md shows users the
-same layouts. Tests: tests/images/test_images_hidream.py, tests/images/simulated/test_images_hidream.py.
+Called by `family` and `loading`, and by `images.tiny`, which writes such folders. Tests:
+tests/images/test_images_hidream.py, tests/images/simulated/test_images_hidream.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 The transformer sees noise and picture next to each other, as one picture of double width; only its prediction for the
 left half is used. While it refines, it sees only the noise, and the text that describes the result.
 
-`loading` makes it; `HiDreamE1.encode` and `run` call it. It follows the authors' pipeline
-(tests/images/test_images_authors.py); which weights compute a step is up to `stages`.
+`loading` makes it; `HiDreamE1.encode` and `run` call it. It follows the authors' pipeline, and the parts' names and
+calls are those of diffusers' HiDreamImagePipeline, its base class; which weights compute a step is up to `stages`.
+Tests: tests/images/test_images_authors.py, tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ weights are restored, also after an error. No weight is ever overwritten, so tha
   was left on the host, the two change places while it is needed.
 * `EditWeightsOnly`, if the model's folder has no base: there is nothing to refine with.
 
-Made by `loading` with `make_stages`; `pipeline` enters `refining`, and `images.lora` asks `shares_weights`. Held tensor
-by tensor by tests/images/test_images_hidream.py.
+Made by `loading` with `make_stages`; `pipeline` enters `refining`, and `images.lora` asks `shares_weights`. The values
+of `kind` are in records, so they stay; that a half decides is free. Held tensor by tensor. Tests:
+tests/images/test_images_hidream.py.
 """
 
 from __future__ import annotations

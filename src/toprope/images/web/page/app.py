@@ -1,7 +1,9 @@
 """The page, in Gradio: its components, and which of them calls what of the controller.
 
 Imported by `web.serving` once Gradio is known to be there. Whatever decides something belongs into `web.controller`,
-where tests need no browser; texts are in `web.texts`; tests/images/test_images_page.py runs the page in a browser.
+where tests need no browser; texts are in `web.texts`. The identifiers of components are in `page.theme` and in tests,
+the order of the form is `web.form.FIELDS`; what components can do is Gradio's. Tests:
+tests/images/test_images_page.py, in a browser.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The live panel: device, model and memory use, as HTML.
 
-Called by `web.page.app` every second or two; facts come from `Controller.facts`, texts from `web.texts`. Tests:
+Called by `web.page.app` every second or two; facts come from `Controller.facts`, texts from `web.texts`. All facts are
+escaped. The `data-` attributes and classes are read by tests and by `page.theme`. Tests:
 tests/images/test_images_web.py, tests/images/test_images_texts.py.
 """
 

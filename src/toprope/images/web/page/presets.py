@@ -4,8 +4,8 @@ Values are parts of the defaults of the model's authors, in the direction that t
 picture is not changing enough: less image guidance, more text guidance", and the reverse), HiDream-E1-Full (image
 guidance 3 to 4 for a style, 2 to 3 for a local change).
 
-Used by `web.page.app`. Each family needs a row; tests/images/test_images_texts.py holds that values lie in the knobs'
-ranges.
+Used by `web.page.app`. The factors are free; values must lie in the knobs' ranges, and each name needs its texts in
+`web.texts`. Tests: tests/images/test_images_texts.py.
 """
 
 from __future__ import annotations

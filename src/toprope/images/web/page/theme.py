@@ -1,7 +1,8 @@
 """Theme of the page, with fonts that every machine has, and CSS of our own components.
 
 Used by `web.serving` when it starts Gradio. The identifiers in the CSS are those that `web.page.app` gives its
-components. Tests: tests/images/test_images_web.py.
+components, the variables and other classes are Gradio's. Nothing is fetched, and texts keep the contrast of WCAG AA.
+Tests: tests/images/test_images_web.py, tests/images/test_images_page.py.
 """
 
 from __future__ import annotations

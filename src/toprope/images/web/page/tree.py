@@ -1,6 +1,7 @@
 """The tree of a session's steps, in the order and with the words in which a page shows it. Pure.
 
-Used by `web.page.app`; the steps come from `web.sessions`. Tests: tests/images/test_images_web.py.
+Used by `web.page.app`; the steps come from `web.sessions`. A page chooses a step by its place in this order. Tests:
+tests/images/test_images_web.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Find parameters of submodules that a module uses without calling the submodule: `x @ self.proj.weight`.
 
-`model_groups` calls it, so that the hooks of the outer module load those weights too. They are found in the bytecode of
-`forward` and of the methods that it calls, as chains of attributes that begin at the first argument. Chains that end in
-metadata, such as a shape or a dtype, are ignored. Bytecode differs between versions of Python: run
-tests/tiers/test_tiers_direct_reads.py on each of them.
+`model_groups` calls it, so that the hooks of the outer module load those weights too: one too many costs memory, one
+that is missed is an error when it is used. They are found in the bytecode of `forward` and of the methods that it
+calls, as chains of attributes that begin at the first argument. Chains that end in metadata, such as a shape or a
+dtype, are ignored. Bytecode is Python's, and differs between its versions: run the tests on each of them. Tests:
+tests/tiers/test_tiers_direct_reads.py.
 """
 
 from __future__ import annotations

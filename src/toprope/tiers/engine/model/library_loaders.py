@@ -1,9 +1,9 @@
 """Read model folders whose files do not match the model's tensors, with the loaders of transformers and diffusers.
 
 The libraries rename tensors, fuse experts, tie weights, read `.bin` files and dequantise FP8 with scales. Called by
-`attach` if `weight_files` cannot read the folder in place. It uses internal modules of transformers: where one is
-missing or different, the folder is read by the library as a whole. Held by tests/tiers/test_tiers_files.py and
-test_tiers_codes.py.
+`attach` if `weight_files` cannot read the folder in place. Values must be those of the library's own loader. It uses
+internal modules of transformers: where one is missing or different, the folder is read by the library as a whole.
+Tests: tests/tiers/test_tiers_files.py, tests/tiers/test_tiers_codes.py.
 """
 
 from __future__ import annotations

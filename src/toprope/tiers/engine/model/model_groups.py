@@ -3,7 +3,8 @@
 A weight is one piece of memory: tied parameters, and views of the same memory, are one weight. A module needs its own
 parameters while it runs; a block loads the parameters of all modules in it at once. `attach` calls `read_model`; its
 result, `Model` with its `Weight`s, is what all of `tiers.engine` works on, and its groups are the input of the
-planner (`tiers.plan.model`). Tests: tests/tiers/test_tiers_pieces.py, tests/tiers/test_tiers_direct_reads.py.
+planner (`tiers.plan.model`). Where a model is cut is free; that a module's weights are all in its group is not. Tests:
+tests/tiers/test_tiers_pieces.py, tests/tiers/test_tiers_direct_reads.py, tests/tiers/test_tiers_models.py.
 """
 
 from __future__ import annotations

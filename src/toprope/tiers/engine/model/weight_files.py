@@ -2,7 +2,8 @@
 
 `attach` calls it for a model on meta: each weight gets a home in its file, converted or decoded from FP8 codes when it
 is loaded. Files that do not match are an error, or are read by `library_loaders`. The names under which checkpoints
-store scales are the tables at the top; tests/tiers/test_tiers_files.py and test_tiers_codes.py hold them.
+store scales are other projects' formats: the tables at the top. Tests: tests/tiers/test_tiers_files.py,
+tests/tiers/test_tiers_codes.py.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 `engine.runtime` calls `hold` and `release` around each use of a group; `row_pieces` does the same for parts of weights
 that are too large. A group in a slot is being loaded (`load` has not ended) or is there. A slot is reused only when no
-holder needs its group, there are no views of its memory, and, on a device, after the work that was queued by then. Of
-the slots that can be reused, the one whose group has its next use the furthest in the future is taken. Correct for any
-number of threads: tests/tiers/test_tiers_ring.py runs random schedules.
+holder needs its group, there are no views of its memory (torch's private count of a storage's users), and, on a device,
+after the work that was queued by then. Of the slots that can be reused, the one whose group has its next use the
+furthest in the future is taken; that choice is free. Correct for any number of threads, by one lock. Tests:
+tests/tiers/test_tiers_ring.py, with random schedules; threads that wait in tests/tiers/test_tiers_budget.py.
 """
 
 from __future__ import annotations

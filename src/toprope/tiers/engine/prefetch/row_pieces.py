@@ -8,7 +8,8 @@ Each row of a linear layer's weight gives one output column, a sum of its own; a
 to the library that multiplies whether a product with some rows has the same bits as the product with all of them. So
 this is tried on the device, and rows are cut at multiples of `ROWS`. Pieces have two slots of their own: one is
 computed from while the other is loaded. A module that takes its experts by number, `weights[number]`, gets one expert
-as a view of a slot, with the same alignment as in the whole tensor. Held by tests/tiers/test_tiers_pieces.py.
+as a view of a slot, with the same alignment as in the whole tensor. The result has the bits of the whole, or there is
+an error; sizes of pieces are free. Tests: tests/tiers/test_tiers_pieces.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 `engine.runtime` records each use (`Trace`) and makes the `Order` of a step from its units; `prefetch_buffer` asks that
 for the next uses, to prefetch them and to choose the slot to reuse. `row_pieces` uses `Order`, `handle` shows what a
-`Trace` recorded. After an unexpected use, prediction continues after that name's next place in the step. Tests:
-tests/tiers/test_tiers_ring.py.
+`Trace` recorded. After an unexpected use, prediction continues after that name's next place in the step. A wrong
+prediction costs time, never a result, so how it is made is free. Tests: tests/tiers/test_tiers_ring.py,
+tests/tiers/test_tiers_attach.py.
 """
 
 from __future__ import annotations

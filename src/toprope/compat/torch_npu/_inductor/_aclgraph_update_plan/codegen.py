@@ -1,7 +1,8 @@
 """Facade module: entries of an update plan for the calls that Inductor lowers, as torch_npu's Inductor writes them.
 
 A plan says how a captured graph gets new host arguments (toprope.sim.npu._aclgraph_update_plan). Inductor of the
-simulated card captures no graphs, so nothing here calls it; programs and tests/sim/simulated/test_graphs.py do.
+simulated card captures no graphs, so nothing here calls it; programs do. Name, arguments and keys of an entry are
+torch_npu's. Tests: tests/sim/simulated/test_graphs.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Overlap measures of boxes. Each warns that torch_npu's operator of the same name replaces it, as torch_npu does.
 
-Programs import its names from `torch_npu.contrib.function`. Signature and errors are those of
-torch_npu/contrib/function/iou.py of Ascend/pytorch; tests/compat/operators/test_vision_boxes.py holds the values.
+Programs import its names from `torch_npu.contrib.function`. Signatures, errors and warnings are those of
+torch_npu/contrib/function/iou.py of Ascend/pytorch. Tests: tests/compat/operators/test_vision_tensors.py; the
+operators' values are held by tests/compat/operators/test_vision_boxes.py.
 """
 
 from __future__ import annotations

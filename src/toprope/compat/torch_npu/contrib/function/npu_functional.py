@@ -1,7 +1,8 @@
 """Functions of torch.nn.functional in a form of the card's own.
 
 Programs import `dropout_with_byte_mask` from `torch_npu.contrib.function`. Signature and errors are those of
-torch_npu/contrib/function/npu_functional.py of Ascend/pytorch; tests/compat/operators/test_dropout.py holds the values.
+torch_npu/contrib/function/npu_functional.py of Ascend/pytorch. Tests: tests/compat/operators/test_vision_tensors.py for
+the errors; the operator's values are held by tests/compat/operators/test_dropout.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Look-up of the facade's operators when a layer of this folder runs: a layer can be made without its operator.
 
-Also the deprecation warning that torch_npu gives for some layers. Tests: tests/compat/test_torch_npu_contrib.py.
+Used by the modules next to it. Also the deprecation warning that torch_npu gives for some layers, in its words and at
+the line of the program that makes one. Tests: tests/compat/test_torch_npu_contrib.py.
 """
 
 from __future__ import annotations

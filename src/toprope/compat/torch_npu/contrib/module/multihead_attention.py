@@ -1,7 +1,9 @@
 """Attention of fairseq over npu_multi_head_attention.
 
-Programs import its names from `torch_npu.contrib.module`. Signature and errors are those of
-torch_npu/contrib/module/multihead_attention.py of Ascend/pytorch; tests/compat/test_apt_vb_global.py holds the values.
+Programs import its names from `torch_npu.contrib.module`. Signature, attributes and errors are those of
+torch_npu/contrib/module/multihead_attention.py of Ascend/pytorch, with arguments that have no effect there either.
+Tests: tests/compat/test_torch_npu_contrib.py; the operator's values are held by
+tests/compat/operators/test_attention_legacy.py.
 """
 
 from __future__ import annotations

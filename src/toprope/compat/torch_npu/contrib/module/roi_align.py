@@ -1,7 +1,8 @@
 """Pooling of regions by bilinear samples over npu_roi_align.
 
 Programs import `ROIAlign` from `torch_npu.contrib.module`. Signature and errors are those of
-torch_npu/contrib/module/roi_align.py of Ascend/pytorch; tests/compat/operators/test_vision_pooling.py holds the values.
+torch_npu/contrib/module/roi_align.py of Ascend/pytorch. Tests: tests/compat/test_torch_npu_contrib.py; the operator's
+values are held by tests/compat/operators/test_vision_pooling.py.
 """
 
 from __future__ import annotations

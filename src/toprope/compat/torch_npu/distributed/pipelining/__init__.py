@@ -1,6 +1,7 @@
 """Facade package `torch_npu.distributed.pipelining`: torch's pipelines, also of a module that is traced by torch.fx.
 
-Tests: tests/compat/test_torch_npu_pipelining.py.
+`pipeline` is torch's with `mode` and `atomic_units`, which are torch_npu's; the tracing is in _traced.py. Tests:
+tests/compat/test_torch_npu_pipelining.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Facade module: options of the RPC backend NPU_TENSORPIPE, with its map of devices between workers.
 
-Tests: tests/compat/test_torch_npu_rpc.py.
-
-Source: torch_npu/distributed/rpc/options.py of Ascend/pytorch.
+Names, arguments and errors are torch_npu's: torch_npu/distributed/rpc/options.py of Ascend/pytorch. Tests:
+tests/compat/test_torch_npu_rpc.py.
 """
 
 from __future__ import annotations
