@@ -109,6 +109,18 @@ def test_an_instance_does_not_return_without_a_life_a_checkpoint_or_a_session(li
     assert life.lost([], CRASH, may_return=may_return) == [Fail([], CRASH), Gone(CRASH, True), Do.FREE]
 
 
+def test_an_instance_whose_end_was_asked_for_does_not_return():
+    """Its process may be killed while its hook runs."""
+    life, call = Life(lives=1), Call(0)
+    life.granted()
+    life.constructed(b"state")
+    assert life.end(CRASH) == [Do.STOP]
+    assert Do.START not in life.lost([call], RuntimeError("killed"), may_return=True)
+    assert life.state is State.DEAD
+    assert life.error is CRASH
+    assert life.lives == 1
+
+
 def test_an_instance_without_handles_ends_once_its_calls_have():
     life = Life()
     life.granted()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -278,6 +279,17 @@ def test_the_whole_api_works_inside_of_an_instance(thing):
             "callback": [4],
         }  # fmt: skip
         assert "failed to get object, code: 4005" in told["timeout"]
+
+
+def test_an_object_that_a_worker_gets_again_while_it_drops_it_is_held():
+    """Its release of the first reference comes after the second one was sent."""
+    session, process = context.backend(), SimpleNamespace(held={}, backlog=[])
+    entry = yr.put(1)._entry
+    first, second = session.expose(entry, process), session.expose(entry, process)
+    assert first == second
+    for left in ([first], []):
+        session.handle(process, [wire.Message(wire.Kind.REFS, 0, ((first, 1),), [])])
+        assert list(process.held) == left
 
 
 def test_a_fork_of_the_program_has_no_session_and_leaves_its_parents():
