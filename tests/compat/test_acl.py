@@ -23,8 +23,9 @@ assert acl.get_soc_name() == "Ascend910B3"
 assert (acl.rt.set_device(2), acl.rt.set_device(-1), acl.rt.reset_device(2)) == (107001,) * 3
 assert acl.rt.set_device(1) == 0
 assert acl.rt.get_device() == (1, 0)
+held = torch.ones(2**20, device="npu:1")
 free, total, code = acl.rt.get_mem_info(1)
-assert code == 0
+assert code == 0 and free < total
 assert (free, total) == torch.npu.mem_get_info(1)
 assert acl.rt.get_mem_info(0) == (0, 0, 207000)  # DDR
 assert acl.rt.synchronize_device() == acl.rt.reset_device(1) == 0

@@ -18,6 +18,7 @@ from functions_session import within
 from serve_process import Server, overload, together
 from toprope import flow
 from toprope.cli import main
+from toprope.cli.serve import load_graph
 from toprope.flow.service.server import bound
 
 pytestmark = [pytest.mark.native, pytest.mark.process]
@@ -315,6 +316,19 @@ def refused(capsys, *words):
 def own_path(monkeypatch):
     """The folder of a graph's file is on the module path of its process."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.usefixtures("own_path")
+def test_a_function_of_the_file_may_make_the_graph(tmp_path, monkeypatch):
+    class Graph:
+        """A stand-in: a real graph needs a session."""
+
+    monkeypatch.setattr("toprope.flow.FlowGraph", Graph)
+    file = tmp_path / "made_graph.py"
+    file.write_text("from toprope import flow\n\n\ndef make():\n    return flow.FlowGraph()\n")
+    graph = load_graph(f"{file}:make")
+    sys.modules.pop("made_graph")
+    assert isinstance(graph, Graph)
 
 
 @pytest.mark.usefixtures("own_path")

@@ -46,6 +46,18 @@ def test_groups_by_given_scales(facade, left, kind, by_channel):
     assert scale.shape == (5,)
 
 
+def test_tokens_after_the_last_group_are_zero_and_so_are_their_scales(facade):
+    x, groups = torch.randn(5, 8), torch.tensor([2, 4], dtype=torch.int32)
+    smooth = torch.rand(2) + 0.5
+    y, scale = facade.npu_swiglu_quant(x, smooth_scales=smooth, group_index=groups, quant_mode=1)
+    for row in range(4):
+        wide = torch.tensor(swiglu(x[row].tolist(), False)) * smooth[row // 2]
+        torch.testing.assert_close(scale[row], 127 / wide.abs().max())
+        assert (y[row] - wide * scale[row]).abs().max() <= 0.51
+    assert scale[4] == 0
+    assert y[4].abs().max() == 0
+
+
 @pytest.mark.parametrize("dst_type", [None, torch.quint4x2])
 def test_tokens(facade, dst_type):
     x = torch.randn(2, 3, 8, dtype=torch.float16)
