@@ -87,6 +87,35 @@ def test_what_would_save_most_comes_first():
     assert all(one.saves.low <= one.saves.likely <= one.saves.high for one in found)
 
 
+def saved(acts, word):
+    """Microseconds that the change with this word in its text saves."""
+    (found,) = [one for one in changes(acts, RATES, Timeline.of(acts).total) if word in one.what]
+    return found.saves.likely * 1e6
+
+
+RATES = rates_of(chips.get("910B3"))
+US = 1e-6
+
+
+def test_a_graph_saves_what_its_launches_are_shorter():
+    acts = [launch(20 * US, 0.5 * US) for _ in range(100)]
+    graph = RATES.launch(graph=True).likely * 1e6
+    assert 0.5 < graph < 20
+    assert saved(acts, "by a graph") == pytest.approx(100 * (20 - graph))
+
+
+def test_a_batch_of_twice_the_size_halves_the_launches_and_doubles_the_work_of_each():
+    mark = Act("mark", kind="training")
+    acts = [mark, *[launch(20 * US, 2 * US) for _ in range(50)], mark]
+    assert saved(acts, "a batch of twice the size") == pytest.approx((50 * 20 + 2) - (25 * 20 + 2 * 2))
+
+
+def test_fused_operators_leave_out_half_of_the_small_ones_and_none_of_the_others():
+    acts = [launch(20 * US, 30 * US) for _ in range(40)] + [launch(20 * US, 30 * US, kind="softmax")]
+    assert saved(acts, "fused operators") == pytest.approx(20 * 30)
+    assert not any("fused operators" in one.what for one in changes(acts[:-1], RATES, Timeline.of(acts).total))
+
+
 def test_a_program_that_keeps_the_card_busy_has_nothing_to_save():
     acts = [launch(1e-6, 1e-2, kind="matmul") for _ in range(10)]
     made = Timeline.of(acts)

@@ -9,6 +9,9 @@ import os
 import random
 import threading
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from toprope.errors import TierCapacityError, TierChangedError, TierError, TierReadError, TierWriteError
 from toprope.tiers.store import disk_file as disk_module
 from toprope.tiers.store.base import Stacked, Store
+from toprope.tiers.store.chunks import deliver
 from toprope.tiers.store.disk_file import Buffer, DiskFile
 from toprope.tiers.store.free_list import Extents
 from toprope.tiers.store.host import HostStore
@@ -425,6 +429,21 @@ def test_an_error_waits_in_its_load_and_the_threads_go_on(transfers):
     transfers.close()
     with pytest.raises(TierError, match="closed"):
         transfers.begin(Load("z", [Slow()]))
+
+
+def test_a_copy_to_a_card_waits_once_for_the_work_that_still_uses_its_target():
+    """A card runs streams side by side, which the simulated one does not: there the values are right without it."""
+    calls = []
+    stream = SimpleNamespace(wait_event=lambda event: calls.append(f"wait for {event}"))
+    event = SimpleNamespace(record=lambda stream: calls.append("record"))
+    device = SimpleNamespace(as_current=nullcontext, on_stream=lambda stream: nullcontext(), event=lambda: event)
+    worker = mock.Mock(device=device, stream=stream)
+    load = Load("x", [], after=["a", "b"])
+    target = Memory.of(torch.zeros(4, dtype=torch.uint8))
+    for value in (1, 2):
+        deliver(worker, load, target, torch.full((4,), value, dtype=torch.uint8), stay=False)
+    assert calls == ["wait for a", "wait for b", "record", "record"]
+    assert (load.events, target.tensor.tolist()) == ([event], [2, 2, 2, 2])
 
 
 def test_threads_end_with_their_owner():

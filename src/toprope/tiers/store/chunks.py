@@ -1,8 +1,9 @@
 """Units of work of the transfer threads: read a part of a file, copy a part of the host's memory, write to a file.
 
 Homes (`backing`, `coded`) and stores (`host`, `spill`) make them; the threads of `store.transfer` run them, several
-of one load at the same time: a chunk touches its own range of memory or file and nothing else. Codes of errors are
-Linux's. Tests: tests/tiers/test_tiers_stack_disk.py, tests/tiers/test_tiers_codes.py, tests/tiers/test_tiers_faults.py.
+of one load at the same time: a chunk touches its own range of memory or file and nothing else. A copy to a card waits
+for the work that still uses its target (`Load.after`). Codes of errors are Linux's. Tests:
+tests/tiers/test_tiers_stores.py, tests/tiers/test_tiers_stack_disk.py, tests/tiers/test_tiers_codes.py.
 """
 
 from __future__ import annotations
