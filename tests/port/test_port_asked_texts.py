@@ -153,6 +153,7 @@ CHOICE = '"cuda" if torch.cuda.is_available() else "cpu"'
     f"class Derived(Base):\n    def __init__(self):\n        self.device = {CHOICE}",
     f"def get_device():\n    return {CHOICE}\n\npick(get_device())",
     f"table[DTYPES[{CHOICE}]]",
+    f"def start(**more):\n    return pick(**more)\n\nstart(dev={CHOICE})",
 ])  # fmt: skip
 def test_a_choice_was_rewritten_whose_text_another_file_looks_up(tmp_path, code):
     head = "import torch\nimport helper\nfrom functools import partial\nfrom helper import *\n"

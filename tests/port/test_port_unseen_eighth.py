@@ -11,6 +11,7 @@ from toprope.port.engine import port
 from toprope.port.notebook import port_notebook
 from toprope.port.project.context import Context
 from toprope.port.runtime.vendor import plan
+from toprope.port.runtime.vendor import text as runtime
 from toprope.port.scan import find, port_files
 
 CHOICE = '"cuda" if torch.cuda.is_available() else "cpu"'
@@ -65,12 +66,13 @@ def test_a_file_that_is_given_by_name_was_loaded_to_cuda(call) -> None:
 
 def test_a_group_of_gloo_whose_tensors_are_on_cards_had_no_line() -> None:
     """MeloTTS: DDP raises on an NPU, since gloo has none."""
-    text = 'import torch.distributed as dist\ndist.init_process_group(backend="gloo")\n'
+    text = 'import torch, torch.distributed as dist\ndist.init_process_group(backend="gloo")\n'
     assert looked_at(text).findings == []
     done = looked_at(f"{text}torch.cuda.set_device(rank)\nnet = DDP(net, device_ids=[rank])\n")
     assert [each.said for each in done.findings if each.line == 2] == [
         '"gloo" takes tensors of CUDA and of no other accelerator: portable.dist_backend() for those on the device'
     ]
+    assert {each.label for each in done.findings if each.converted} == {"R"}
 
 
 @pytest.mark.parametrize("made", [
@@ -163,3 +165,10 @@ def test_a_vendored_copy_was_looked_for_in_an_installed_package(tmp_path) -> Non
     planned = plan([tmp_path], paths, "")
     assert planned is not None
     assert planned.module(folder / "codec.py") != "dac.toprope_portable"
+
+
+def test_the_port_followed_what_a_vendored_copy_imports(tmp_path) -> None:
+    """eg3d: `portable.Stream` was a place of CUDA's again after the port with --vendor."""
+    (tmp_path / "toprope_portable.py").write_bytes(runtime())
+    done = files(tmp_path, a="import toprope_portable as portable\ns = portable.Stream()\ne = portable.Event()\n")
+    assert done["a"].findings == []

@@ -208,6 +208,8 @@ def _program(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError:
         return b""
+    if is_vendored(data):  # what it imports is not the program's
+        return b""
     return program_of(data) if is_notebook else data
 
 

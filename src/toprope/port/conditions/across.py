@@ -15,6 +15,7 @@ from pathlib import Path
 
 from toprope.port.conditions.asked_texts import ASKED, MAY_ASK
 from toprope.port.finding import Ported
+from toprope.port.project.asked import REST
 from toprope.port.project.facts import Project
 from toprope.port.syntax.nodes import name_of, nodes_of
 from toprope.port.syntax.source import Source, UnreadableError
@@ -114,7 +115,10 @@ def texts_elsewhere(
         sources.setdefault(f"{ASKED}{called}({given})", []).append(f"{ASKED}{function}({argument})")
     while ahead:
         key = ahead.pop()
-        more = [each for each in sources.get(key, ()) if each not in found]
+        called, _, argument = key.partition("(")
+        rest = () if argument[0].isdigit() else sources.get(f"{called}({REST})", ())
+        more = [*sources.get(key, ()), *(each.replace(REST, argument[:-1]) for each in rest)]
+        more = [each for each in more if each not in found]
         found |= dict.fromkeys(more, found[key])
         ahead += more
     return found

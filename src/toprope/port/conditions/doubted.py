@@ -30,6 +30,7 @@ _NAMES = {"TR002", "TR002a", "TR003", "TR019d"}
 _TEXTS = {"TR017", "TR017a", "TR018"}
 """Rules that ask for a device by its text."""
 _KIND = "TR002b"
+_BACKEND = "TR064"
 _IMPORTS = "TR102"
 _OPERATORS = "the project builds operators for CUDA: look whether this needs one of them"
 _CUDA = re.compile(r"(?<![\w-])(?:cuda|nvidia|geforce)", re.IGNORECASE)
@@ -61,6 +62,9 @@ def doubt_rewrites(file: File, findings: Iterable[Finding], path: str) -> None:
         for finding, _ in places:
             finding.doubt = _OPERATORS
         return
+    for gloo in (each for each, _ in file.places if each.rule.code == _BACKEND and each.before.strip("\"'") == "gloo"):
+        for finding, _ in places:
+            finding.doubt = f'"gloo" in line {gloo.line} takes tensors of no accelerator but CUDA'
     for finding, node in places:
         if finding.rule.code == _KIND and isinstance(node, ast.Constant) and _is_for_autocast(file, node):
             finding.doubt = "autocast for CUDA is off on the CPU, and this one is on"

@@ -12,10 +12,23 @@ from dataclasses import dataclass
 
 from toprope.port.syntax.nodes import Nodes, nodes_of
 
-__all__ = ["OTHERS", "Answers", "Argument", "answers_of", "has_cuda_key", "is_one_device", "option_of", "says_cuda"]
+__all__ = [
+    "OTHERS",
+    "REST",
+    "Answers",
+    "Argument",
+    "answers_of",
+    "has_cuda_key",
+    "is_one_device",
+    "option_of",
+    "says_cuda",
+]
 
 Argument = tuple[str, str | int]
 """A function, method or class by its name, with an argument by its name or its place."""
+
+REST = "**"
+"""In the place of an argument: all that are given by name, handed on as `**more`."""
 
 OTHERS = frozenset({"mps", "npu", "xpu", "hpu", "mlu", "musa", "xla", "rocm", "hip", "ipu", "privateuseone"})
 """Kinds of accelerators next to CUDA, as devices are named after them."""
@@ -130,6 +143,8 @@ class _Places:
         positional = [*function.args.posonlyargs, *function.args.args][owner is not None and not static :]
         names: dict[str, list[str | int]] = {each.arg: [place, each.arg] for place, each in enumerate(positional)}
         names |= {each.arg: [each.arg] for each in function.args.kwonlyargs}
+        if function.args.kwarg is not None:
+            names[function.args.kwarg.arg] = [REST]
         return owner.name if owner is not None and function.name == "__init__" else function.name, names
 
     def _keeps(self, owner: ast.ClassDef) -> dict[str, set[Argument]]:
@@ -175,6 +190,9 @@ def _handed(call: ast.Call) -> Iterator[tuple[str, Argument]]:
             break
         given.append((place, each))
     given += [(each.arg, each.value) for each in call.keywords if each.arg is not None]
+    for each in call.keywords:
+        if each.arg is None and isinstance(each.value, ast.Name):
+            yield each.value.id, (called, REST)
     for argument, value in given:
         if _MAY_BE_DEVICE.search(name := _text_of(value)):
             yield name, (called, argument)
