@@ -2,7 +2,7 @@
 
 Both backends take references out where a call is made (`lift`), and put the objects in where it runs (`lower`).
 References inside of lists, tuples, dictionaries and objects stay references: the callee gets them when it needs them,
-with `yr.get`. This rule is that of openYuanrong and Ray. (openYuanrong's dependency_resolver.cpp waits for them too
+with `yr.get`. This is openYuanrong's rule, and Ray's. (openYuanrong's dependency_resolver.cpp waits for them too
 before a call.) Slots are ours; caller and worker have the same version. Tests:
 tests/functions/test_functions_ray_mapping.py, tests/functions/test_functions_semantics.py.
 """

@@ -1,9 +1,9 @@
 """The backend in use in this process: the driver's session, or a worker's relay to it.
 
 `yr.init` and the start of a worker set it; every call of the API asks for it, and gets a clear error if there is
-none. A fork of the process has none: its parent's workers and sockets are not its own. The texts, but for that of a
-fork, are openYuanrong's. Tests: tests/functions/test_functions_instances.py, tests/functions/test_functions_objects.py,
-tests/functions/test_functions_options.py.
+none. A fork of the process has none: its parent's workers and sockets are not its own. The texts, but for the one about
+a fork, are openYuanrong's. Tests: tests/functions/test_functions_instances.py,
+tests/functions/test_functions_objects.py, tests/functions/test_functions_options.py.
 """
 
 from __future__ import annotations

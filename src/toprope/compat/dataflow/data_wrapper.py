@@ -1,7 +1,7 @@
 """Facade module `dataflow.data_wrapper`: dtypes as attributes of `DataType` and `FuncDataType`.
 
 The vendor's module is compiled C++ and holds numbers; here they are the dtypes of toprope.flow themselves. The names
-are DataFlow's. That of the module is in compat/missing.py (`_COMPILED`) too; tests/flow/test_flow_func.py uses it.
+are DataFlow's. The module's name is in compat/missing.py (`_COMPILED`) too; tests/flow/test_flow_func.py uses it.
 """
 
 from toprope.compat.missing import missing_from

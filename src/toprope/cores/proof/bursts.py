@@ -3,7 +3,7 @@
 `cores.check` calls it if the test under D0 (`proof.exact`) does not answer for D0b. Under D0b an operator takes all
 that it can use and is idle at once, so that what can be held depends on what went before: the moments themselves have
 to be searched. An operator without a barrier may run on any of its blocks; while it runs it may hold many, which
-decides what is idle for others. The discipline is that of docs/core_proof.md; only how the moments are kept is free.
+decides what is idle for others. The discipline is given in docs/core_proof.md; only how the moments are kept is free.
 Tests: tests/cores/test_cores_exact.py.
 """
 

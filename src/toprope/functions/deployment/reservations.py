@@ -3,7 +3,7 @@
 `local.scheduling.scheduler` keeps it up to date. Without `toprope start` programs are independent. With it they share
 the cards that were started: a card that one program has granted to a function or an instance is granted by another
 one once it is free. Entries of programs that have ended are ignored. The form of the file is ours, and must stay as it
-is: programs that run may be of an older version. Whoever reads or writes it holds the lock next to it. Tests:
+is: programs that run may be of an older version. A reader or writer holds the lock next to it. Tests:
 tests/functions/test_functions_claims.py.
 """
 

@@ -1,8 +1,8 @@
 """State file of `toprope start`, in the user's run-time directory; only the user can read or write it.
 
 The commands `start`, `status`, `stop`, `run` and `cache`, the starts of sessions and of Ray read it: it says
-which deployment is active, at which address its Ray is, and where the state of simulated cards is. The place is that of
-XDG_RUNTIME_DIR, the file of cards `sim.metrics.cards`'s. What another user could have written is never read: each
+which deployment is active, at which address its Ray is, and where the state of simulated cards is. XDG_RUNTIME_DIR
+gives the place, `sim.metrics.cards` the file of cards. What another user could have written is never read: each
 reader checks owner and rights first. Held by tests/cli/test_cli_start.py, against other users by
 tests/functions/test_functions_security.py.
 """

@@ -2,7 +2,7 @@
 
 A part (dispatcher, instances, pools, scheduler, object store, reactor, requests of workers) imports this module and the
 parts below it, never `local.session`. What a part needs of one above it is declared here; the session provides it.
-All of it is free but the lock, which whoever changes the state holds, and the names INSTANCE_ID and YR_JOB_ID, which
+All of it is free but the lock, which code that changes the state holds, and the names INSTANCE_ID and YR_JOB_ID, which
 are openYuanrong's. Tests: tests/functions/test_functions_semantics.py, tests/functions/test_functions_objects.py.
 """
 

@@ -385,7 +385,7 @@ def _unpacked(file: File, target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _in_tables(of: _Of, key: str) -> Iterator[ast.expr]:
-    """What a table is given under a key: in `{"device": x}`, `dict(device=x)`, `options["device"] = x`."""
+    """Find what a table is given under a key: in `{"device": x}`, `dict(device=x)`, `options["device"] = x`."""
     for table in of.get(ast.Dict, ()):
         for name, value in zip(table.keys, table.values, strict=True):
             if isinstance(name, ast.Constant) and name.value == key:
@@ -407,7 +407,7 @@ def _returned(file: File, of: _Of, name: str) -> Iterator[ast.expr]:
 
 
 def _arguments(file: File, of: _Of, called: str, argument: int | str) -> Iterator[ast.expr]:
-    """What calls of a function by its name give for an argument, also through `partial` and `Process(target=...)`."""
+    """Find what calls of a function by its name give for an argument, also by `partial` and `Process(target=...)`."""
     for call in of.get(ast.Call, ()):
         function, given = call.func, list(call.args)
         if name_of(function) == "partial" and given:
@@ -429,7 +429,7 @@ def _arguments(file: File, of: _Of, called: str, argument: int | str) -> Iterato
 
 
 def _attributes(file: File, of: _Of, owner: str, name: str) -> Iterator[ast.expr]:
-    """What an attribute is given: of the objects of a class and those around it, or of anything where none is named."""
+    """Find what an attribute is given, of a class and those around it, or of anything where no class is named."""
     for node in (*of.get(ast.Assign, ()), *of.get(ast.AnnAssign, ())):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if node.value is not None and any(_stores(file, each, owner, name, node) for each in targets):

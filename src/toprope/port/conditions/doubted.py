@@ -41,7 +41,7 @@ _SHOWS = re.compile(
 )
 """Functions that show a text to a person, by name."""
 _DEVICE = re.compile(r"cuda(?::\d+)?")
-"""What is given to a function as a device, which the runtime's function takes for the device in use."""
+"""A device that is given to a function; the runtime's function takes it for the device in use."""
 _LONGEST = 50
 
 

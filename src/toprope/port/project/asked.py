@@ -190,9 +190,9 @@ def _handed(call: ast.Call) -> Iterator[tuple[str, Argument]]:
             break
         given.append((place, each))
     given += [(each.arg, each.value) for each in call.keywords if each.arg is not None]
-    for each in call.keywords:
-        if each.arg is None and isinstance(each.value, ast.Name):
-            yield each.value.id, (called, REST)
+    for keyword in call.keywords:
+        if keyword.arg is None and isinstance(keyword.value, ast.Name):
+            yield keyword.value.id, (called, REST)
     for argument, value in given:
         if _MAY_BE_DEVICE.search(name := _text_of(value)):
             yield name, (called, argument)

@@ -164,7 +164,7 @@ def is_rewritten(file: File, node: ast.AST | None) -> bool:
 
 
 def _holds_device(file: File, node: ast.expr, depth: int = _ALIASES) -> bool:
-    """Return whether an expression is seen to be a device's name: by its own, or by that of what it was made of."""
+    """Return whether an expression is seen to be a device's name: by its own name, or by its origin's."""
     match node:
         case ast.Call(func=ast.Name(id="str") as function, args=[inner], keywords=[]):
             return file.is_builtin(function, "str") and _holds_device(file, inner, depth)

@@ -170,7 +170,7 @@ def _group(file: File, node: ast.Call) -> bool:
 
 
 _ON_CARDS = re.compile(r"\bdevice_ids\s*=\s*(?!None)|\bcuda\.set_device\(")
-"""What a program says whose processes have an accelerator each."""
+"""Text of programs whose processes have an accelerator each."""
 _GLOO = '"gloo" takes tensors of CUDA and of no other accelerator: portable.dist_backend() for those on the device'
 
 

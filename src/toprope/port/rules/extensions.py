@@ -322,9 +322,9 @@ LIBRARY = FAMILY.rule(
     Kind.NOT_CONVERTIBLE,
     "torch.ops.load_library, ctypes.CDLL: a library of CUDA's toolkit, or one that the project compiles",
     why="""A library of CUDA's is missing on other machines: HCCL is in NCCL's place on NPUs, and CANN's libraries in
-    that of cuBLAS and cuDNN, all with other functions. What a project compiles itself and loads by its file is compiled
-    by nvcc where the project has sources in CUDA C++. torch.ops.load_library loads operators that are mostly for
-    CUDA.""",
+    the place of cuBLAS and cuDNN, all with other functions. What a project compiles itself and loads by its file
+    is compiled by nvcc where the project has sources in CUDA C++. torch.ops.load_library loads operators that are
+    mostly for CUDA.""",
     source="torch/_ops.py; ctypes' and cffi's documentation",
     examples=[
         Example('import torch\n\ntorch.ops.load_library("build/liboperators.so")'),
@@ -363,7 +363,7 @@ def _implemented(file: File, node: ast.Call) -> bool:
     """`Library("ops", "IMPL", "CUDA")`: the dispatcher's name, which stays; NPUs have another one."""
     given = [*node.args, *(each.value for each in node.keywords)]
     if any(isinstance(each, ast.Constant) and each.value in ("CUDA", "AutogradCUDA") for each in given):
-        file.report(OPERATORS, node, "operators for the dispatch key of CUDA: that of NPUs is PrivateUse1")
+        file.report(OPERATORS, node, "operators for the dispatch key of CUDA: the key of NPUs is PrivateUse1")
     return False
 
 

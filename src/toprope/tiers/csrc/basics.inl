@@ -1,7 +1,7 @@
 // Basics of the kernels, and decoding; included by few.inl and many.inl. Kernels are written once, over a set of vector
 // operations `V`. Each path (portable.cpp, avx2.cpp, avx512*.cpp) includes them in its own translation unit with its
 // own V, compiled for its own instruction set; nothing of it is visible outside of that unit. A new operation of V is
-// needed in all of them. The order of codes and scales in memory is that of pages.h, and decoded bits are those of
+// needed in all of them. pages.h gives the order of codes and scales in memory, and decoded bits are those of
 // toprope/tiers/quant/codec.py; the order of work is free.
 //
 // V::L values of fp32 make a vector. Codes of 4 bits are read V::L words of 32 bits at a time, a "chunk" of 8 * V::L
