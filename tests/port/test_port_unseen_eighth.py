@@ -172,3 +172,12 @@ def test_the_port_followed_what_a_vendored_copy_imports(tmp_path) -> None:
     (tmp_path / "toprope_portable.py").write_bytes(runtime())
     done = files(tmp_path, a="import toprope_portable as portable\ns = portable.Stream()\ne = portable.Event()\n")
     assert done["a"].findings == []
+
+
+@pytest.mark.parametrize("fill", ["state[k] = v.cuda()", "state.update(k=v.cuda())"])
+def test_a_dictionary_that_is_filled_was_taken_for_one_of_the_cpu(fill) -> None:
+    """stargan-v2: a checkpoint was loaded to CUDA, and no line said so."""
+    text = f"import torch\nstate = {{}}\n{fill}\ntorch.save(state, path)\nback = torch.load(path)\n"
+    assert "torch.load(path, map_location=portable.map_location)" in ported(text)
+    kept = "import torch\nstate = {'a': torch.ones(2)}\ntorch.save(state, path)\nback = torch.load(path)\n"
+    assert ported(kept) == kept

@@ -233,10 +233,24 @@ def on_host(file: File, node: ast.expr, depth: int = _DEPTH) -> bool:
 def all_on_host(file: File, node: ast.expr) -> bool:
     """Return True if the text says that a tensor, or each of a list, a tuple or a dictionary, is in host memory."""
     value = _only_value(file, node) if isinstance(node, ast.Name) else None
+    if isinstance(value, ast.List | ast.Dict) and isinstance(node, ast.Name) and _is_filled(file, node):
+        return False
     node = value or node
     if isinstance(node, ast.List | ast.Tuple | ast.Dict):
-        return all(all_on_host(file, each) for each in (node.values if isinstance(node, ast.Dict) else node.elts))
+        parts = node.values if isinstance(node, ast.Dict) else node.elts
+        return bool(parts) and all(all_on_host(file, each) for each in parts)
     return on_host(file, node) and "set_default_" not in file.source.text
+
+
+def _is_filled(file: File, node: ast.Name) -> bool:
+    """Return whether more is put into a list or a dictionary than it is made with."""
+    for each in file.reads(node.id, *(binding.node for binding in file.bindings(node))):
+        around = file.parent(each)
+        if isinstance(around, ast.Subscript) and isinstance(around.ctx, ast.Store):
+            return True
+        if isinstance(around, ast.Attribute) and around.attr in ("append", "extend", "insert", "setdefault", "update"):
+            return True
+    return False
 
 
 def _is_cpu(node: ast.expr) -> bool:
