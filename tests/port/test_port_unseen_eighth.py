@@ -181,3 +181,14 @@ def test_a_dictionary_that_is_filled_was_taken_for_one_of_the_cpu(fill) -> None:
     assert "torch.load(path, map_location=portable.map_location)" in ported(text)
     kept = "import torch\nstate = {'a': torch.ones(2)}\ntorch.save(state, path)\nback = torch.load(path)\n"
     assert ported(kept) == kept
+
+
+def test_a_decorator_asked_for_the_device_at_the_import() -> None:
+    """kornia, pull request 4624: custom_fwd for CUDA does nothing on an NPU; it must not ask at the import either."""
+    text = (
+        "import torch\n@torch.amp.custom_fwd(device_type='cuda', cast_inputs=torch.float32)\ndef f(x):\n    return x\n"
+    )
+    assert "@portable.custom_fwd(cast_inputs=torch.float32)" in ported(text)
+    done = looked_at("import torch\n@register(device='cuda')\ndef f(x):\n    return x\n")
+    assert "portable" not in done.after.decode()
+    assert "a decorator is evaluated when the module is imported" in done.findings[0].held_back

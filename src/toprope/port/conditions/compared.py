@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
 
 from toprope.port.analysis.places import TWO_KINDS, is_argument, texts_of
 from toprope.port.file import File
@@ -110,8 +111,12 @@ def _too_early(file: File, finding: Finding, node: ast.AST) -> str:
     asks = any(edit.says(f"{file.alias}.{name}(") for edit in finding.edits for name in ("name", "kind", "device"))
     if not asks or not isinstance(node, ast.expr) or _asks_itself(file, node):
         return ""
-    if any(isinstance(each, ast.arguments) for each in file.ancestors(node)) and file.at_import(node):
-        return "a default is evaluated when the module is imported: resolve the parameter in the function"
+    if file.at_import(node):
+        around = [node, *file.ancestors(node)]
+        if any(isinstance(each, ast.arguments) for each in around):
+            return "a default is evaluated when the module is imported: resolve the parameter in the function"
+        if any(inner in getattr(outer, "decorator_list", ()) for inner, outer in pairwise(around)):
+            return "a decorator is evaluated when the module is imported, which would ask for the device"
     scope, line = file.scope(node), node.lineno
     for each in file.walk.parents:
         if isinstance(each, ast.Assign) and each.lineno > line and file.scope(each) is scope:

@@ -107,8 +107,8 @@ NO_TYPE = FAMILY.rule(
 )  # fmt: skip
 CUSTOM = FAMILY.rule(
     "TR054", _R, "torch.cuda.amp.custom_fwd, custom_bwd: the same for the device in use",
-    why="""They tell autocast what to do in a function's forward and backward, by the type of the device, asked for
-    when the function is defined.""",
+    why="""They tell autocast what to do in a function's forward and backward, by the type of the device. torch asks for
+    it when the function is defined, the runtime at the first call: the import of a module asks no device.""",
     source=_TRIED,
     examples=[
         Example(
@@ -127,6 +127,10 @@ CUSTOM = FAMILY.rule(
                 return x
             """,
         ),
+        _one('@torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)\ndef f(x):\n    return x',
+             "@portable.custom_fwd(cast_inputs=torch.float32)\ndef f(x):\n    return x"),
+        _one('@torch.amp.custom_bwd(device_type="cuda")\ndef f(x):\n    return x',
+             "@portable.custom_bwd()\ndef f(x):\n    return x"),
     ],
 )  # fmt: skip
 SCALER = FAMILY.rule(
@@ -216,6 +220,19 @@ def _without_kind(file: File, call: ast.Call, kind: ast.expr, name: str, argumen
         if number and each is not kind
     ]
     return edits
+
+
+@FAMILY.call("torch.amp.custom_fwd", "torch.amp.custom_bwd")
+def _custom(file: File, call: ast.Call) -> bool:
+    kind = file.argument(call, None, "device_type")
+    if kind is None or call.args or _chosen(file, kind):
+        return False
+    name = "custom_fwd" if (file.dotted(call.func) or "").endswith("fwd") else "custom_bwd"
+    if edits := _without_kind(file, call, kind, name, ()):
+        file.report(CUSTOM, call, edits=edits)
+        file.done(call.func)
+        file.done(kind)
+    return False
 
 
 _SCALER_ARGUMENTS = ("device", "init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
