@@ -431,6 +431,8 @@ import torch, torch_npu, torch_npu.npu.amp
 from torch_npu.npu.amp import GradScaler
 assert torch_npu.npu is torch.npu and torch_npu.npu.is_available()
 assert GradScaler is torch.npu.amp.GradScaler
+import torch_npu.npu.streams
+assert torch_npu.npu.streams is torch.npu.streams
 
 def step(device):
     torch.manual_seed(3)

@@ -246,6 +246,12 @@ refused(RuntimeError, "must be on NPU", NpuFusedAdam([weight]).step)
 refused(NotImplementedError, "feature not supported", NpuFusedOptimizerBase(one(), {})._group_step, 0)
 refused(AttributeError, "torch_npu.optim", lambda: optim.NpuFusedLion)
 """,
+    "values that are left out are torch_npu's": """
+weight = [torch.ones(2, device="npu", requires_grad=True)]
+adam = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, amsgrad=False)
+assert NpuFusedAdamW(weight).defaults == {**adam, "weight_decay": 1e-2}
+assert NpuFusedAdam(weight).defaults == {**adam, "weight_decay": 0}
+""",
 }
 
 

@@ -113,6 +113,14 @@ def test_notes_cause_and_context_of_what_was_raised_are_there_and_in_each_caller
         assert (each.__cause__, each.__context__, each.__suppress_context__) == (cause, context, True)
 
 
+def test_a_context_that_is_shown_next_to_a_cause_stays_so():
+    origin = ValueError("a")
+    origin.__cause__, origin.__context__ = KeyError("cause"), KeyError("context")
+    origin.__suppress_context__ = False
+    for each in (invoke_error(origin), fresh(invoke_error(origin))):
+        assert (each.__cause__ is not None, each.__suppress_context__) == (True, False)
+
+
 def test_groups_and_causes_are_kept_to_a_depth_and_the_rest_is_text():
     group, chain = ValueError("inmost"), ValueError("first")
     for _ in range(100):

@@ -1,7 +1,7 @@
 """A file as rules see it: meaning of names, the code around a node, and functions to report and rewrite a place.
 
 Made by `engine`; the first argument of every rule. What rules may ask is here, so it may grow; it decides nothing.
-Tests: tests/port/test_port_engine.py.
+Tests: tests/port/test_port_engine.py, tests/port/test_port_receivers.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Comments that leave a line as it is: `# toprope: ignore[TR012, TR034]`, or `# toprope: ignore` for every rule.
 
-Called by `engine` and `files`; docs/port.md shows the comment to users. Tests: tests/port/test_port_cli.py.
+Called by `engine` and `files`; docs/port.md shows the comment to users. Tests: tests/port/test_port_cli.py,
+tests/port/test_port_unseen_silent.py.
 """
 
 from __future__ import annotations

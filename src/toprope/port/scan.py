@@ -3,7 +3,8 @@
 Nothing is written here. What cannot be read or is no Python of this version is skipped with the reason, and the rest is
 done.
 
-Called by `cli.port` and benchmarks; each file goes to `engine`, `notebook` or `files`. tests/port/test_port_cli.py.
+Called by `cli.port` and benchmarks; each file goes to `engine`, `notebook` or `files`. tests/port/test_port_cli.py,
+tests/port/test_port_unseen_second.py, tests/port/test_port_folders.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write ported files to the disk: whole or not at all, with the old one kept where that is wanted, only where asked.
 
 Called by `cli.port --write` alone; everything before it leaves the disk as it is. Tests:
-tests/port/test_port_files.py.
+tests/port/test_port_files.py, tests/port/test_port_cli.py.
 """
 
 from __future__ import annotations

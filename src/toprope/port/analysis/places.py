@@ -1,6 +1,7 @@
 """Expressions that mean "a CUDA device" (texts, numbers, choices), and whether they are used as a device.
 
-Called by most rules about devices. A wrong yes here changes code that is no device: tests/port/test_port_compared.py
+Called by most rules about devices. A wrong yes here changes code that is no device: tests/port/test_port_compared.py,
+tests/port/test_port_receivers.py, tests/port/test_port_unseen.py
 and test_port_receivers.py.
 """
 

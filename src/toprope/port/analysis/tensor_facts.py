@@ -3,7 +3,7 @@
 Nothing is guessed: a fact is known where the expression itself, or the only assignment of its name, says it.
 
 Called by rules that depend on dtypes or places (`attention`, `operators`, `loading`, `collectives`, `backends`).
-Tests: tests/port/test_port_operators.py.
+Tests: tests/port/test_port_operators.py, tests/port/test_port_needless.py.
 """
 
 from __future__ import annotations

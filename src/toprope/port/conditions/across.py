@@ -3,7 +3,7 @@
 `use_cuda = torch.cuda.is_available()` in one file may guard code in another one that stays CUDA's, or in a cell that
 cannot be read. Then the question stays. Names are matched as texts: what another file means by a name is not followed.
 
-Called by `guards`, `scan` and `notebook`; tests/port/test_port_across.py.
+Called by `guards`, `scan` and `notebook`; tests/port/test_port_across.py, tests/port/test_port_unseen_second.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 `x.device == torch.device("cuda:0")` asks for CUDA: with the device in use in its place it would be true on the CPU. So
 it is not rewritten; unknown is pessimistic. `asked_texts` follows a text to where it is compared and looked up.
 
-Called by `engine` and `guards`; tests/port/test_port_compared.py.
+Called by `engine` and `guards`; tests/port/test_port_compared.py, tests/port/test_port_unseen_fourth.py,
+tests/port/test_port_unseen.py.
 """
 
 from __future__ import annotations

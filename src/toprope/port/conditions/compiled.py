@@ -3,8 +3,8 @@
 A name that a tried import leaves at None elsewhere fails where it is called, so a condition on CUDA in front of such a
 use stays. Behind a question whether the package is there (`flash_attn is not None`, `HAS_FLASH`) a use does no harm.
 
-Called by `guards` and two rules; tests/port/test_port_packages.py. A package for CUDA that is not known here is in
-`rules.kernels`.
+Called by `guards` and two rules; tests/port/test_port_packages.py, tests/port/test_port_unseen_fourth.py. A package
+for CUDA that is not known here is in `rules.kernels`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ fails on an NPU, where it was right before. So a question is followed to the cod
 neither the question nor that code is changed, and the question says why.
 
 Called by `engine`; `opened` follows a condition, `answers`, `compared`, `compiled` and `across` say what may not
-change. tests/port/test_port_conditions.py; any doubt keeps the code as it is.
+change. tests/port/test_port_conditions.py, tests/port/test_port_unseen_fourth.py, tests/port/test_port_unseen.py,
+tests/port/test_port_answers.py; any doubt keeps the code as it is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Code that runs only because a condition on CUDA holds: followed through names, attributes, functions and constants.
 
-Called by `guards`. Tests: tests/port/test_port_conditions.py.
+Called by `guards`. Tests: tests/port/test_port_conditions.py, tests/port/test_port_across.py,
+tests/port/test_port_unseen_fourth.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kinds of files, recognised by their names.
 
 A further kind of file is a pattern here and a function in `text`. Tests: tests/port/test_port_unseen_second.py,
-tests/port/test_port_unseen.py.
+tests/port/test_port_unseen.py, tests/port/test_port_unseen_silent.py.
 """
 
 from __future__ import annotations

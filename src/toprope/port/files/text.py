@@ -1,7 +1,7 @@
 """The port of files that are not Python, line by line.
 
 Called through `port.files`: one function for each kind of file. The rules' texts are in `rules`. Tests:
-tests/port/test_port_unseen_second.py, tests/port/test_port_unseen.py.
+tests/port/test_port_unseen_second.py, tests/port/test_port_unseen.py, tests/port/test_port_files.py.
 """
 
 from __future__ import annotations

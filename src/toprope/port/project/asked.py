@@ -1,6 +1,7 @@
 """Texts of devices across files: arguments that functions hand on, by name, and tables with a key for CUDA.
 
-Part of `facts`; `conditions.asked_texts` and `scan` follow texts by it. Tests: tests/port/test_port_asked_texts.py.
+Part of `facts`; `conditions.asked_texts` and `scan` follow texts by it. Tests: tests/port/test_port_asked_texts.py,
+tests/port/test_port_unseen_second.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Knowledge beyond one file: the project's extensions built for CUDA, and the chip and release that options name.
 
 Made by `scan` and `cli.port`, passed to `engine` and `file`. Tests: tests/port/test_port_unseen_sixth.py,
-tests/port/test_port_sources.py.
+tests/port/test_port_sources.py, tests/port/test_port_reported.py, tests/port/test_port_packages.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A name is looked for where the file imports it from. Only where that is not known all functions of the name count.
 
-Called by `facts` with what `scripted` found in each file. Tests: tests/port/test_port_options.py.
+Called by `facts` with what `scripted` found in each file. Tests: tests/port/test_port_options.py,
+tests/port/test_port_unseen_second.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The compiler reads the text of a function and knows torch's names alone, so nothing of it may be rewritten. What is
 traced, exported or compiled by torch.compile runs as Python and is none of this.
 
-Called by `facts`, and asked by `file` whether a place may be rewritten; tests/port/test_port_receivers.py.
+Called by `facts`, and asked by `file` whether a place may be rewritten; tests/port/test_port_receivers.py,
+tests/port/test_port_unseen_second.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A place is identified by its file, its rule and its text, so lines may move. If 
 than the baseline, the rest is new. Hints are not in a baseline, as CI does not fail for them.
 
 Called by `cli.port --baseline`; the form of the file is an interface with CI, see docs/port.md. Tests:
-tests/port/test_port_cli.py.
+tests/port/test_port_cli.py, tests/port/test_port_options.py.
 """
 
 from __future__ import annotations

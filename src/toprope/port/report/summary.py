@@ -1,6 +1,7 @@
 """Report on the port of a program: totals, a text for a terminal, and the same facts as JSON.
 
-Called by `cli.port`. The JSON is an interface for programs: docs/port.md, tests/port/test_port_reported.py.
+Called by `cli.port`. The JSON is an interface for programs: docs/port.md, tests/port/test_port_reported.py,
+tests/port/test_port_cli.py.
 """
 
 from __future__ import annotations

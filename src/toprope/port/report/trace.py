@@ -4,7 +4,7 @@ A place that the port found itself is marked with the number of calls. If it fou
 a file or an argument, the line that asked becomes a place of its own.
 
 Called by `cli.port --with-trace`; the file is written by `compat.cuda` in a run. Tests:
-tests/port/test_port_recorded.py.
+tests/port/test_port_recorded.py, tests/port/test_port_options.py.
 """
 
 from __future__ import annotations

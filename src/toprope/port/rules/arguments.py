@@ -1,6 +1,8 @@
 """Rule TR019: options of the command line whose default names CUDA.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_names.py, tests/port/test_port_needless.py,
+tests/port/test_port_unseen_silent.py.
 """
 
 from __future__ import annotations

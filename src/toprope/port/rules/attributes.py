@@ -1,6 +1,7 @@
 """Rule TR019c: devices as attributes of classes, which are resolved when they are read.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_unseen_fifth.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR085 and TR106b: what is compiled for CUDA, and packages for it in a setup.py.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR001, TR022 to TR029, TR039 to TR043 and TR045: questions about devices, and which one is current.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

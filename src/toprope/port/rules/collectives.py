@@ -1,6 +1,7 @@
 """Rule TR098a: float64 in collectives that reduce.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_needless.py.
 """
 
 from __future__ import annotations

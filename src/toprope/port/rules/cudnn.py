@@ -1,6 +1,7 @@
 """Rules TR074, TR074a and TR074b: switches and questions of cuDNN.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations
@@ -70,6 +71,20 @@ PAIR = FAMILY.rule(
             there = portable.is_available() and (portable.kind() != "cuda" or torch.backends.cudnn.is_available())
             device = portable.name() if there else "cpu"
             """,
+        ),
+        Example(
+            """
+            import torch
+
+            there = torch.cuda.is_available() or torch.backends.cudnn.is_available()
+            """,
+            """
+            import torch
+            from toprope.device import portable
+
+            there = portable.is_available() or torch.backends.cudnn.is_available()
+            """,
+            reported=False,
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """Rules TR093, TR094 and TR094a: pinned memory, and copies that do not wait.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rule TR014a: tensors of the old constructors in a program that sets the default tensor type of CUDA.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR019a, TR019b and TR019d: devices as defaults of parameters and as constants, resolved where they are used.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rule TR002b: the type of a device as a text, which has no number.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

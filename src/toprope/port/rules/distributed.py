@@ -1,6 +1,7 @@
 """Rules TR064, TR066 and TR068: process groups and wrappers for several devices.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_names.py, tests/port/test_port_conditions.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR071 to TR073 and TR097: variables that CUDA reads, and NVIDIA's tools.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_unseen_second.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR096 and TR096a: what a program does when the device's memory is full.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rule TR123: torch.package, which takes along what a file imports.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Compiled extensions and Triton kernels: modules that a compiler for CUDA made, and kernels in Python.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rule TR018a: a version in torch that is taken on the CPU alone, with CUDA's kernel for all other devices.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR104, TR104a, TR104b and TR104c: devices that Lightning and similar frameworks are given.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_unseen.py, tests/port/test_port_unseen_silent.py.
 """
 
 from __future__ import annotations

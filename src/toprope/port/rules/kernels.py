@@ -1,6 +1,7 @@
 """Rules TR077 to TR086: packages of kernels that are written for CUDA.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_unseen_silent.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Modules of torch that the releases which ported code needs no longer have.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

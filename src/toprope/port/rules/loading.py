@@ -1,6 +1,7 @@
 """Rules TR057 to TR060: where what is loaded goes.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

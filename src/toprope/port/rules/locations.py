@@ -1,6 +1,7 @@
 """Rule TR057a: None as map_location where there is CUDA, "cpu" where there is none.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR034 to TR038 and TR044: calls that read or set the memory of a card.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR006, TR006a, TR007 and TR008: `.cuda()` on tensors, modules and whatever else has it.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR102 to TR102c and TR105: imports of torch.cuda, other names for it, and what no other rule knows.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_programs.py.
 """
 
 from __future__ import annotations

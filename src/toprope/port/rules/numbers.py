@@ -1,6 +1,7 @@
 """Rules TR005, TR005a, TR005b and TR021: numbers in the place of devices, which mean CUDA to torch.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Operators that the chosen chip and release run on the host, refuse, or run slowly: from the tables, without a run.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR089 to TR091: marks for profilers, and torch's profiler.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR030 to TR033: random numbers of a card.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

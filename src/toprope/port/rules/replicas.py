@@ -1,6 +1,7 @@
 """Rules TR069 and TR069a: torch's DataParallel and its parts, which copy between the GPUs of one process.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_unseen_fifth.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR011 to TR014: the old classes of CUDA's tensors, a class for each dtype.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Rules TR016, TR017 and TR018: questions whether something is on a GPU.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
+Codes are public and stay. More tests: tests/port/test_port_unseen.py.
 """
 
 from __future__ import annotations

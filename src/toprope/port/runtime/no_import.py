@@ -1,7 +1,7 @@
 """Files that may not take the import of the runtime module, although they are Python.
 
 Called by `engine`, which then reports what it would have rewritten. Tests: tests/port/test_port_engine.py,
-tests/port/test_port_options.py.
+tests/port/test_port_options.py, tests/port/test_port_rules.py.
 """
 
 from __future__ import annotations

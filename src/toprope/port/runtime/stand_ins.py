@@ -1,7 +1,7 @@
 """Signatures of the runtime's functions: a call is converted only where the runtime takes its arguments.
 
 Used by `family` and some rules. They are read from `device/_portable_runtime.py`; only what its text does not say is
-in `_FIXED`. Tests: tests/port/test_port_conditions.py.
+in `_FIXED`. Tests: tests/port/test_port_conditions.py, tests/port/test_port_rules.py.
 """
 
 from __future__ import annotations

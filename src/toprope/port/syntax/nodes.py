@@ -1,6 +1,7 @@
 """All nodes of a syntax tree, for all of the port that looks through one: `ast.walk`, in a quarter of its time.
 
-Used in the place of `ast.walk` by rules, conditions and the project's facts. Tests: tests/port/test_port_engine.py.
+Used in the place of `ast.walk` by rules, conditions and the project's facts. Tests: tests/port/test_port_engine.py,
+tests/port/test_port_unseen_third.py.
 """
 
 from __future__ import annotations

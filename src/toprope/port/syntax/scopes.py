@@ -1,7 +1,7 @@
 """Meaning of names in a file: one walk finds the scopes, their bindings, and the nodes that rules ask for.
 
 Made by `engine` once a file; read by `file` and the conditions. The rules of scopes are Python's. Tests:
-tests/port/test_port_names.py.
+tests/port/test_port_names.py, tests/port/test_port_options.py.
 """
 
 from __future__ import annotations
