@@ -192,3 +192,29 @@ def test_a_decorator_asked_for_the_device_at_the_import() -> None:
     done = looked_at("import torch\n@register(device='cuda')\ndef f(x):\n    return x\n")
     assert "portable" not in done.after.decode()
     assert "a decorator is evaluated when the module is imported" in done.findings[0].held_back
+
+
+def test_a_move_to_the_host_was_no_part_of_the_decision() -> None:
+    """cycle-gan: the device was converted, and the move back to the host was not."""
+    text = f"import torch\ndevice = torch.device({CHOICE})\ndef data(x):\n    if torch.cuda.is_available():\n"
+    after = ported(f"{text}        x = x.cpu()\n    return x.numpy()\n")
+    assert "    if portable.is_available():" in after
+
+
+@pytest.mark.parametrize("number", ["int(os.environ['LOCAL_RANK'])", "gpus[0]", "dist.get_rank()"])
+def test_a_number_was_computed_on_the_cpu_too(number) -> None:
+    """spvnas: there is no such variable, list or group without CUDA."""
+    text = f"import torch\nd = torch.device('cuda:%d' % {number} if torch.cuda.is_available() else 'cpu')\n"
+    assert f"portable.name({number}) if portable.is_available() else 'cpu'" in ported(text)
+    assert "d = portable.device(rank)" in ported(text.replace(number, "rank"))
+
+
+def test_a_cell_to_be_filled_in_decides_about_the_device() -> None:
+    """Udacity's exercises: what a student writes there goes by CUDA."""
+    cells = [f"import torch\ndevice = {CHOICE}\nnet.to(device)", "w = \nx = 'cuda' if net.w.is_cuda else 'cpu'"]
+    book = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    for each in cells:
+        cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": each}
+        book["cells"].append(cell)
+    data = json.dumps(book).encode()
+    assert port_notebook(data, "a.ipynb").after == data

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from toprope.port.conditions.across import keys_in
+from toprope.port.conditions.across import DECIDES, keys_in
 from toprope.port.engine import concerns, port
 from toprope.port.file import ALIASES, RUNTIME, is_vendored_runtime
 from toprope.port.files import FileKind, port_text
@@ -35,6 +35,7 @@ __all__ = ["MOST_NOTEBOOK_BYTES", "port_notebook", "program_of"]
 MOST_NOTEBOOK_BYTES = 100_000_000
 """Notebooks larger than this are skipped. They hold pictures, so they are larger than programs."""
 
+_ASKS = re.compile(r"\bcuda\.is_available\b|\.is_cuda\b")
 _SAID = re.compile(r"cuda|nccl|nvidia", re.I)
 _SHELL_CELLS = ("bash", "sh", "script", "shell", "system", "sx")
 _PYTHON_CELLS = ("time", "timeit", "capture", "prun", "memit", "debug", "python", "python3")
@@ -208,7 +209,10 @@ def _unread(book: _Notebook, codes: list[_Code]) -> dict[str, str]:
     found = {key: "a command of IPython" for line in commands for key in keys_in(_expanded(line))}
     for code in codes:
         if code.python is None and not _OTHER_LANGUAGE.match(code.cell.text):
-            found |= dict.fromkeys(keys_in(code.cell.text), f"cell {code.cell.number}, which is no Python")
+            place = f"cell {code.cell.number}, which is no Python"
+            found |= dict.fromkeys(keys_in(code.cell.text), place)
+            if _ASKS.search(code.cell.text):
+                found.setdefault(DECIDES, place)
     return found
 
 

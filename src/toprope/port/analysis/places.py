@@ -15,7 +15,7 @@ from string import Formatter
 
 from toprope.port.file import File
 from toprope.port.project.facts import is_options, option_of
-from toprope.port.syntax.nodes import name_of
+from toprope.port.syntax.nodes import name_of, nodes_of
 
 __all__ = [
     "FACTORIES", "TAKES_KIND", "TWO_KINDS", "Said", "Use", "before_number", "begins_device", "cannot_be", "device_name",
@@ -114,8 +114,15 @@ def said(file: File, node: ast.expr) -> Said | None:
             if is_device is not is_other or not (isinstance(orelse, ast.Constant) and orelse.value == "cpu"):
                 return None
             named = said(file, body)
+            if named is not None and isinstance(named.index, ast.AST) and _may_raise(named.index):
+                return None  # it is computed on CUDA alone
             return None if named is None or named.chosen else Said(named.index, chosen=True, is_device=is_device)
     return None
+
+
+def _may_raise(number: ast.AST) -> bool:
+    """Return whether a number is computed in a way that can fail where there is no CUDA: `ranks[0]`, `get_rank()`."""
+    return any(isinstance(each, ast.Call | ast.Subscript | ast.Await) for each in nodes_of(number))
 
 
 def is_constant_cuda(call: ast.Call) -> bool:

@@ -118,9 +118,8 @@ def _shown_with(file: File, node: ast.AST, rewritten: Collection[ast.AST]) -> as
 def _said_after(file: File, question: ast.AST, rewritten: Collection[ast.AST]) -> ast.Constant | None:
     """Return the text about CUDA that is shown, or chosen, where a question is answered with yes."""
     parts = [part for part, _ in Opened(file).by(question, not is_negative(question))]
-    is_all = all(isinstance(each, ast.Expr) and _is_shown(each.value) for each in parts)
-    words = _CARD if is_all else _CUDA
     for part in parts:
+        words = _CARD if isinstance(part, ast.Expr) and _is_shown(part.value) else _CUDA
         if isinstance(part, ast.Constant | ast.JoinedStr) and (text := _text_in(part, _CARD, rewritten)):
             return text
         for each in nodes_of(part):

@@ -45,9 +45,23 @@ def why_unknown(file: File, opened: Iterable[ast.AST], converted: Sequence[ast.A
             return f"guards the import of {module} in line {node.lineno}, whose code is not seen with it"
         if isinstance(node, ast.Call) and _STARTS.fullmatch(file.dotted(node.func) or ""):
             return f"guards a program that is started in line {node.lineno}"
+    if any(map(_to_host, inside)):
+        return ""
     if any(each in inside for each in converted) or any(file.of_runtime(each) for each in inside):
         return ""
     return f"{NOTHING}: look at line {statements[0].lineno}"
+
+
+def _to_host(node: ast.AST) -> bool:
+    """Return whether a tensor is moved to the host, which is right from every device."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="cpu"), args=[], keywords=[]):
+            return True
+        case ast.Call(func=ast.Attribute(attr="to"), args=[ast.Constant(value="cpu"), *_]):
+            return True
+        case ast.Call(func=ast.Attribute(attr="to"), args=[ast.Call(args=[ast.Constant(value="cpu")]), *_]):
+            return True
+    return False
 
 
 def _only_shows(statement: ast.stmt) -> bool:

@@ -218,6 +218,8 @@ def _choice_that_stays(file: File, nodes: Iterable[tuple[Finding, ast.AST]], wan
 
 def _decided_elsewhere(file: File, elsewhere: Mapping[str, str]) -> str:
     """Return a function of another file that gives the device, whose question stays, and that the file calls."""
+    if DECIDES in elsewhere:
+        return elsewhere[DECIDES]
     given = {key.removeprefix(DECIDES): place for key, place in elsewhere.items() if key.startswith(DECIDES)}
     for node in file.walk.scopes if given else ():
         if isinstance(node, ast.Call):

@@ -1,7 +1,6 @@
 """Attention: where the card's fused kernel is reached, and where products and a softmax are written out instead.
 
-Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
-Codes are public and stay. More tests: tests/port/test_port_operators.py.
+Found by `port.registry`. Tests: its examples (tests/port/test_port_rules.py), tests/port/test_port_operators.py.
 """
 
 from __future__ import annotations

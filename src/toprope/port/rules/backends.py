@@ -1,7 +1,6 @@
 """Rules TR074 to TR076, TR087, TR088 and TR098 to TR100: switches of backends, compilers, dtypes and layouts.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
-Codes are public and stay.
 """
 
 from __future__ import annotations

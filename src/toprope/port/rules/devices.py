@@ -1,7 +1,6 @@
 """Rules TR002 to TR004, TR009, TR010, TR015, TR101 and TR103: how a program names its device.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
-Codes are public and stay.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _persistent(file: File, node: ast.ClassDef) -> bool:
     """A class whose objects are pickled with the source of their module; the first of a file says it for all."""
     decorator = next((each for each in node.decorator_list if name_of(each) == "persistent_class"), None)
     is_said = any(finding.rule is EXPORTER for finding, _ in file.places)
-    if decorator is not None and not is_said and "cuda" in file.source.text:
+    if decorator is not None and not is_said and ("cuda" in file.source.text or file.imports_runtime):
         file.report(EXPORTER, decorator, _PERSISTENT)
     return False
 

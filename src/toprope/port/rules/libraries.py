@@ -1,4 +1,4 @@
-"""Rules TR061 to TR063: where other libraries put what they load.
+"""Rules TR061 to TR063a: where other libraries put what they load.
 
 Found by `port.registry`. The examples of a rule are its test (tests/port/test_port_rules.py), and make its page.
 Codes are public and stay.
@@ -18,7 +18,7 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family(
     "libraries", "Loading by other libraries",
-    words=[b"safetensors", b"safe_open", b"device_map", b"pipeline"],
+    words=[b"safetensors", b"safe_open", b"device_map", b"pipeline", b"torchsummary"],
 )  # fmt: skip
 
 TENSORS = FAMILY.rule(
@@ -172,4 +172,26 @@ def _pipeline(file: File, node: ast.Call) -> bool:
     if device is not None and is_card(file, device):
         _settle(file, device)
         file.report(PIPELINE, device, edits=file.replace(device, f"{file.portable('device')}(", device, ")"))
+    return False
+
+
+SUMMARY = FAMILY.rule(
+    "TR063a",
+    Kind.REVIEW,
+    "torchsummary.summary(model): its input is on CUDA or the CPU, wherever the model is",
+    why="""The package makes the model's input by itself, on CUDA where there is one and on the CPU elsewhere: a model
+    that is on another card fails. torchinfo.summary follows the model.""",
+    source="torchsummary.summary: device is cuda by default; a reader's program failed on the simulated card",
+    examples=[
+        Example("from torchsummary import summary\n\nsummary(model, input_size=(3, 4, 4))\n"),
+        Example('from torchsummary import summary\n\nsummary(model, (3, 4), device="cpu")\n', reported=False),
+    ],
+)
+
+
+@FAMILY.call("torchsummary.summary")
+def _summary(file: File, node: ast.Call) -> bool:
+    device = file.argument(node, 3, "device")
+    if not isinstance(device, ast.Constant) or device.value != "cpu":
+        file.report(SUMMARY, node)
     return False
