@@ -218,3 +218,19 @@ def test_a_cell_to_be_filled_in_decides_about_the_device() -> None:
         book["cells"].append(cell)
     data = json.dumps(book).encode()
     assert port_notebook(data, "a.ipynb").after == data
+
+
+def test_what_runs_for_cuda_or_by_a_wish_is_not_cudas_alone() -> None:
+    """Nothing held that `or` needs every side to be about CUDA."""
+    text = """
+    import torch
+    if torch.cuda.is_available():
+        if torch.version.cuda is not None or force:
+            f = torch.cuda.jiterator._create_jit_fn(code)
+    """
+    assert "if torch.cuda.is_available():" in ported(text)
+
+
+def test_an_assertion_is_converted_where_what_follows_has_another_way() -> None:
+    text = "import torch\nassert torch.cuda.is_available()\nname = 'cuda_run'\nx = x.cuda()\nf(device_name='cudart')\n"
+    assert "assert portable.is_available()" in ported(text)

@@ -143,8 +143,10 @@ def test_a_compiled_block_has_the_layer_as_one_operator() -> None:
     torch.testing.assert_close(block(x), functional.silu(layer(x)) * 2)
     block(x).sum().backward()
     found, x.grad = x.grad, None
+    bias, layer.bias.grad = layer.bias.grad, None
     (functional.silu(layer(x)) * 2).sum().backward()
     torch.testing.assert_close(found, x.grad)
+    torch.testing.assert_close(bias, layer.bias.grad)
 
 
 def test_a_measurement_is_taken_once() -> None:

@@ -5,9 +5,10 @@ fails on an NPU, where it was right before. So a question is followed to the cod
 `not`, `and` and `or`, names and attributes it is kept in, functions that return it. Where something there stays CUDA's,
 neither the question nor that code is changed, and the question says why.
 
-Called by `engine`; `opened` follows a condition, `answers`, `compared`, `compiled` and `across` say what may not
-change. tests/port/test_port_conditions.py, tests/port/test_port_unseen_fourth.py, tests/port/test_port_unseen.py,
-tests/port/test_port_answers.py; any doubt keeps the code as it is.
+Called by `engine`. The modules `answers`, `compared`, `compiled` and `across` say which places may not change, `opened`
+follows a condition. Any doubt keeps the code as it is; QUESTIONS and SAME_CONDITION are read by others, all else is
+free. Tests: tests/port/test_port_conditions.py, tests/port/test_port_answers.py, tests/port/test_port_unseen.py,
+tests/port/test_port_unseen_fourth.py, tests/port/test_port_unseen_eighth.py.
 """
 
 from __future__ import annotations
