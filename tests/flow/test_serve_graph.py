@@ -57,6 +57,14 @@ def outcome(future):
 # Batches
 
 
+def counted(graph, inputs):
+    """The figures of the stages once all inputs are counted: a stage counts a call after it has sent the results."""
+    until = time.monotonic() + 30
+    while sum(each.inputs for each in graph.stage_metrics()) < inputs and time.monotonic() < until:
+        time.sleep(0.01)
+    return graph.stage_metrics()
+
+
 def test_requests_share_calls_and_one_that_fails_fails_alone():
     data, graph = chain(stages.rows.fnode())
     with graph:
@@ -73,7 +81,7 @@ def test_requests_share_calls_and_one_that_fails_fails_alone():
         # other shapes go in calls of their own
         odd = [graph.submit({data: torch.ones(shape)}) for shape in ((1, 2), (1, 3), (2,), (), (1, 2))]
         assert [tuple(outcome(each)[0].shape) for each in odd] == [(1, 2), (1, 3), (2,), (), (1, 2)]
-        (figures,) = graph.stage_metrics()
+        (figures,) = counted(graph, 18)
         assert figures.inputs == 18
         assert figures.calls < figures.inputs
         assert figures.buckets[-1][1] <= figures.calls
@@ -202,8 +210,9 @@ def test_the_number_of_instances_of_a_node_and_of_the_deploy_file(tmp_path):
         assert [outcome(each) for each in [graph.submit({data: each}) for each in range(6)]] == [
             [100 + each] for each in range(6)
         ]
-        assert len(graph.stage_metrics()) == 3
-        assert sum(each.calls for each in graph.stage_metrics()) == 6
+        figures = counted(graph, 6)
+        assert len(figures) == 3
+        assert sum(each.calls for each in figures) == 6
     file.write_text(text % (node.name, "0:0:0~1:0"))
     with df.FlowGraph([node(data)], option) as graph, pytest.raises(df.DfException, match="instances=3"):
         graph.start()
