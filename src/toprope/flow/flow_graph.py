@@ -423,7 +423,8 @@ class FlowGraph(GraphSettings):
     def stage_metrics(self) -> list[StageMetrics]:
         """The calls of each stage's instances, with a histogram of their times.
 
-        They are counted in a graph that was started by `submit`, `stream` or `start`; none before it runs.
+        They are counted in a graph that was started by `submit`, `stream` or `start`; none before it runs. A call is
+        counted after its results have been sent: a caller that has them may be a moment early.
         """
         return [] if self._runner is None else self._runner.stage_metrics()
 
