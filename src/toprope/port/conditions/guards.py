@@ -17,10 +17,12 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from toprope.port.analysis.places import device_name
 from toprope.port.conditions.across import DECIDES, answers_in
 from toprope.port.conditions.answers import is_given
+from toprope.port.conditions.asked_texts import ASKED
 from toprope.port.conditions.compared import COMPARED, LOOKED_UP, OTHER_ENGINES, is_only_text
 from toprope.port.conditions.compiled import asks_for_package, compiled_uses, functions_of_kernels
 from toprope.port.conditions.evidence import why_unknown
@@ -196,11 +198,18 @@ def _placed_by_another(file: File, nodes: Sequence[tuple[Finding, ast.AST]], els
 
 def _answers_that_stay(file: File, elsewhere: Mapping[str, str]) -> Iterator[tuple[str, ast.expr, str]]:
     """Find the reads of answers of other files that stay, each with its key and the file that needs it."""
-    places = {name: place.partition(",")[0] for key, place in elsewhere.items() for name in _names_of(key)}
+    answers = {key: place.partition(",")[0] for key, place in elsewhere.items() if not key.startswith((ASKED, DECIDES))}
+    places = {name: place for key, place in answers.items() for name in _names_of(key)}
     tree = file.walk.module.node
     if places and isinstance(tree, ast.Module):
-        for key, node in foreign_answers(file, places.keys() - answers_in(tree)):
+        for key, node in foreign_answers(file, places.keys() - _own_answers(tree)):
             yield key, node, places[key]
+
+
+@lru_cache(maxsize=4)
+def _own_answers(tree: ast.Module) -> frozenset[str]:
+    """The same as `answers_in`, for the rounds in which conditions of one file are held back."""
+    return frozenset(answers_in(tree))
 
 
 def _is_fine(finding: Finding, wanted: Collection[int], left: Collection[int]) -> bool:
