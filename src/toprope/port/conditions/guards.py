@@ -199,7 +199,9 @@ def _placed_by_another(file: File, nodes: Sequence[tuple[Finding, ast.AST]], els
 def _answers_that_stay(file: File, elsewhere: Mapping[str, str]) -> Iterator[tuple[str, ast.expr, str]]:
     """Find the reads of answers of other files that stay, each with its key and the file that needs it."""
     answers = {key: place.partition(",")[0] for key, place in elsewhere.items() if not key.startswith((ASKED, DECIDES))}
-    places = {name: place for key, place in answers.items() for name in _names_of(key)}
+    text = file.source.text
+    read = {key: place for key, place in answers.items() if key.strip(".()[]") in text}
+    places = {name: place for key, place in read.items() for name in _names_of(key)}
     tree = file.walk.module.node
     if places and isinstance(tree, ast.Module):
         for key, node in foreign_answers(file, places.keys() - _own_answers(tree)):
