@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 from toprope.cli.launch.select_target import Choice
+from toprope.cli.reports import rehearsal_page
 from toprope.cli.reports.rehearsal_file import check, failures, smallest
 from toprope.cli.reports.rehearsal_page import page_of
 from toprope.cli.reports.run_report import Outcome
@@ -144,3 +145,7 @@ def test_a_run_without_findings_fails_nothing_and_its_page_loads_nothing() -> No
     page = page_of(outcome)
     assert "did not touch the card" in page
     assert not re.search(r"<link|<img|<script|@import|url\((?!#)|https?://(?!www\.w3\.org/2000/svg)", page)
+
+
+def test_a_name_of_the_program_is_no_html_in_a_table() -> None:
+    assert "<td>&lt;b&gt;</td>" in rehearsal_page._table(["a"], [["<b>"]])

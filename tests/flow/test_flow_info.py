@@ -1,11 +1,13 @@
 """The metadata of messages (`FlowInfo`), and the dtypes and descriptions of tensors."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toprope import flow as df
-from toprope.flow.convert import head_of, info_of
+from toprope.flow.convert import any_message, head_of, info_of
+from toprope.flow.stage.spec import Head
 
 
 @given(st.binary(min_size=1, max_size=64), st.integers(0, 63))
@@ -63,3 +65,12 @@ def test_a_description_takes_ints_only_and_negative_ones():
         with pytest.raises(df.DfException) as error:
             df.TensorDesc(dtype, shape)
         assert error.value.error_code == code
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((3, 3), np.float32), ((2, 3, 1), np.float32), ((2, 3), np.float64)])
+def test_a_tensor_of_another_shape_or_type_than_the_inputs_schema_is_refused(shape, dtype):
+    data = df.FlowData(schema=df.TensorDesc(df.DT_FLOAT, [-1, 3] if shape[0] != 3 else [2, 3]))
+    with pytest.raises(df.DfException) as error:
+        any_message(data, df.Tensor(np.zeros(shape, dtype)), Head(1))
+    assert error.value.error_code == 145000
+    assert any_message(data, df.Tensor(np.zeros((2, 3), np.float32)), Head(1)).payload.shape == (2, 3)

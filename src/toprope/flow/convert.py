@@ -1,9 +1,9 @@
 """Conversion of fed values into messages, and of messages into fetched values.
 
-`FlowGraph` calls it in the program's process, for `feed` and `fetch`; stages convert by `worker.calls`. Types and
-codes are those of CANN's dataflow API (`flow.exceptions`). The service reads the stage's name in the note that
-`failure_error` adds. Tests: tests/flow/test_flow_graph.py, tests/flow/test_flow_assertions.py,
-tests/flow/test_serve_graph.py.
+`FlowGraph` and `futures` call it in the program's process; stages convert by `worker.calls`. Types and codes are those
+of CANN's dataflow API (`flow.exceptions`). The service takes the stage's name from the note that `failure_error` adds,
+so the form of the note is fixed; other messages are free. Tests: tests/flow/test_flow_graph.py,
+tests/flow/test_flow_assertions.py, tests/flow/test_flow_info.py, tests/flow/test_serve_graph.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Nothing is written here. What cannot be read or is no Python of this version is skipped with the reason, and the rest is
 done.
 
-Called by `cli.port` and benchmarks; each file goes to `engine`, `notebook` or `files`. tests/port/test_port_cli.py,
+Called by `cli.port` and benchmarks; each file goes to `engine`, `notebook` or `files`. Results come in the order of
+the files; processes and what is kept between looks are free. Tests: tests/port/test_port_cli.py,
 tests/port/test_port_unseen_second.py, tests/port/test_port_folders.py.
 """
 

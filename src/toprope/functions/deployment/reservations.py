@@ -24,8 +24,6 @@ from toprope.whole_file import writing_whole
 
 __all__ = ["Reservations"]
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-
 
 class Reservations:
     """Reservations in a file. The caller holds the lock of its session.

@@ -21,7 +21,7 @@ __all__ = ["StatefulOptimizer", "in_range", "not_negative", "views"]
 
 
 def not_negative(**values: float) -> None:
-    """Refuse options below 0; the keyword is the option's name in the message, with "_" for a blank.
+    """Refuse options below 0; the keyword is the option's name in the message, with "__" for a blank.
 
     Raises:
         ValueError: a value is below 0.

@@ -1,8 +1,8 @@
-"""Tables and texts of the page, as HTML: pictures of a batch, parameters of a picture, a refiner's result.
+"""Tables and texts of the page, as HTML: pictures of a batch, parameters of a picture, the queue, refined text.
 
 Called by `web.page.app`. Everything that a user wrote is escaped here. The `data-` attributes and classes are read by
-tests and by `page.theme`. Tests: tests/images/test_images_web.py, tests/images/test_images_messages.py,
-tests/images/test_images_texts.py.
+tests and by `page.theme`; all else of the layout is free. Tests: tests/images/test_images_web.py,
+tests/images/test_images_messages.py, tests/images/test_images_texts.py.
 """
 
 from __future__ import annotations
