@@ -1,7 +1,7 @@
 """`toprope cores explain`: codes and logs, and what they have to do with core limits.
 
 Called by `cli.cores`. What a code means in general is in `toprope.codes`, what it has to do with streams and cores in
-`cores.diagnosis`; here words are told apart (code, file, line of a log) and the answers laid out. The keys of
+`cores.diagnosis`; here words are kept apart (code, file, line of a log) and the answers laid out. The keys of
 `as_dicts` are the command's JSON. Tests: tests/cli/test_cli_cores.py.
 """
 

@@ -1,6 +1,6 @@
 """`import torch`, and what to do where that fails: torch loads torch_npu with it, and a broken one ends both.
 
-Called by `select` and `api` before anything else of torch. The texts by which causes are told apart are torch's
+Called by `select` and `api` before anything else of torch. The texts by which causes are kept apart are torch's
 ("backend extension"). A failed import is not tried again in a process: parts of torch stay behind. Tests:
 tests/device/test_device_absent.py, tests/device/test_doctor_wheel.py.
 """

@@ -96,7 +96,8 @@ def port(
         _settle(file, wanted, path)
         text = _written(file, wanted, deselected, elsewhere, path)
         doubt_rewrites(file, wanted, path)
-        ported.asked = asked_keys(file, wanted)
+        if elsewhere is None:  # looked at for the sake of other files
+            ported.asked = asked_keys(file, wanted)
         if foreign:
             ported.guards = guards.guards(file, wanted, deselected, foreign) | asked_in_tests(file, path, foreign)
         ported.after = data if text == source.text else source.encode(text)

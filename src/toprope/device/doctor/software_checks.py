@@ -1,7 +1,7 @@
 """Checks of installed software that does not fit together: torch_npu, CANN, NNAL, Python. Pure.
 
 Called by `diagnosis`. Which releases fit is the vendor's table, device/host/versions.toml; which packages exist and
-what they need is device/host/software.toml. Errors are told apart by texts of the loader, of torch and of torch_npu:
+what they need is device/host/software.toml. Errors are kept apart by texts of the loader, of torch and of torch_npu:
 they change with a release of these. Tests: tests/device/test_doctor.py, tests/device/test_doctor_threads.py.
 """
 

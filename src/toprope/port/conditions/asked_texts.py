@@ -22,7 +22,7 @@ from typing import Any
 from toprope.port.conditions.compared import OTHER_ENGINES
 from toprope.port.file import File
 from toprope.port.finding import Finding
-from toprope.port.project.asked import has_cuda_key, says_cuda
+from toprope.port.project.asked import begins_with_cuda, has_cuda_key
 from toprope.port.project.facts import is_options, option_of
 from toprope.port.project.scripted import is_outside
 from toprope.port.syntax.nodes import name_of, nodes_of
@@ -108,7 +108,6 @@ class _Reached:
 
     def __init__(self, file: File, wanted: Collection[int], elsewhere: Mapping[str, str]) -> None:
         self._file = file
-        self._elsewhere = elsewhere
         self._nodes: dict[ast.AST, str] = {}
         self._ahead: list[tuple[ast.expr, str]] = []
         self.keys: dict[str, str] = {}
@@ -175,7 +174,7 @@ class _Reached:
                 if is_space or self._is_cuda(value):
                     yield key
             case ast.Match(subject=subject, cases=cases):
-                if any(map(says_cuda, (each for case in cases for each in nodes_of(case.pattern)))):
+                if any(map(begins_with_cuda, (each for case in cases for each in nodes_of(case.pattern)))):
                     yield subject
 
     def _is_engine(self, function: ast.expr) -> bool:
@@ -202,9 +201,9 @@ class _Reached:
         """Return whether it is a name of CUDA's, several with one among them, or a table with one among its keys."""
         match node:
             case ast.Constant():
-                return says_cuda(node)
+                return begins_with_cuda(node)
             case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
-                return any(map(says_cuda, parts))
+                return any(map(begins_with_cuda, parts))
             case ast.Dict() | ast.Call(func=ast.Name(id="dict")):
                 return has_cuda_key(node)
             case ast.Call(func=ast.Attribute(value=value, attr="keys")):

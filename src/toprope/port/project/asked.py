@@ -19,10 +19,10 @@ __all__ = [
     "Answers",
     "Argument",
     "answers_of",
+    "begins_with_cuda",
     "has_cuda_key",
     "is_one_device",
     "option_of",
-    "says_cuda",
 ]
 
 Argument = tuple[str, str | int]
@@ -99,7 +99,7 @@ def _tables(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def says_cuda(node: ast.AST | None) -> bool:
+def begins_with_cuda(node: ast.AST | None) -> bool:
     """Return whether it is a text that begins with "cuda", in any case."""
     text = node.value if isinstance(node, ast.Constant) else None
     return isinstance(text, str) and len(text) < 40 and bool(_SAYS_CUDA.match(text))
@@ -109,7 +109,7 @@ def has_cuda_key(node: ast.expr) -> bool:
     """Return whether it is a table with a key for CUDA, and with none for an NPU."""
     match node:
         case ast.Dict(keys=keys):
-            return any(map(says_cuda, keys)) and not any(getattr(each, "value", None) == "npu" for each in keys)
+            return any(map(begins_with_cuda, keys)) and not any(getattr(each, "value", None) == "npu" for each in keys)
         case ast.Call(func=ast.Name(id="dict"), keywords=given):
             return "cuda" in {each.arg for each in given} and "npu" not in {each.arg for each in given}
     return False
