@@ -201,3 +201,9 @@ def test_attributes_of_the_same_name_in_classes_that_have_nothing_to_do_with_eac
         """,
     )
     assert "self.device = portable.name()" in after["two"]
+
+
+def test_texts_were_free_in_a_file_with_more_places_than_are_followed(monkeypatch):
+    monkeypatch.setattr("toprope.port.conditions.asked_texts._MOST", 3)
+    text = "T = {'cuda': 1, 'cpu': 2}\na = T[b or c or d]\ndef run(x, device='cuda'):\n    return x.to(device)\n"
+    assert "portable" not in ported(text)

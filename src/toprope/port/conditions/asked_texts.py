@@ -136,6 +136,8 @@ class _Reached:
 
         A default that is resolved where it is read stays where it is asked for.
         """
+        if len(self._nodes) == _MOST:
+            return "in more places than are followed"
         if finding.rule.family == "defaults" and finding.edits[0].start < finding.edits[0].end:
             read = {(each.start, each.end) for each in finding.edits}
             spans = ((self._file.source.span(each), each) for each in self._nodes if isinstance(each, ast.Name))
